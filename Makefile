@@ -1,0 +1,67 @@
+# Everything works from an empty checkout with Python 3.11 or newer, pip and make; the first target called sets up .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# Tests and tools share a small machine: one thread of arithmetic a process.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+SUITES := $(wildcard tests/system tests/parity tests/chaos)
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check test bench format lint types floors unit clean
+
+help:  ## the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+demo: $(VENV)/.installed  ## from an empty machine to a rising reward, in minutes
+	antiphon train recipes/tiny_arithmetic/config.yaml --overwrite
+
+check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
+	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors
+
+test: check  ## what CI runs: check, whole runs, short parity and chaos
+	$(if $(SUITES),pytest -q --durations=10 $(SUITES))
+
+bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
+	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
+	python benchmarks/$(NAME).py
+
+format: $(VENV)/.installed-dev  ## rewrite the code in the house style
+	ruff check --fix .
+	ruff format .
+
+lint: $(VENV)/.installed-dev
+	ruff check .
+	ruff format --check .
+
+types: $(VENV)/.installed-dev
+	mypy
+
+floors: $(VENV)/.installed-dev
+	lint-imports --no-logo
+
+unit: $(VENV)/.installed-dev
+	pytest -q --durations=5 tests/unit
+
+clean:  ## remove caches and the environment
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# --- set-up ------------------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Antiphon needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.installed

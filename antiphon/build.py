@@ -1,0 +1,215 @@
+"""From a configuration to a run: the only wiring. Reads from top to bottom; names of parts are looked up, never compared."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.cluster.local import LocalCluster
+from antiphon.config import dump
+from antiphon.engines.worker import WorkerEngine
+from antiphon.errors import DataError
+from antiphon.learning.learner import LEARNERS, Learner, WorkerLearner
+from antiphon.learning.stages import STAGES
+from antiphon.loop import Parts, Run, supervised
+from antiphon.record.live import make_view
+from antiphon.record.metrics import Metrics
+from antiphon.record.run_dir import RunDirectory
+from antiphon.record.trackers import open_trackers
+from antiphon.registry import import_path
+from antiphon.rollout.episode import Episodes
+from antiphon.rollout.evaluation import evaluate
+from antiphon.rollout.filters import FILTERS
+from antiphon.rollout.pool import EnginePool
+from antiphon.run_config import RunConfig
+from antiphon.seeds import derive
+from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.grading import GradingPool
+from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.prompts import load_prompts
+from antiphon.tasks.rendering import Renderer
+from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
+from antiphon.waits import Waits
+from antiphon.weights.base import shared_directory
+from antiphon.workers import WorkerHandle
+
+RECEIVE = "antiphon.weights.shared_memory:receive"  # the engines' end of the weight channel
+ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
+
+
+def train(config: RunConfig, *, overwrite: bool = False) -> int:
+    """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below what the configuration demands."""
+    return asyncio.run(_run(config, overwrite, Run.train))
+
+
+def sft(config: RunConfig, *, overwrite: bool = False) -> int:
+    """Run `antiphon sft`; returns the exit code as `train` does."""
+    return asyncio.run(_run(config, overwrite, Run.sft))
+
+
+def evaluate_model(model: str, config: RunConfig, *, samples: int, temperature: float, limit: int) -> dict[str, Any]:
+    """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts."""
+    return asyncio.run(_evaluate(model, config, samples, temperature, limit))
+
+
+async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any]) -> int:
+    async with built(config, overwrite=overwrite) as run:
+        summary = await main(run)
+        before, after = summary["accuracy_before"], summary["accuracy_after"]
+        demanded = config.evaluation.minimum_accuracy
+        accuracy = "" if after is None else f"held-out accuracy {before:.3f} before, {after:.3f} after; "
+        run.parts.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {run.parts.directory.path}")
+        if demanded and after < demanded and not summary["stopped_early"]:
+            run.parts.view.message(f"below the {demanded:g} that evaluation.minimum_accuracy demands")
+            return 1
+    return 0
+
+
+@asynccontextmanager
+async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[Run]:
+    """The run of a configuration, started and in the end taken apart again."""
+    async with AsyncExitStack() as stack:
+        # What can be wrong with the input is found before anything is started.
+        mixture = Mixture.load(config.tasks, config.seed)
+        examples = Mixture.load(config.tasks, derive(config.seed, "sft"))
+        validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)
+
+        directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
+        directory.write_config(dump(config))
+        view = make_view(config.record.live)
+        view.start(config.name, f"{config.rollout.capacity} groups alive, asynchronous ratio {config.rollout.async_ratio:g}")
+        stack.callback(view.close)
+        metrics = stack.enter_context(Metrics(directory.metrics))
+        trackers = open_trackers(config.record.trackers, directory.path, time.time)
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        exchange = shared_directory(config.name)
+        stack.callback(shutil.rmtree, exchange)
+
+        model = model_directory(config.model.path, directory.path / "model", config.seed)
+        waits = Waits()
+        cluster = LocalCluster(debug=config.cluster.debug, logs=directory.logs)
+        stack.push_async_callback(cluster.close)
+        learner, learners = _start_learner(cluster, "learner", model, config)
+        reference, references = None, []
+        if config.algorithm.kl_coefficient:
+            reference, references = _start_learner(cluster, "reference", model, config)
+        pool, episodes, renderer, engines = await _start_rollouts(stack, cluster, model, config, waits)
+
+        yield Run(
+            Parts(
+                config=config,
+                waits=waits,
+                workers=[*learners, *references, *engines],
+                learner=learner,
+                reference=reference,
+                pool=pool,
+                episodes=episodes,
+                renderer=renderer,
+                next_prompt=mixture.next,
+                next_example=examples.next,
+                validation=validation,
+                test=test,
+                keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
+                stages=[STAGES.resolve(name) for name in config.learner.stages],
+                estimate=ADVANTAGES.resolve(config.algorithm.advantage),
+                directory=directory,
+                exchange=exchange,
+                metrics=metrics,
+                trackers=trackers,
+                view=view,
+            )
+        )
+
+
+def _start_learner(cluster: LocalCluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
+    kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
+    handle = cluster.spawn(name, kind, str(model), config.learner, derive(config.seed, name))
+    return WorkerLearner(handle), [handle]
+
+
+async def _start_rollouts(
+    stack: AsyncExitStack, cluster: LocalCluster, model: Path, config: RunConfig, waits: Waits
+) -> tuple[EnginePool, Episodes, Renderer, list[WorkerHandle]]:
+    """Engines, graders and what runs episodes on them."""
+    handles: list[WorkerHandle] = [
+        cluster.spawn(f"engine-{index}", ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
+        for index in range(config.engine.replicas)
+    ]
+    engines = [WorkerEngine(handle) for handle in handles]
+    renderer = Renderer(model)
+    grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
+    ready = asyncio.gather(*(engine.ready() for engine in engines))
+    await waits.wait(ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout)
+    pool = EnginePool(engines, waits, config.rollout.timeout)
+    episodes = Episodes(
+        tokenizer=renderer,
+        generate=pool.generate,
+        grade=grading.score,
+        environments={
+            task.name: environment_factory(task.environment, task.environment_options)
+            for task in config.tasks
+            if task.environment
+        },
+        config=config.rollout,
+        max_length=min(engine.max_length for engine in engines),
+        seed=config.seed,
+    )
+    return pool, episodes, renderer, handles
+
+
+def model_directory(path: str, target: Path, seed: int) -> Path:
+    """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
+    Face id."""
+    if Path(path).is_dir():
+        return Path(path)
+    if ":" in path:
+        import_path(path, "model")(target, seed)
+        return target
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise DataError(f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}") from error
+
+
+def _held_out(config: RunConfig, which: str, limit: int) -> list[Prompt]:
+    found = [
+        prompt
+        for task in config.tasks
+        if (prompts := getattr(task, which)) is not None
+        for prompt in load_prompts(task, prompts, config.seed)
+    ]
+    return found[:limit] if limit else found
+
+
+async def _evaluate(model: str, config: RunConfig, samples: int, temperature: float, limit: int) -> dict[str, Any]:
+    prompts = _held_out(config, "test", limit)
+    if not prompts:
+        raise DataError("there are no test prompts: give a task its `test`")
+    async with AsyncExitStack() as stack:
+        waits = Waits()
+        cluster = LocalCluster(debug=config.cluster.debug)
+        stack.push_async_callback(cluster.close)
+        directory = model_directory(model, Path(model), config.seed)
+        _, episodes, _, workers = await _start_rollouts(stack, cluster, directory, config, waits)
+
+        async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
+            sampling = config.rollout.sampling.sampling(temperature=temperature)
+            return await episodes.run(prompt, attempt, PolicyVersion(0, 0), sampling)
+
+        result = await supervised(workers, lambda _: evaluate(prompts, samples, run))
+    ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
+    return {
+        "prompts": len(prompts),
+        "accuracy": result.accuracy,
+        "accuracy, 95 % interval": result.interval(),
+        "ungraded": result.ungraded,
+        "truncated": result.truncated,
+    } | {f"pass@{k}": result.pass_at(k) for k in ks}

@@ -1,0 +1,260 @@
+"""The command line. Modules are imported inside the commands, so that `antiphon --help` answers at once.
+
+Exit codes: 0 done, 1 the run ended short of what the configuration demands, 2 the user can mend it (one message, no
+traceback), 130 interrupted. Anything else is a bug and shows its traceback.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from antiphon import __version__
+from antiphon.errors import AntiphonError
+
+if TYPE_CHECKING:
+    from antiphon.run_config import RunConfig
+
+app = typer.Typer(
+    help="Asynchronous reinforcement-learning post-training for language models and agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="A.B=C", help="Changes to the file, such as rollout.group_size=4.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and what it amounts to.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")]
+
+
+def main() -> None:
+    """Entry point of the `antiphon` command."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"antiphon {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+) -> None:
+    """Train with reinforcement learning, after the supervised warm start if the configuration has one."""
+    with _outcome():
+        run = _load(config, overrides)
+        if dry_run:
+            _show(run)
+            return
+        _require_model(run.model.path)
+        from antiphon.build import train as build_and_train
+
+        raise typer.Exit(build_and_train(run, overwrite=overwrite))
+
+
+@app.command()
+def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
+    """Fine-tune on the responses that the prompts carry; reads the configuration's `sft`."""
+    with _outcome():
+        run = _load(config, overrides)
+        if run.sft is None:
+            from antiphon.errors import ConfigError
+
+            raise ConfigError(f"{config}: sft: is missing; give at least sft.steps")
+        if dry_run:
+            _show(run)
+            return
+        _require_model(run.model.path)
+        from antiphon.build import sft as build_and_tune
+
+        raise typer.Exit(build_and_tune(run, overwrite=overwrite))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, for example of a checkpoint.")],
+    config: ConfigPath,
+    overrides: Overrides = None,
+    samples: Annotated[int | None, typer.Option(help="Completions a prompt, k of pass@k.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", min=0.0)] = None,
+    limit: Annotated[int | None, typer.Option(help="Use the first so many test prompts; 0 uses all.", min=0)] = None,
+) -> None:
+    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals."""
+    with _outcome():
+        run = _load(config, overrides)
+        _require_model(model)
+        from antiphon.build import evaluate_model
+
+        settings = run.evaluation
+        result = evaluate_model(
+            model,
+            run,
+            samples=settings.samples if samples is None else samples,
+            temperature=settings.temperature if temperature is None else temperature,
+            limit=settings.limit if limit is None else limit,
+        )
+        _table("measure", "value", _flat(result))
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has for Antiphon, and how to install what it lacks."""
+    with _outcome():
+        _table("machine", "", {**_software(), **_hardware()})
+        _table("optional", "", _optional())
+
+
+# --- what the commands share -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _outcome() -> Iterator[None]:
+    """Turn the errors that the user can mend, and Ctrl-C, into a message and an exit code."""
+    try:
+        yield
+    except AntiphonError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as interrupt:
+        print("antiphon: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from interrupt
+
+
+def _load(path: str, overrides: list[str] | None) -> "RunConfig":
+    # Before numpy or torch start threads of their own: workers set their number themselves, and what the controller
+    # computes is small.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from antiphon.config import import_folder, load
+    from antiphon.run_config import RunConfig
+
+    run = load(path, overrides or (), model=RunConfig)
+    import_folder(path)
+    return run
+
+
+def _require_model(path: str) -> None:
+    from antiphon.run_config import check_model_path
+
+    check_model_path(path)
+
+
+def _show(run: "RunConfig") -> None:
+    """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
+    from antiphon.config import dump
+    from antiphon.run_config import count_parameters, memory_estimate
+
+    print(dump(run), end="")
+    print("\n# What this amounts to:")
+    for name, number in run.derived().items():
+        print(f"#   {name:<38}{number:>14,}")
+    parameters = count_parameters(run.model.path)
+    if parameters is not None:
+        print(f"# Memory for {parameters:,} parameters, without activations and KV caches:")
+        for name, size in memory_estimate(parameters, run).items():
+            print(f"#   {name:<38}{size / 2**20:>10,.0f} MiB")
+
+
+def _table(left: str, right: str, rows: Mapping[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(left, right, show_header=True, header_style="bold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(f"{value:.4f}" if isinstance(value, float) else str(value)))
+    Console().print(table)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Nested measures under dotted names; an interval as `low – high`."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        elif isinstance(value, tuple | list) and len(value) == 2:
+            flat[prefix + name] = f"{value[0]:.4f} – {value[1]:.4f}"
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+# --- doctor ------------------------------------------------------------------------------------------------------------
+
+# Distribution, and the extra of ours that installs it.
+OPTIONAL = {
+    "ray": "ray",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "deepspeed": "deepspeed",
+    "megatron-core": "megatron",
+    "peft": "peft",
+    "gymnasium": "envs",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+
+
+def _installed(distribution: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _software() -> dict[str, str]:
+    import platform
+
+    rows = {"python": platform.python_version(), "antiphon": __version__}
+    for name in ("torch", "transformers", "datasets", "numpy"):
+        rows[name] = _installed(name) or "missing: pip install antiphon"
+    return rows
+
+
+def _hardware() -> dict[str, str]:
+    import shutil
+    from pathlib import Path
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shared = Path("/dev/shm")
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    return {
+        "CPUs of this process": str(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()),
+        "memory": f"{memory / 2**30:.1f} GiB",
+        "shared memory": f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB free" if shared.is_dir() else "none",
+        "CUDA devices": _cuda(),
+    }
+
+
+def _cuda() -> str:
+    if _installed("torch") is None:
+        return "unknown without torch"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _optional() -> dict[str, str]:
+    return {
+        name: _installed(name) or f"not installed: pip install 'antiphon[{extra}]'" for name, extra in OPTIONAL.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

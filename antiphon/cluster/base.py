@@ -1,0 +1,16 @@
+"""The seam between a run and the place its workers run in."""
+
+from typing import Any, Protocol
+
+from antiphon.workers import WorkerHandle
+
+
+class Cluster(Protocol):
+    """Where workers run."""
+
+    def spawn(self, name: str, factory: str, *args: Any) -> WorkerHandle:
+        """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what
+        it needs."""
+
+    async def close(self) -> None:
+        """End all workers."""

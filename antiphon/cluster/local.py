@@ -1,0 +1,248 @@
+"""Workers as processes of this machine, or as threads of this process (`debug`), over one pipe each.
+
+The child reads its pipe in a thread, so that a controller never blocks on a worker that is computing. The controller
+reads on its event loop. The end of the pipe is the death of the worker: no polling, no heartbeat.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from antiphon.errors import AntiphonError, WorkerDied
+from antiphon.registry import import_path
+from antiphon.workers import Worker
+
+GRACE = 10.0  # seconds a worker has to end by itself
+
+
+class LocalCluster:
+    """Spawns workers on this machine. Each process writes what it prints to `<logs>/<name>.log`."""
+
+    def __init__(self, *, debug: bool = False, logs: Path | None = None) -> None:
+        self.debug = debug
+        self.logs = logs
+        self._handles: list[LocalHandle] = []
+
+    def spawn(self, name: str, factory: str, *args: Any) -> "LocalHandle":
+        """See `Cluster.spawn`. To be called on the event loop's thread."""
+        ours, theirs = multiprocessing.Pipe()
+        log = None if self.logs is None or self.debug else self.logs / f"{name}.log"
+        runner: multiprocessing.process.BaseProcess | threading.Thread
+        if self.debug:
+            runner = threading.Thread(target=_serve, args=(theirs, factory, args, None), name=name, daemon=True)
+            runner.start()
+        else:
+            # Spawned, not forked: torch's threads and the event loop do not survive a fork.
+            spawn = multiprocessing.get_context("spawn")
+            runner = spawn.Process(target=_serve, args=(theirs, factory, args, log), name=name, daemon=True)
+            runner.start()
+            theirs.close()
+        handle = LocalHandle(name, ours, runner, log)
+        self._handles.append(handle)
+        return handle
+
+    async def close(self) -> None:
+        """End all workers, all at once."""
+        await asyncio.gather(*(handle.close() for handle in self._handles))
+
+
+class LocalHandle:
+    """The controller's end of one worker."""
+
+    def __init__(
+        self,
+        name: str,
+        connection: Connection,
+        runner: multiprocessing.process.BaseProcess | threading.Thread,
+        log: Path | None,
+    ) -> None:
+        self.name = name
+        self._connection = connection
+        self._runner = runner
+        self._log = log
+        self._ids = itertools.count()
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._callback: Callable[[Any], None] = lambda event: None
+        self._death: asyncio.Future[None] = self._loop.create_future()
+        self._reason: str | AntiphonError = ""
+        self._closing = False
+        self._loop.add_reader(connection.fileno(), self._read)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None when it is a thread."""
+        return None if isinstance(self._runner, threading.Thread) else self._runner.pid
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """See `WorkerHandle.call`."""
+        key = next(self._ids)
+        answer = self._calls[key] = self._loop.create_future()
+        self._post(key, method, args)
+        return await answer
+
+    def send(self, method: str, *args: Any) -> None:
+        """See `WorkerHandle.send`."""
+        self._post(None, method, args)
+
+    def on_event(self, callback: Callable[[Any], None]) -> None:
+        """See `WorkerHandle.on_event`."""
+        self._callback = callback
+
+    async def died(self) -> None:
+        """See `WorkerHandle.died`."""
+        await asyncio.shield(self._death)
+
+    async def close(self) -> None:
+        """See `WorkerHandle.close`."""
+        if self._closing:
+            return
+        self._closing = True
+        with suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(None))
+        await self._loop.run_in_executor(None, self._runner.join, GRACE)
+        if self._runner.is_alive() and not isinstance(self._runner, threading.Thread):
+            self._runner.kill()
+            await self._loop.run_in_executor(None, self._runner.join, GRACE)
+        self._end(f"worker {self.name} was closed")
+
+    def _post(self, key: int | None, method: str, args: tuple[Any, ...]) -> None:
+        if self._death.done():
+            raise _death(self._reason)
+        try:
+            self._connection.send_bytes(pickle.dumps((key, method, args), protocol=pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            self._end(self._obituary())
+            raise _death(self._reason) from None
+
+    def _read(self) -> None:
+        try:
+            while self._connection.poll():
+                self._dispatch(*pickle.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._end(self._obituary())
+
+    def _dispatch(self, kind: str, key: int | None, value: Any) -> None:
+        if kind == "event":
+            self._callback(value)
+        elif kind == "died":
+            self._reason = value if isinstance(value, AntiphonError) else f"worker {self.name} failed:\n{value}"
+        elif key is not None and not (answer := self._calls.pop(key)).done():
+            if kind == "result":
+                answer.set_result(value)
+            else:
+                answer.set_exception(value)
+
+    def _end(self, reason: str | AntiphonError) -> None:
+        if self._death.done():
+            return
+        self._reason = reason
+        self._loop.remove_reader(self._connection.fileno())
+        self._connection.close()
+        error = _death(reason)
+        self._death.set_exception(error)
+        self._death.exception()  # read, so that asyncio does not report an error that nobody watched for
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()
+        self._calls.clear()
+
+    def _obituary(self) -> str | AntiphonError:
+        if self._reason:
+            return self._reason
+        where = f"; its output is in {self._log}" if self._log else ""
+        if isinstance(self._runner, threading.Thread):
+            return f"worker {self.name} ended"
+        self._runner.join(GRACE)
+        code = self._runner.exitcode
+        if code is not None and code < 0:
+            return f"worker {self.name} was killed by {signal.Signals(-code).name}{where}"
+        return f"worker {self.name} ended with exit code {code}{where}"
+
+
+def _death(reason: str | AntiphonError) -> AntiphonError:
+    """What callers of a dead worker get: the clear error it left, or that it died."""
+    return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
+
+
+def _serve(connection: Connection, factory: str, args: tuple[Any, ...], log: Path | None) -> None:
+    """The life of a worker: build it, answer calls, advance its own work in between."""
+    in_process = threading.current_thread() is not threading.main_thread()
+    if not in_process:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+    if log is not None:
+        _redirect_output(log)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
+
+    def post(kind: str, key: int | None, value: Any) -> None:
+        connection.send_bytes(pickle.dumps((kind, key, value), protocol=pickle.HIGHEST_PROTOCOL))
+
+    try:
+        worker: Worker = import_path(factory, "worker")(*args)
+        worker.emit = lambda event: post("event", None, event)
+        _answer(worker, inbox, post)
+        worker.close()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the controller is gone; so is the reason to live
+    except BaseException as error:
+        with suppress(OSError):
+            post("died", None, error if isinstance(error, AntiphonError) else traceback.format_exc())
+        traceback.print_exc()
+    finally:
+        connection.close()
+
+
+def _answer(worker: Worker, inbox: "queue.SimpleQueue[Any]", post: Callable[[str, int | None, Any], None]) -> None:
+    more = worker.advance()
+    while True:
+        try:
+            message = inbox.get(block=not more)
+        except queue.Empty:
+            more = worker.advance()
+            continue
+        if message is None:
+            return
+        key, method, args = message
+        try:
+            result = getattr(worker, method)(*args)
+        except AntiphonError as error:
+            if key is None:
+                raise
+            post("error", key, error)
+        else:
+            if key is not None:
+                post("result", key, result)
+        more = more or inbox.empty() and worker.advance()
+
+
+def _receive(connection: Connection, inbox: "queue.SimpleQueue[Any]") -> None:
+    message: Any = ...
+    while message is not None:
+        try:
+            message = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            message = None  # the controller is gone
+        inbox.put(message)
+
+
+def _redirect_output(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file, stream.fileno())
+    os.close(file)

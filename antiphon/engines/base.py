@@ -1,0 +1,91 @@
+"""The seam between what schedules and what generates.
+
+An engine lives where its device is. What the controller holds is an `InferenceEngine`: `WorkerEngine` is the one for
+engines that run in a worker process of ours. The worker's side is an `EngineCore`.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.types import (
+    BoolArray,
+    Completion,
+    FinishReason,
+    FloatArray,
+    GenerateRequest,
+    IntArray,
+    OnUpdate,
+    WeightsUpdate,
+)
+
+__all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "WeightsUpdate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Tokens that one engine step added to one request; `finish` on the last. `restarted` drops what came before."""
+
+    request: str
+    tokens: IntArray  # [D]
+    logprobs: FloatArray  # [D]
+    versions: IntArray  # [D]
+    mixed_cache: BoolArray  # [D]
+    finish: FinishReason | None = None
+    restarted: bool = False
+
+
+class EngineCore(Protocol):
+    """An engine where it runs. `step` does one unit of work (a prefill chunk and a decode step) and returns what it made."""
+
+    version: int
+    capacity: int  # requests decoded at once
+    max_length: int  # most tokens of one, prompt included
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request; a request longer than the engine allows raises `UnsupportedError`."""
+
+    def abort(self, request: str) -> None:
+        """End a request; its last delta has `FinishReason.ABORT`. Unknown ids are ignored."""
+
+    def step(self) -> list[Delta]:
+        """Advance all running requests by at most one token."""
+
+    @property
+    def busy(self) -> bool:
+        """True while `step` has something to do."""
+
+    def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Take new weights between two steps; with `DRAIN` they are taken once running requests have ended."""
+
+    def sleep(self) -> None:
+        """Give back the KV cache; running requests must have ended."""
+
+    def wake(self) -> None:
+        """Take the KV cache again."""
+
+
+class GenerationHandle(Protocol):
+    """One request in flight."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """The deltas as they come."""
+
+    async def result(self) -> Completion:
+        """The whole completion; after `abort`, what there was."""
+
+    def abort(self) -> None:
+        """End the request; `result` then returns the partial completion."""
+
+
+class InferenceEngine(Protocol):
+    """An engine as the pool sees it."""
+
+    version: int
+    capacity: int
+
+    def start(self, request: GenerateRequest) -> GenerationHandle:
+        """Send a request."""
+
+    async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Load published weights; returns when every later token comes from them."""

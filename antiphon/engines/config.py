@@ -1,0 +1,25 @@
+"""Configuration of generating tokens. Importing it imports no torch."""
+
+from pydantic import Field
+
+from antiphon.config import Config
+
+
+class EngineConfig(Config):
+    """An engine pool of equal engines."""
+
+    kind: str = "native"
+    """`native`, or package.module:attribute."""
+    replicas: int = Field(1, gt=0)
+    """Engines in the pool."""
+    slots: int = Field(64, gt=0)
+    """Sequences that one engine decodes at once."""
+    max_length: int = Field(0, ge=0)
+    """Longest prompt and completion together; 0 takes the model's own limit."""
+    prefill_tokens: int = Field(512, gt=0)
+    """Most prompt tokens that one engine step reads, so that prefill never stalls decoding for long."""
+    dtype: str = "float32"
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`."""
+    threads: int = Field(1, gt=0)
+    """CPU threads of one engine process."""

@@ -1,0 +1,254 @@
+"""Attention of a flat batch against the slots' KV cache.
+
+One engine step runs the model on all its tokens laid end to end, [1, T], decode rows first and prefill chunks after.
+The linear layers see no padding; only attention must know where a sequence begins. Transformers lets a model call an
+attention function registered under a name of ours, and hands it whatever keyword arguments the forward was given: the
+step's `FlatBatch` travels that way. For a name that has no mask function registered, transformers builds no mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from antiphon.errors import UnsupportedError
+
+NAME = "antiphon_slots"
+Indices = NDArray[np.int64]
+
+# What calling attention once more costs, in bytes of KV cache that could be read meanwhile. It decides which slots share
+# a call and read padding for it. About 25 us on one CPU core, 10 us on an accelerator.
+_CALL_BYTES = {"cpu": 150_000, "cuda": 20_000_000}
+
+
+class KVCache:
+    """Keys and values of every slot, one tensor [2, slots, kv_heads, capacity, head_dim] a layer.
+
+    Layers appear when they first write, shaped like what they write, so nothing is asked of the model's configuration.
+    The capacity doubles as sequences grow, up to what is asked by `reserve`.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.capacity = 0
+        self._layers: dict[int, Tensor] = {}
+
+    def reserve(self, tokens: int, limit: int) -> None:
+        """Make room for `tokens` a slot, by doubling but to no more than `limit`."""
+        if tokens <= self.capacity:
+            return
+        self.capacity = min(max(tokens, 2 * self.capacity, 128), max(tokens, limit))
+        for index, old in list(self._layers.items()):
+            new = self._empty(old.shape[2], old.shape[4], old)
+            new[..., : old.shape[3], :] = old
+            self._layers[index] = new
+
+    def layer(self, index: int, like: Tensor) -> Tensor:
+        """The cache of a layer whose keys are `like` [1, kv_heads, T, head_dim]."""
+        found = self._layers.get(index)
+        if found is None:
+            found = self._layers[index] = self._empty(like.shape[1], like.shape[3], like)
+        return found
+
+    def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
+        """Give `targets` the first `tokens` positions of `source`."""
+        for layer in self._layers.values():
+            prefix = layer[:, source, :, :tokens]
+            for target in targets:
+                layer[:, target, :, :tokens].copy_(prefix)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one layer's keys and values of one token; 0 before the first step."""
+        layer = next(iter(self._layers.values()), None)
+        return 0 if layer is None else 2 * layer.shape[2] * layer.shape[4] * layer.element_size()
+
+    def _empty(self, heads: int, head_dim: int, like: Tensor) -> Tensor:
+        shape = (2, self.slots, heads, self.capacity, head_dim)
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        # Masked positions are multiplied by zero, so they must never hold a NaN. numpy's zeros come from calloc: unlike
+        # torch.zeros it touches no page before it is written.
+        count = int(np.prod(shape)) * like.element_size()
+        return torch.from_numpy(np.zeros(count, np.uint8)).view(like.dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots. Slots of the
+    range which do not decode attend too, with some row's query, and what comes out is dropped."""
+
+    begin: int
+    end: int
+    slots: slice
+    length: int  # longest of them, keys and values of this step included
+    mask: Tensor | None  # [slots, 1, 1, length], additive; None if all are equally long
+    spread: Tensor | None  # [slots] row of each slot; None if every slot of the range decodes
+    gather: Tensor | None  # [end - begin] where in the range each row is
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one sequence, rows [begin, end) of the flat batch."""
+
+    begin: int
+    end: int
+    slot: int
+    length: int  # of the sequence up to the end of this piece
+    mask: Tensor | None  # [1, 1, end - begin, length]; None if the piece is the whole sequence
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """One step's tokens: where they go in the cache and what they attend to."""
+
+    cache: KVCache
+    slots: Tensor  # [T]
+    positions: Tensor  # [T]
+    rows: tuple[Rows, ...]
+    chunks: tuple[Chunk, ...]
+    longest: int
+
+
+def flat_batch(
+    cache: KVCache, decode: tuple[Indices, Indices], chunks: list[tuple[int, int, int]], like: Tensor
+) -> tuple[FlatBatch, Indices, Indices]:
+    """The batch of `decode` (slots ascending [N], their lengths [N]) and `chunks` (slot, start, stop), with the slot and
+    the position of each token [T] on the host. `like` gives device and dtype."""
+    slots, lengths = decode
+    flat_slots = np.concatenate([slots, *(np.full(stop - start, slot) for slot, start, stop in chunks)])
+    positions = np.concatenate([lengths - 1, *(np.arange(start, stop) for _, start, stop in chunks)])
+    placed = torch.from_numpy(np.stack([flat_slots, positions])).to(like.device, non_blocking=True)
+    pieces, begin = [], len(slots)
+    for slot, start, stop in chunks:
+        pieces.append(Chunk(begin, begin + stop - start, slot, stop, _causal(start, stop, like)))
+        begin += stop - start
+    longest = int(positions.max()) + 1
+    batch = FlatBatch(cache, placed[0], placed[1], _decode_rows(cache, slots, lengths, like), tuple(pieces), longest)
+    return batch, flat_slots, positions
+
+
+def _causal(start: int, stop: int, like: Tensor) -> Tensor | None:
+    if start == 0:
+        return None
+    query = torch.arange(start, stop, device=like.device)[:, None]
+    return _additive(torch.arange(stop, device=like.device) <= query, like)[None, None]
+
+
+def _additive(visible: Tensor, like: Tensor) -> Tensor:
+    # Every layer would turn a boolean mask into this one again.
+    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
+
+
+def _decode_rows(cache: KVCache, slots: Indices, lengths: Indices, like: Tensor) -> tuple[Rows, ...]:
+    call = _CALL_BYTES.get(like.device.type, _CALL_BYTES["cuda"]) // max(cache.bytes_per_token, 1)
+    return tuple(_rows(*span, slots, lengths, like) for span in _spans(slots.tolist(), lengths.tolist(), call))
+
+
+def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) -> Rows:
+    own = slots[begin:end] - slots[begin]
+    size, longest = int(own[-1]) + 1, int(lengths[begin:end].max())
+    span = slice(int(slots[begin]), int(slots[begin]) + size)
+    spread = gather = None
+    visible = lengths[begin:end]
+    if size > end - begin:
+        rows = np.zeros(size, np.int64)
+        rows[own] = np.arange(end - begin)
+        visible = visible[rows]
+        spread, gather = torch.from_numpy(np.stack([rows + begin, np.resize(own, size)])).to(like.device).unbind(0)
+        gather = gather[: end - begin]
+    mask = None
+    if longest > int(visible.min()):
+        seen = torch.from_numpy(np.arange(longest) < visible[:, None]).to(like.device, non_blocking=True)
+        mask = _additive(seen, like)[:, None, None]
+    return Rows(begin, end, span, longest, mask, spread, gather)
+
+
+def _spans(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
+    """Cut rows into spans, greedily: a row joins the span before it unless what is read in vain then (slots between them,
+    and padding to the longest) costs more than a `call` of its own. Costs are in tokens read."""
+    if not slots:
+        return []
+    spans, begin, longest = [], 0, lengths[0]
+    for i in range(1, len(slots)):
+        joined = max(longest, lengths[i])
+        held = (slots[i - 1] - slots[begin] + 1) * longest
+        if (slots[i] - slots[begin] + 1) * joined - held - lengths[i] <= call:
+            longest = joined
+            continue
+        spans.append((begin, i))
+        begin, longest = i, lengths[i]
+    return [*spans, (begin, len(slots))]
+
+
+def slot_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    slot_batch: FlatBatch,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls in each layer.
+
+    query [1, heads, T, head_dim], key and value [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim]. Writes keys
+    and values into the cache, then attends: decode rows of many slots at once, each chunk to its own slot.
+    """
+    if softcap is not None or s_aux is not None or (sliding_window is not None and sliding_window < slot_batch.longest):
+        raise UnsupportedError(
+            f"the native engine has neither soft-capped attention, nor sinks, nor sliding windows: layer "
+            f"{module.layer_idx} wants softcap={softcap}, sinks={s_aux is not None}, sliding_window={sliding_window} "
+            f"for a sequence of {slot_batch.longest} tokens"
+        )
+    kv = slot_batch.cache.layer(module.layer_idx, key)
+    _write(kv, key, value, slot_batch)
+    tokens = query[0].transpose(0, 1)  # [T, heads, head_dim]
+    parts = [_attend_rows(rows, tokens, kv, scaling) for rows in slot_batch.rows]
+    parts += [_attend_chunk(chunk, query, kv, scaling) for chunk in slot_batch.chunks]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _write(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:
+    keys, values = kv.unbind(0)
+    keys[batch.slots, :, batch.positions] = key[0].transpose(0, 1)
+    values[batch.slots, :, batch.positions] = value[0].transpose(0, 1)
+
+
+def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+    keys, values = kv[:, rows.slots, :, : rows.length].unbind(0)
+    own = tokens[rows.begin : rows.end] if rows.spread is None else tokens[rows.spread]
+    count, heads, head_dim = own.shape
+    # A query group of g heads reads the same keys: as g query rows of one head nothing is repeated in memory.
+    grouped = own.reshape(count, kv.shape[2], heads // kv.shape[2], head_dim)
+    out = scaled_dot_product_attention(grouped, keys, values, attn_mask=rows.mask, scale=scaling)
+    out = out.reshape(count, heads, head_dim)
+    return out if rows.gather is None else out[rows.gather]
+
+
+def _attend_chunk(chunk: Chunk, query: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+    keys, values = kv[:, chunk.slot : chunk.slot + 1, :, : chunk.length].unbind(0)
+    out = scaled_dot_product_attention(
+        query[:, :, chunk.begin : chunk.end],
+        keys,
+        values,
+        attn_mask=chunk.mask,
+        is_causal=chunk.mask is None,
+        scale=scaling,
+        enable_gqa=keys.shape[1] != query.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
+AttentionInterface.register(NAME, slot_attention)

@@ -1,0 +1,308 @@
+"""The native engine: continuous batching, token-exact under weight updates in flight.
+
+One `step`: seat queued requests in free slots; plan what to compute (`plan`); run the model once on all of it, laid flat
+(`attention`); draw a token for every sequence that is ready (`sampling`); report. `load` comes between two steps.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphon.engines.base import Delta, WeightsUpdate
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.native.attention import KVCache, flat_batch
+from antiphon.engines.native.models import end_tokens, longest, prepare
+from antiphon.engines.native.plan import Plan, plan_step
+from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
+from antiphon.engines.native.slots import MIXED, Indices, SlotTable
+from antiphon.engines.native.stops import Decoder, StopRule, finish_reasons
+from antiphon.engines.native.weights import copy_weights
+from antiphon.errors import StateError, UnsupportedError, WeightsError
+from antiphon.types import FinishReason, GenerateRequest, OnUpdate
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What the engine has done since it was made."""
+
+    steps: int = 0
+    read_tokens: int = 0  # computed without being sampled from the token before: prompts, and recomputation
+    sampled_tokens: int = 0
+    loads: int = 0
+    seconds: float = 0.0  # spent in `step`
+
+
+class NativeEngine:
+    """An `EngineCore` on torch for decoder models of transformers.
+
+    `model` is taken over (see `models.prepare`) or loaded from a directory; `tokenizer` is needed for stop strings only;
+    `receive` opens an update's tensors by name. `version` is that of the weights in use.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Path | str,
+        config: EngineConfig,
+        *,
+        receive: Callable[[WeightsUpdate], Iterable[tuple[str, Tensor]]],
+        tokenizer: Decoder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.version = 0
+        self.counters = EngineCounters()
+        self.model: Any = prepare(model, config)
+        self.max_length = longest(self.model, config.max_length)
+        self.capacity = config.slots
+        self._config = config
+        self._receive = receive
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._vocabulary = int(self.model.config.get_text_config().vocab_size)
+        self._ends = np.array(end_tokens(self.model), np.int64)
+        self._like = next(self.model.parameters()).detach()[:0]
+        self._table = SlotTable(config.slots, self.max_length)
+        self._cache: KVCache | None = KVCache(config.slots)
+        self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
+        self._queue: list[tuple[int, int, str]] = []  # heap of (priority, order, request id)
+        self._queued: dict[str, GenerateRequest] = {}  # what of the heap was not aborted
+        self._order = 0
+        self._slots: dict[str, int] = {}
+        self._rules: dict[int, StopRule] = {}
+        self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
+        self._draining: WeightsUpdate | None = None
+        self._broken = False
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
+        if request.id in self._slots or request.id in self._queued:
+            raise StateError(f"request {request.id!r} is already running")
+        self._require_runnable(request)
+        heapq.heappush(self._queue, (request.priority, self._order, request.id))
+        self._queued[request.id] = request
+        self._order += 1
+
+    def _require_runnable(self, request: GenerateRequest) -> None:
+        prompt, sampling = len(request.tokens), request.sampling
+        if prompt < 1 or sampling.max_tokens < 1:
+            raise UnsupportedError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
+        if prompt + sampling.max_tokens > self.max_length:
+            raise UnsupportedError(
+                f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
+                f"{prompt + sampling.max_tokens} in all; the engine holds {self.max_length} a sequence"
+            )
+        if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= self._vocabulary:
+            raise UnsupportedError(f"request {request.id!r} has tokens outside the vocabulary of {self._vocabulary}")
+        if request.attachments:
+            raise UnsupportedError(f"request {request.id!r} has attachments; the native engine reads text only")
+        if sampling.stop and self._tokenizer is None:
+            raise UnsupportedError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
+
+    def abort(self, request: str) -> None:
+        """End a request; the next step returns its last delta. Unknown ids are ignored."""
+        if self._queued.pop(request, None) is None:
+            slot = self._slots.get(request)
+            if slot is None:
+                return
+            self._release(slot)
+        self._outbox.append(_empty_delta(request, finish=FinishReason.ABORT))
+
+    @property
+    def busy(self) -> bool:
+        """True while `step` has something to do."""
+        return bool(self._outbox or self._draining or (self._cache and (self._slots or self._queued)))
+
+    # --- weights and memory --------------------------------------------------------------------------------------------
+
+    def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
+        comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: then weights
+        are half written, and `step` refuses until a load succeeds."""
+        if mode is OnUpdate.DRAIN and self._slots:
+            self._draining = update
+        else:
+            self._swap(update, mode)
+
+    def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        self._draining, self._broken = None, True
+        copy_weights(self.model, self._receive(update))
+        self._broken = False
+        self.version = update.version
+        self._epoch += 1
+        self.counters.loads += 1
+        table = self._table
+        running = np.flatnonzero(table.active)
+        if mode is OnUpdate.KEEP:
+            table.epoch[running] = np.where(table.cached[running] > 0, MIXED, self._epoch)
+            return
+        table.forget(running, self._epoch)
+        if mode is OnUpdate.RESTART:
+            for slot in running[table.length[running] > table.prompt[running]].tolist():
+                table.length[slot] = table.prompt[slot]
+                self._outbox.append(_empty_delta(table.requests[slot].id, restarted=True))
+
+    def sleep(self) -> None:
+        """Give back the KV cache. `StateError` if requests are running; queued ones wait until `wake`."""
+        if self._slots:
+            raise StateError(f"the engine cannot sleep: {len(self._slots)} requests are running")
+        self._cache = None
+        self._table.cached[:] = 0
+
+    def wake(self) -> None:
+        """Take the KV cache again."""
+        self._cache = self._cache or KVCache(self._config.slots)
+
+    # --- one step ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """Advance all running requests by at most one token and return what is new of each."""
+        if self._broken:
+            raise WeightsError("the last update failed half way; the engine needs another before it can go on")
+        began = self._clock()
+        deltas, self._outbox = self._outbox, []
+        self._finish_draining()
+        if self._cache is not None:
+            self._admit()
+            with torch.inference_mode():
+                plan = plan_step(self._table, self._cache, self._config.prefill_tokens, self._epoch)
+                if not plan.empty:
+                    deltas += self._advance(plan, self._cache)
+            self._finish_draining()
+        self.counters.steps += 1
+        self.counters.seconds += self._clock() - began
+        return deltas
+
+    def _finish_draining(self) -> None:
+        if self._draining is not None and not self._slots:
+            self._swap(self._draining, OnUpdate.DRAIN)
+
+    def _admit(self) -> None:
+        while self._queue and len(self._slots) < self._config.slots and self._draining is None:
+            _, _, name = heapq.heappop(self._queue)
+            request = self._queued.pop(name, None)
+            if request is None:
+                continue  # aborted while it was queued
+            slot = self._slots[name] = self._table.admit(request, self._epoch)
+            rule = StopRule.of(request)
+            if rule is not None:
+                self._rules[slot] = rule
+
+    def _advance(self, plan: Plan, cache: KVCache) -> list[Delta]:
+        table = self._table
+        logits = self._forward(plan, cache)
+        for slot, _, stop in plan.chunks:
+            table.cached[slot] = stop
+        table.cached[plan.decode] += 1
+        for leader, followers in plan.followers.items():
+            cache.copy(leader, followers, int(table.length[leader]))
+            table.cached[followers] = table.length[leader]
+        rows, slots = _sampled_rows(plan)
+        if not len(slots):
+            return []
+        if plan.followers:
+            logits = logits[torch.from_numpy(rows).to(logits.device)]
+        return self._accept(slots, *sample(logits, self._draw(slots)))
+
+    def _forward(self, plan: Plan, cache: KVCache) -> Tensor:
+        """Run the model on the plan's tokens; logits [rows that are sampled from, V]."""
+        table = self._table
+        lengths = table.length[plan.decode]
+        cache.reserve(int(max(lengths.max(initial=0), *(stop for _, _, stop in plan.chunks), 1)), self.max_length)
+        batch, slots, positions = flat_batch(cache, (plan.decode, lengths), plan.chunks, self._like)
+        tokens = torch.from_numpy(table.tokens[slots, positions].astype(np.int64)).to(self._like.device, non_blocking=True)
+        keep: Tensor | int = 0
+        if plan.chunks:
+            ends = np.cumsum([stop - start for _, start, stop in plan.chunks]) + len(plan.decode) - 1
+            rows = np.concatenate([np.arange(len(plan.decode)), ends[plan.finishing].astype(np.int64)])
+            keep = torch.from_numpy(rows).to(self._like.device, non_blocking=True)
+        self.counters.read_tokens += len(positions) - len(plan.decode)
+        output = self.model(
+            input_ids=tokens[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            slot_batch=batch,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _draw(self, slots: Indices) -> Draw:
+        table = self._table
+        return Draw(
+            temperature=table.temperature[slots],
+            top_p=table.top_p[slots],
+            top_k=table.top_k[slots],
+            min_p=table.min_p[slots],
+            uniform=uniforms(table.seed[slots], table.length[slots]),
+        )
+
+    def _accept(self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats) -> list[Delta]:
+        """Append one token to each of `slots` [R], free what has ended, and tell."""
+        table = self._table
+        table.tokens[slots, table.length[slots]] = tokens
+        table.length[slots] += 1
+        ended = np.isin(tokens, self._ends)
+        if self._rules:
+            ended |= [self._rule_ends(slot) for slot in slots.tolist()]
+        reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
+        drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
+        mixed = table.epoch[slots] == MIXED
+        deltas = [
+            Delta(
+                request=table.requests[slot].id,
+                tokens=drawn[i : i + 1],
+                logprobs=logprobs[i : i + 1],
+                versions=versions[i : i + 1],
+                mixed_cache=mixed[i : i + 1],
+                finish=reasons[i],
+            )
+            for i, slot in enumerate(slots.tolist())
+        ]
+        for slot, reason in zip(slots.tolist(), reasons, strict=True):
+            if reason is not None:
+                self._release(slot)
+        self.counters.sampled_tokens += len(slots)
+        return deltas
+
+    def _rule_ends(self, slot: int) -> bool:
+        rule = self._rules.get(slot)
+        completion = self._table.tokens[slot, self._table.prompt[slot] : self._table.length[slot]]
+        return rule is not None and rule.ends(completion, self._tokenizer)
+
+    def _release(self, slot: int) -> None:
+        del self._slots[self._table.release(slot).id]
+        self._rules.pop(slot, None)
+
+
+def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:
+    """For each sequence that gets a token: its row of the logits and its slot."""
+    slots = [*plan.decode.tolist(), *(plan.chunks[i][0] for i in plan.finishing)]
+    rows = list(range(len(slots)))
+    if plan.followers:
+        row_of = {slot: row for row, slot in enumerate(slots)}
+        for leader, followers in plan.followers.items():
+            slots += followers
+            rows += [row_of[leader]] * len(followers)
+    return np.array(rows, np.int64), np.array(slots, np.int64)
+
+
+def _empty_delta(request: str, *, finish: FinishReason | None = None, restarted: bool = False) -> Delta:
+    return Delta(
+        request=request,
+        tokens=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        versions=np.empty(0, np.int32),
+        mixed_cache=np.empty(0, np.bool_),
+        finish=finish,
+        restarted=restarted,
+    )

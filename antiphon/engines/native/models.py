@@ -1,0 +1,60 @@
+"""Getting a transformers model ready to be run by the engine, or saying why it cannot be."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.native.attention import NAME
+from antiphon.errors import UnsupportedError
+
+
+def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
+    """The model (loaded, if a directory is named) on the configured device and dtype, with our attention.
+
+    A model that is passed is taken over: its weights, dtype, device and attention are the engine's from then on.
+    """
+    dtype = getattr(torch, config.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedError(f"the native engine knows no dtype {config.dtype!r}; valid are float32, bfloat16, float16")
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not isinstance(model, PreTrainedModel):
+        model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
+    _require_supported(model)
+    prepared: Any = model.to(device=device, dtype=dtype).eval()  # type: ignore[arg-type]
+    prepared.set_attn_implementation(NAME)
+    return prepared
+
+
+def longest(model: Any, configured: int) -> int:
+    """Most tokens of a sequence: what is `configured`, else what the model was made for."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not configured and limit is None:
+        raise UnsupportedError(f"{type(model).__name__} has no length limit of its own; set max_length")
+    return int(configured or limit)
+
+
+def end_tokens(model: Any) -> list[int]:
+    """The tokens that end every generation of this model."""
+    ends = model.generation_config.eos_token_id
+    return [] if ends is None else [int(ends)] if isinstance(ends, int) else [int(end) for end in ends]
+
+
+def _require_supported(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if not model._supports_attention_backend:
+        raise UnsupportedError(f"{name} does not let its attention function be replaced, which the native engine does")
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or config.is_encoder_decoder:
+        raise UnsupportedError(f"the native engine runs decoders with plain attention; {name} has {sorted(kinds) or 'an encoder'}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        raise UnsupportedError(
+            f"{name} scales its rotary embedding by the longest sequence of a batch (rope_type {rope['rope_type']!r}): "
+            "a token would depend on its neighbours in the batch"
+        )

@@ -1,0 +1,119 @@
+"""The slots of an engine: who sits where, and which tokens' keys and values each slot holds.
+
+A slot is a row of arrays. `tokens` are those of its sequence, `length` how many there are, `cached` for how many of them
+the KV cache holds keys and values, and `epoch` which weights made all of those. A sequence is ready to be sampled once
+all but its last token are cached. A slot that is freed keeps all this until it is given away, so that whatever comes
+later with the same beginning finds it: a sibling, or the next turn of a conversation.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon.types import GenerateRequest
+
+Indices = NDArray[np.int64]
+
+MIXED = -1  # the epoch of a cache that no single set of weights made
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The slot whose tokens begin like those asked for, and how many they share."""
+
+    slot: int
+    tokens: int
+
+
+NO_MATCH = Match(-1, 0)
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """Arrays with one entry a slot. The host's memory of the tokens is touched only where it is written."""
+
+    slots: int
+    max_length: int
+    tokens: NDArray[np.int32] = field(init=False)  # [slots, max_length]
+    length: Indices = field(init=False)
+    cached: Indices = field(init=False)
+    epoch: Indices = field(init=False)
+    active: NDArray[np.bool_] = field(init=False)
+    arrival: Indices = field(init=False)  # order of admission
+    released: Indices = field(init=False)  # order of release
+    prompt: Indices = field(init=False)  # tokens of the prompt
+    limit: Indices = field(init=False)  # length at which generation ends
+    temperature: NDArray[np.float32] = field(init=False)
+    top_p: NDArray[np.float32] = field(init=False)
+    top_k: Indices = field(init=False)
+    min_p: NDArray[np.float32] = field(init=False)
+    seed: NDArray[np.uint64] = field(init=False)
+    requests: dict[int, GenerateRequest] = field(init=False, default_factory=dict)
+    _clock: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros((self.slots, self.max_length), np.int32)
+        for name in ("length", "cached", "epoch", "arrival", "released", "prompt", "limit", "top_k"):
+            setattr(self, name, np.zeros(self.slots, np.int64))
+        for name in ("temperature", "top_p", "min_p"):
+            setattr(self, name, np.zeros(self.slots, np.float32))
+        self.active = np.zeros(self.slots, bool)
+        self.seed = np.zeros(self.slots, np.uint64)
+        self.epoch[:] = MIXED
+
+    def admit(self, request: GenerateRequest, epoch: int) -> int:
+        """Seat a request in a free slot (there must be one) and return the slot. Takes over the slot's own cache if that
+        is mostly the beginning of the request."""
+        prompt = request.tokens
+        free = np.flatnonzero(~self.active)
+        usable = free[(self.epoch[free] == epoch) & (self.cached[free] > 0)]
+        found = self.match(prompt, usable, self.cached, len(prompt) - 1)
+        kept = 0
+        if found.tokens and 2 * found.tokens >= self.cached[found.slot]:
+            slot, kept = found.slot, found.tokens
+        else:
+            slot = self._least_useful(free, epoch)
+        self._seat(slot, request, epoch, kept)
+        return slot
+
+    def _least_useful(self, free: Indices, epoch: int) -> int:
+        """What no request can use any more first, then what was released longest ago."""
+        useful = (self.epoch[free] == epoch) & (self.cached[free] > 0)
+        return int(free[np.argmin(np.where(useful, self.released[free] + 1, 0))])
+
+    def _seat(self, slot: int, request: GenerateRequest, epoch: int, kept: int) -> None:
+        sampling, prompt = request.sampling, len(request.tokens)
+        self._clock += 1
+        self.tokens[slot, :prompt] = request.tokens
+        self.length[slot] = self.prompt[slot] = prompt
+        self.cached[slot], self.epoch[slot] = kept, epoch
+        self.active[slot], self.arrival[slot] = True, self._clock
+        self.limit[slot] = prompt + sampling.max_tokens
+        self.temperature[slot], self.min_p[slot] = sampling.temperature, sampling.min_p
+        self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
+        self.seed[slot] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+        self.requests[slot] = request
+
+    def release(self, slot: int) -> GenerateRequest:
+        """Free a slot; what it holds stays until it is given away."""
+        self._clock += 1
+        self.active[slot], self.released[slot] = False, self._clock
+        return self.requests.pop(slot)
+
+    def match(self, query: NDArray[np.int32], among: Indices, known: Indices, most: int) -> Match:
+        """The slot of `among` whose first `known` tokens [slots] share the longest beginning with `query`, counted up to
+        `most`; the lowest of equals."""
+        if not len(among) or most <= 0:
+            return NO_MATCH
+        width = min(len(query), most, int(known[among].max()))
+        differs = self.tokens[among, :width] != query[:width]
+        first = np.where(differs.any(1), differs.argmax(1), width)
+        shared = np.minimum(first, known[among])
+        best = int(shared.argmax())
+        return Match(int(among[best]), int(shared[best]))
+
+    def forget(self, slots: Indices, epoch: int) -> None:
+        """Drop the cache of active `slots`: their tokens are to be computed again, by the weights of `epoch`."""
+        self.cached[slots] = 0
+        self.epoch[slots] = epoch

@@ -1,0 +1,193 @@
+"""An engine in a worker: `EngineWorker` there, `WorkerEngine` here.
+
+Deltas travel in bundles: at once for requests that finished, and every `BUNDLE_SECONDS` for all others, because a
+message a token would cost more than the token of a small model.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+from antiphon.engines.base import Delta, EngineCore
+from antiphon.engines.config import EngineConfig
+from antiphon.registry import Registry, import_path
+from antiphon.types import (
+    MIXED_CACHE,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+    Timing,
+    WeightsUpdate,
+)
+from antiphon.workers import Worker, WorkerHandle
+
+ENGINES = Registry("engine", {"native": "antiphon.engines.native.open:open_engine"})
+
+BUNDLE_SECONDS = 0.1
+
+
+class EngineWorker(Worker):
+    """Runs an `EngineCore` in a worker process.
+
+    `kind` names what opens it, called with (model directory, config, receive); `receive` is the import path of the
+    weight channel's receiving end.
+    """
+
+    def __init__(self, kind: str, model: str, config: EngineConfig, receive: str) -> None:
+        self.core: EngineCore = ENGINES.resolve(kind)(model, config, import_path(receive, "weight channel"))
+        self._announced = self.core.version
+        self._waiting: dict[str, list[Delta]] = {}
+        self._sent = time.monotonic()
+
+    def limits(self) -> tuple[int, int]:
+        """Requests the engine decodes at once, and the most tokens of one; answered once the engine is ready."""
+        return self.core.capacity, self.core.max_length
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request."""
+        self.core.add(request)
+
+    def abort(self, request: str) -> None:
+        """End a request early."""
+        self.core.abort(request)
+
+    def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Take new weights; an event tells when they are in use."""
+        self.core.load(update, mode)
+
+    def sleep(self) -> None:
+        """Give back the KV cache."""
+        self.core.sleep()
+
+    def wake(self) -> None:
+        """Take the KV cache again."""
+        self.core.wake()
+
+    def advance(self) -> bool:
+        """One engine step."""
+        if self.core.busy:
+            for delta in self.core.step():
+                self._waiting.setdefault(delta.request, []).append(delta)
+            self._send_deltas()
+        if self.core.version != self._announced:
+            self._announced = self.core.version
+            self.emit(self._announced)
+        return self.core.busy
+
+    def _send_deltas(self) -> None:
+        now = time.monotonic()
+        due = now - self._sent >= BUNDLE_SECONDS or not self.core.busy
+        ready = [key for key, deltas in self._waiting.items() if due or deltas[-1].finish]
+        if ready:
+            self.emit([delta for key in ready for delta in self._waiting.pop(key)])
+        if due:
+            self._sent = now
+
+
+class WorkerEngine:
+    """An `InferenceEngine` whose core runs behind a `WorkerHandle`."""
+
+    def __init__(self, handle: WorkerHandle, version: int = 0) -> None:
+        self.handle = handle
+        self.version = version
+        self.capacity = 0
+        self.max_length = 0
+        self._requests: dict[str, WorkerGeneration] = {}
+        self._loads: dict[int, asyncio.Future[None]] = {}
+        handle.on_event(self._on_event)
+
+    async def ready(self) -> None:
+        """Return once the engine has loaded its model."""
+        self.capacity, self.max_length = await self.handle.call("limits")
+
+    def start(self, request: GenerateRequest) -> "WorkerGeneration":
+        """Send a request to the engine."""
+        generation = self._requests[request.id] = WorkerGeneration(self, request)
+        self.handle.send("add", request)
+        return generation
+
+    async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Load published weights; returns when the engine samples from them."""
+        loaded = self._loads[update.version] = asyncio.get_running_loop().create_future()
+        await self.handle.call("load", update, mode)
+        await loaded
+
+    async def sleep(self) -> None:
+        """Give back the KV cache until `wake`."""
+        await self.handle.call("sleep")
+
+    async def wake(self) -> None:
+        """Take the KV cache again."""
+        await self.handle.call("wake")
+
+    def forget(self, request: str) -> None:
+        """Listen no more to a request that ended."""
+        self._requests.pop(request, None)
+
+    def _on_event(self, event: int | list[Delta]) -> None:
+        if isinstance(event, int):
+            self.version = event
+            for version in [version for version in self._loads if version <= event]:
+                self._loads.pop(version).set_result(None)
+            return
+        for delta in event:
+            if (generation := self._requests.get(delta.request)) is not None:
+                generation.receive(delta)
+
+
+class WorkerGeneration:
+    """A `GenerationHandle`: collects deltas, streams them to whoever iterates, and joins them in `result`."""
+
+    def __init__(self, engine: WorkerEngine, request: GenerateRequest) -> None:
+        self.request = request
+        self._engine = engine
+        self._deltas: list[Delta] = []
+        self._changed = asyncio.Event()
+        self._queued = asyncio.get_running_loop().time()
+        self._first = 0.0
+
+    def receive(self, delta: Delta) -> None:
+        """One more delta came."""
+        self._first = self._first or asyncio.get_running_loop().time()
+        if delta.restarted:
+            self._deltas.clear()
+        self._deltas.append(delta)
+        if delta.finish is not None:
+            self._engine.forget(self.request.id)
+        self._changed.set()
+
+    def abort(self) -> None:
+        """See `GenerationHandle.abort`."""
+        self._engine.handle.send("abort", self.request.id)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        position = 0
+        while True:
+            position = min(position, len(self._deltas))  # a restart begins anew
+            for delta in self._deltas[position:]:
+                position += 1
+                yield delta
+                if delta.finish is not None:
+                    return
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def result(self) -> Completion:
+        """See `GenerationHandle.result`."""
+        while not self._deltas or self._deltas[-1].finish is None:
+            self._changed.clear()
+            await self._changed.wait()
+        finished = asyncio.get_running_loop().time()
+        mixed = np.concatenate([d.mixed_cache for d in self._deltas])
+        return Completion(
+            tokens=np.concatenate([d.tokens for d in self._deltas]),
+            logprobs=np.concatenate([d.logprobs for d in self._deltas]),
+            versions=np.concatenate([d.versions for d in self._deltas]),
+            finish=self._deltas[-1].finish or FinishReason.ABORT,
+            streams=Streams({MIXED_CACHE: mixed}),
+            timing=Timing(queued=self._queued, started=self._first, finished=finished),
+        )

@@ -1,0 +1,55 @@
+"""The errors of Antiphon.
+
+A rollout that fails is data (`types.Failure`) and never raises. Everything here ends the run with one message:
+
+AntiphonError
+├── ConfigError        a key, a value or a combination in the configuration; names file, path, value and what is valid
+├── DataError          a dataset, model or file that is missing or not what was promised
+├── WorkerDied         a worker process is gone; carries the traceback it left, or the signal that ended it
+├── StallError         a wait ran past its deadline; carries the table of who waits for whom
+├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
+├── RolloutError       no attempt succeeds any more; carries the last failure
+├── StateError         a transition the admission state machine does not have (a bug, never data)
+├── WeightsError       weights that arrived are not the weights that were sent
+└── UnsupportedError   something this model, engine or platform cannot do
+"""
+
+
+class AntiphonError(Exception):
+    """Base of all errors that users see as one message without a traceback."""
+
+
+class ConfigError(AntiphonError):
+    """The configuration is wrong. The message names file, key, value and what would be valid."""
+
+
+class DataError(AntiphonError):
+    """A dataset, model or file is missing or malformed."""
+
+
+class WorkerDied(AntiphonError):
+    """A worker process or thread ended before it was told to."""
+
+
+class StallError(AntiphonError):
+    """A wait outlasted its deadline."""
+
+
+class FreshnessError(AntiphonError):
+    """A group older than the asynchronous ratio allows reached the learner."""
+
+
+class RolloutError(AntiphonError):
+    """Rollouts fail, or are filtered out, one after another, so that training cannot go on."""
+
+
+class StateError(AntiphonError):
+    """An event arrived in a state that does not allow it."""
+
+
+class WeightsError(AntiphonError):
+    """Received weights do not have the digest they were sent with."""
+
+
+class UnsupportedError(AntiphonError):
+    """The model, engine or platform cannot do what was asked."""

@@ -1,0 +1,69 @@
+"""Configuration of consuming samples. Importing it imports no torch."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from antiphon.config import Config
+
+
+class OptimizerConfig(Config):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(1e-6, gt=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0.0)
+    weight_decay: float = Field(0.0, ge=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps of linear warm-up."""
+    final_ratio: float = Field(0.0, ge=0.0, le=1.0)
+    """Learning rate at the end, relative to the peak."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+
+
+class LearnerConfig(Config):
+    """The learner's process and how it cuts its work."""
+
+    kind: str = "torch"
+    """`torch`, or package.module:attribute."""
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int = Field(1, gt=0)
+    """CPU threads of the learner process."""
+    tokens_per_pack: int = Field(4096, gt=0)
+    """Token budget of one micro-batch. Changing it changes memory and speed, never the gradient."""
+    logits_chunk: int = Field(1024, gt=0)
+    """Tokens whose logits exist at once."""
+    gradient_checkpointing: bool = False
+    minibatches: int = Field(1, gt=0)
+    """Optimiser steps that one pass over a training step's groups is cut into."""
+    epochs: int = Field(1, gt=0)
+    """Passes over a training step's groups."""
+    stages: tuple[str, ...] = ("annotate", "advantages", "update_actor")
+    """The stages of a step, in order: built-in names or package.module:function."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class CheckpointConfig(Config):
+    """When the model is saved."""
+
+    every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep_last: int = Field(2, gt=0)
+
+
+class SftConfig(Config):
+    """Supervised fine-tuning: the verb `sft`, or a warm start before `train`."""
+
+    steps: int = Field(gt=0)
+    """Most optimiser steps."""
+    batch_size: int = Field(32, gt=0)
+    """Examples of one optimiser step."""
+    response: str = "response"
+    """Key of the target text in a prompt's payload."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    stop_accuracy: float = Field(0.0, ge=0.0, le=1.0)
+    """Stop when the validation accuracy, sampled at temperature 1, reaches this; 0 runs all steps."""
+    evaluate_every: int = Field(10, gt=0)
+    """Optimiser steps between validations, when `stop_accuracy` is set."""

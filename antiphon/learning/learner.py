@@ -1,0 +1,63 @@
+"""The learner as the controller sees it: the protocol, and the one that runs in a worker."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.learning.config import OptimizerConfig
+from antiphon.registry import Registry
+from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
+from antiphon.workers import WorkerHandle
+
+LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchLearner"})
+
+
+class Learner(Protocol):
+    """Holds a model; turns batches into updates of it."""
+
+    async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """Start a phase with a fresh optimiser; returns the number of trained parameters."""
+
+    async def step(self, batch: TrainBatch) -> dict[str, float]:
+        """Do every update of the batch; returns metrics."""
+
+    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Log-probs of the loss tokens under the model, [T] a pack."""
+
+    async def publish(self, version: int, directory: Path) -> WeightsUpdate:
+        """Write the weights where engines can read them."""
+
+    async def save(self, directory: Path, progress: Mapping[str, Any]) -> None:
+        """Write a whole checkpoint, or none."""
+
+
+class WorkerLearner:
+    """A `Learner` behind a `WorkerHandle`."""
+
+    def __init__(self, handle: WorkerHandle) -> None:
+        self._handle = handle
+
+    async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """See `Learner.begin`."""
+        parameters: int = await self._handle.call("begin", algorithm, optimizer, total_updates)
+        return parameters
+
+    async def step(self, batch: TrainBatch) -> dict[str, float]:
+        """See `Learner.step`."""
+        metrics: dict[str, float] = await self._handle.call("step", batch)
+        return metrics
+
+    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Learner.score`."""
+        scored: list[FloatArray] = await self._handle.call("score", list(packs))
+        return scored
+
+    async def publish(self, version: int, directory: Path) -> WeightsUpdate:
+        """See `Learner.publish`."""
+        update: WeightsUpdate = await self._handle.call("publish", version, directory)
+        return update
+
+    async def save(self, directory: Path, progress: Mapping[str, Any]) -> None:
+        """See `Learner.save`."""
+        await self._handle.call("save", directory, dict(progress))

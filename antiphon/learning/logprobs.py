@@ -1,0 +1,75 @@
+"""Log-probabilities and entropies of chosen tokens, without the logits of all tokens ever existing at once."""
+
+from typing import Any
+
+import torch
+
+
+def token_logprobs(
+    hidden: torch.Tensor,  # [N, H]
+    weight: torch.Tensor,  # [V, H] of the language model head
+    targets: torch.Tensor,  # [N]
+    temperatures: torch.Tensor,  # [N], positive
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N]
+    each. Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept
+    for the backward pass, beyond it they are computed again."""
+    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(hidden, weight, targets, temperatures, chunk)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = temperatures.reciprocal()
+        logprobs, entropies, normalisers = [], [], []
+        for part in range(0, len(hidden), chunk):
+            span = slice(part, part + chunk)
+            logits = _logits(hidden[span], weight, scale[span])
+            normaliser = logits.logsumexp(-1)
+            logprobs.append(logits.gather(-1, targets[span, None])[:, 0] - normaliser)
+            probabilities = (logits - normaliser[:, None]).exp_()
+            entropies.append(normaliser - torch.einsum("nv,nv->n", probabilities, logits))
+            normalisers.append(normaliser)
+        kept = logits if len(hidden) <= chunk else None
+        entropy = torch.cat(entropies)
+        ctx.save_for_backward(hidden, weight, targets, scale, torch.cat(normalisers), entropy, kept)
+        ctx.chunk = chunk
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs, grad_entropies = gradients
+        hidden, weight, targets, scale, normalisers, entropies, kept = ctx.saved_tensors
+        with_entropy = bool(grad_entropies.any())
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        for part in range(0, len(hidden), ctx.chunk):
+            span = slice(part, part + ctx.chunk)
+            logits = _logits(hidden[span], weight, scale[span]) if kept is None else kept
+            logprobs = logits.sub_(normalisers[span, None])
+            # d logprob_y / d z = onehot_y - p;  d entropy / d z = -p (log p + entropy)
+            factor = -grad_logprobs[span, None]
+            if with_entropy:
+                factor = factor - grad_entropies[span, None] * (logprobs + entropies[span, None])
+            gradient = logprobs.exp_().mul_(factor)
+            gradient.scatter_add_(1, targets[span, None], grad_logprobs[span, None])
+            gradient = gradient.mul_(scale[span, None]).to(hidden.dtype)
+            grad_hidden[span] = gradient @ weight
+            grad_weight.addmm_(gradient.T, hidden[span])
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Tempered logits [n, V], in float32 at least."""
+    logits = hidden @ weight.T
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    return logits.mul_(scale[:, None])

@@ -1,0 +1,42 @@
+"""Hugging Face decoder models: loading, and the one place that knows their parts."""
+
+import logging
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from antiphon.errors import DataError, UnsupportedError
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def load_model(path: str, *, attention: str, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A causal language model from a directory or Hugging Face id; `DataError` when there is none."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"model {path!r} cannot be loaded: {reason}") from error
+    model.to(device)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def head_weight(model: PreTrainedModel) -> torch.Tensor:
+    """The language model head [V, H]; `UnsupportedError` for heads that do more than one matrix product."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or head.bias is not None:
+        raise UnsupportedError(f"{type(model).__name__}: the language model head is not one matrix without a bias")
+    for knob in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(model.config, knob, None) not in (None, 1, 1.0):
+            raise UnsupportedError(f"{type(model).__name__}: {knob} is not supported")
+    weight: torch.Tensor = head.weight
+    return weight

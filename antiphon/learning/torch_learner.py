@@ -1,0 +1,196 @@
+"""The learner on torch: packs in, an updated model out. One process; it knows losses, not where samples came from."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.losses import LossInputs, total_loss
+from antiphon.algorithms.registry import LOSSES
+from antiphon.learning.attention import NAME as PACKED_ATTENTION
+from antiphon.learning.attention import PackLayout
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.logprobs import token_logprobs
+from antiphon.learning.models import head_weight, load_model, resolve_device
+from antiphon.types import FloatArray, Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.weights.shared_memory import send
+from antiphon.workers import Worker
+
+
+class TorchLearner(Worker):
+    """Holds the model and its optimiser. `begin` a phase, then `step`, `publish` and `save`."""
+
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(seed)
+        self.config = config
+        self.model_path = model_path
+        self.device = resolve_device(config.device)
+        self.model = load_model(model_path, attention=PACKED_ATTENTION, device=self.device)
+        self.model.train()
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.head = head_weight(self.model)
+
+    # --- the phases of a run -------------------------------------------------------------------------------------------
+
+    def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """Start a phase with a fresh optimiser and schedule; returns the number of parameters."""
+        self.algorithm = algorithm
+        self.loss = LOSSES.resolve(algorithm.loss)
+        self.optimizer_config = optimizer
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            parameters,
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,  # one pass over the parameters, no temporaries
+        )
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: rate_at(optimizer, n, total_updates))
+        return sum(p.numel() for p in parameters)
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """Do every update of the batch; returns metrics, averaged over tokens and updates."""
+        began = time.perf_counter()
+        updates = [self._update(update) for update in batch.updates]
+        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        return metrics | {"seconds": time.perf_counter() - began, "lr": self.scheduler.get_last_lr()[0]}
+
+    def score(self, packs: list[Pack]) -> list[FloatArray]:
+        """Log-probs of the loss tokens under this model, 0 elsewhere, [T] a pack."""
+        scored = []
+        with torch.no_grad():
+            for pack in packs:
+                result = np.zeros(len(pack.tokens), dtype=np.float32)
+                logprobs, _ = self._forward(pack, *self._positions(pack))
+                result[pack.loss_mask] = logprobs.float().cpu().numpy()
+                scored.append(result)
+        return scored
+
+    # --- weights in, weights out ---------------------------------------------------------------------------------------
+
+    def publish(self, version: int, directory: Path) -> WeightsUpdate:
+        """Write the weights as `version` where engines of this machine can read them."""
+        return send(self.model.named_parameters(), version, directory)
+
+    def save(self, directory: Path, progress: dict[str, Any]) -> None:
+        """Write a checkpoint: Hugging Face weights, loadable as they are, with tokenizer, optimiser and `progress`.
+
+        Written beside its place and renamed into it, so that a checkpoint is whole or absent.
+        """
+        aside = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.model.save_pretrained(aside)
+        _copy_tokenizer(Path(self.model_path), aside)
+        state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        torch.save(state, aside / "training_state.pt")
+        (aside / "progress.json").write_text(json.dumps(progress, indent=1))
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(aside, directory)
+
+    # --- one update ----------------------------------------------------------------------------------------------------
+
+    def _update(self, update: Update) -> dict[str, float]:
+        totals: dict[str, float] = defaultdict(float)
+        (packs,) = update.packs  # one rank
+        for pack in packs:
+            for name, value in self._backward(pack).items():
+                totals[name] += value
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optimizer_config.max_grad_norm).item()
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
+        computed = max(totals.pop("tokens", 0.0), 1.0)
+        loss = totals.pop("loss", 0.0)
+        return {"loss": loss, "grad_norm": norm} | {name: value / computed for name, value in totals.items()}
+
+    def _backward(self, pack: Pack) -> dict[str, float]:
+        """Add the pack's gradient; returns sums over its loss tokens."""
+        predicted, targets = self._positions(pack)
+        logprobs, entropies = self._forward(pack, predicted, targets)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            entropies=entropies,
+            behaviour=self._tensor(pack.logprobs)[targets],
+            advantages=self._tensor(pack.advantages)[targets],
+            sequence=self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets],
+            streams={spec: self._tensor(pack.streams[spec])[targets] for spec in pack.streams},
+        )
+        per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
+        loss = (self._tensor(pack.coefficients)[targets] * per_token).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            difference = inputs.behaviour - logprobs
+            sums = metrics | {
+                "entropy": entropies,
+                "mismatch_kl": difference.neg().exp() - 1 + difference,  # k3 of KL(behaviour ‖ policy)
+            }
+            return {name: value.sum().item() for name, value in sums.items()} | {
+                "loss": loss.item(),
+                "tokens": float(len(logprobs)),
+            }
+
+    def _positions(self, pack: Pack) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [N] whose hidden states predict, and of the tokens [N] that are predicted."""
+        targets = torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
+        return targets - 1, targets
+
+    def _forward(self, pack: Pack, predicted: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies of the loss tokens, [N] each."""
+        tokens = self._tensor(pack.tokens).long()
+        positions = np.concatenate([np.arange(length) for length in pack.lengths])
+        amp = self.config.dtype == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=amp):
+            hidden = self.model.base_model(
+                input_ids=tokens[None],
+                position_ids=self._tensor(positions)[None],
+                use_cache=False,
+                layout=PackLayout.of(pack.lengths, self.device),
+            ).last_hidden_state[0]
+            return token_logprobs(
+                hidden.index_select(0, predicted),
+                self.head,
+                tokens[targets],
+                self._tensor(pack.temperatures)[targets],
+                self.config.logits_chunk,
+            )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def rate_at(config: OptimizerConfig, update: int, total: int) -> float:
+    """Learning rate at `update` of `total`, relative to its peak: linear warm-up, then the schedule."""
+    if update < config.warmup_steps:
+        return (update + 1) / config.warmup_steps
+    progress = min((update - config.warmup_steps) / max(total - config.warmup_steps, 1), 1.0)
+    match config.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - (1.0 - config.final_ratio) * progress
+        case "cosine":
+            return config.final_ratio + (1.0 - config.final_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for file in _tokenizer_files(source):
+        shutil.copy2(file, target / file.name)
+
+
+def _tokenizer_files(source: Path) -> Iterator[Path]:
+    names = ("token", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "generation_config")
+    return (file for file in source.glob("*") if file.is_file() and file.name.startswith(names))

@@ -1,0 +1,369 @@
+"""The loops of a run, and how they stop.
+
+```
+              ┌────────────── Scheduler ───────────────┐                    ┌────────── Run.train ──────────┐
+ prompts ──▶ admission ──▶ attempts ──▶ groups complete ──▶ next_step() ──▶ stages ──▶ learner.step ─┐      │
+              ▲              │  ▲                                                                    │      │
+              │       generate  │ tokens                                                             ▼      │
+              │              ▼  │                                                                 publish   │
+              │           EnginePool ◀───────────────── load (in flight) ◀───────────────────────────┤      │
+              └──────────────────────────── slots released ◀──────────────────────────────────────────┘      │
+```
+
+Two loops meet in `Scheduler.next_step` (groups) and `Scheduler.publish` (versions). With an asynchronous ratio of 0
+there is no room for a group while one is trained on, so the same two loops take turns; there is no other mode.
+
+A run ends when its steps are done, on Ctrl-C (after the step in hand, with a checkpoint), or with the first error of any
+part: every task has an owner, every wait a deadline, and a dead worker fails whoever waits for it.
+"""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from antiphon.algorithms.advantages import Advantages
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.learning.batch import samples_of, supervised_batch
+from antiphon.learning.learner import Learner
+from antiphon.learning.stages import Stage, Step
+from antiphon.record.metrics import Metrics
+from antiphon.record.run_dir import RunDirectory
+from antiphon.record.trackers import Tracker
+from antiphon.record.live import View
+from antiphon.rollout.admission import Admission
+from antiphon.rollout.episode import Episodes
+from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
+from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.scheduler import KeepGroup, Scheduler
+from antiphon.run_config import RunConfig
+from antiphon.tasks.rendering import Renderer
+from antiphon.types import AttemptId, Group, GroupOutcome, PolicyVersion, Prompt, Sampling, Trajectory
+from antiphon.waits import Waits
+from antiphon.weights.base import remove
+from antiphon.workers import WorkerHandle
+
+T = TypeVar("T")
+
+EVALUATION_PRIORITY = -1  # before rollouts: training waits for it
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What `build` makes of a configuration, and a run is made of."""
+
+    config: RunConfig
+    waits: Waits
+    workers: Sequence[WorkerHandle]  # whose death is the run's
+    learner: Learner
+    reference: Learner | None
+    pool: EnginePool
+    episodes: Episodes
+    renderer: Renderer
+    next_prompt: Callable[[], Prompt]
+    next_example: Callable[[], Prompt]  # of supervised fine-tuning
+    validation: Sequence[Prompt]
+    test: Sequence[Prompt]
+    keep: KeepGroup | None
+    stages: Sequence[Stage]
+    estimate: Advantages
+    directory: RunDirectory
+    exchange: Path  # where weights pass from learner to engines
+    metrics: Metrics
+    trackers: Sequence[Tracker]
+    view: View
+
+
+class Run:
+    """One run of `Parts`, from its first version to its summary."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.version = PolicyVersion(0, 0)
+        self._stopping = asyncio.Event()
+        self._loading: asyncio.Task[None] | None = None
+
+    async def train(self) -> dict[str, Any]:
+        """Warm start if there is one, then reinforcement learning; returns the summary."""
+        self._catch_interrupts()
+        return await supervised(self.parts.workers, self._train)
+
+    async def sft(self) -> dict[str, Any]:
+        """Supervised fine-tuning alone; returns the summary."""
+        self._catch_interrupts()
+        return await supervised(self.parts.workers, self._sft_alone)
+
+    # --- how a run ends ------------------------------------------------------------------------------------------------
+
+    def _catch_interrupts(self) -> None:
+        """The first Ctrl-C ends the run after the step in hand, the second at once."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            if self._stopping.is_set() and task is not None:
+                task.cancel()
+            self._stopping.set()
+            self.parts.view.message("stopping after this step; Ctrl-C again stops at once")
+
+        with suppress(ValueError, RuntimeError):  # only the main thread hears signals
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+
+    async def _unless_stopped(self, awaitable: Awaitable[T]) -> T | None:
+        """The result, or None if the run is to stop first."""
+        work, stop = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
+        finally:
+            work.cancel()
+            stop.cancel()
+
+    async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
+        timeout = self.config.rollout.timeout
+        return await self.parts.waits.wait(awaitable, name=name, owner="learner", on=on, deadline=timeout)
+
+    # --- supervised fine-tuning ----------------------------------------------------------------------------------------
+
+    async def _sft_alone(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
+        before = await self._test()
+        seconds = await self._sft(owner)
+        after = await self._test()
+        return await self._finish(before, after, seconds, 0.0, self.version.n)
+
+    async def _sft(self, owner: asyncio.TaskGroup) -> float:
+        """Likelihood steps until the validation accuracy is reached; returns seconds.
+
+        A validation runs on the engines while the learner goes on, and is read before the next one begins.
+        """
+        parts, sft = self.parts, self.config.sft
+        assert sft is not None
+        began = _now()
+        await parts.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
+        validation: asyncio.Task[Evaluation] | None = None
+        for step in range(1, sft.steps + 1):
+            prompts = [parts.next_example() for _ in range(sft.batch_size)]
+            examples = [
+                (parts.renderer.encode_prompt(p.messages), parts.renderer.encode_response(p.payload[sft.response]))
+                for p in prompts
+            ]
+            batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
+            metrics = await self._wait(parts.learner.step(batch), "step", "the learner")
+            self._record(step, sft.steps, {f"sft/{name}": value for name, value in metrics.items()})
+            if self._stopping.is_set():
+                break
+            if sft.stop_accuracy and step % sft.evaluate_every == 0:
+                if validation is not None:
+                    accuracy = (await validation).accuracy
+                    parts.view.message(f"warm start: validation accuracy {accuracy:.3f} at step {step - sft.evaluate_every}")
+                    if accuracy >= sft.stop_accuracy:
+                        break
+                await self._publish(owner)
+                validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
+        if validation is not None:
+            await validation
+        await self._publish(owner)
+        return _now() - began
+
+    # --- reinforcement learning ----------------------------------------------------------------------------------------
+
+    async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
+        parts, config = self.parts, self.config
+        warm_start = await self._sft(owner) if config.sft else 0.0
+        before = await self._test()
+        updates = config.steps * config.learner.minibatches * config.learner.epochs
+        await parts.learner.begin(config.algorithm, config.learner.optimizer, updates)
+        began = _now()
+        scheduler = Scheduler(
+            admission=Admission(config.rollout, self.version),
+            next_prompt=parts.next_prompt,
+            run_attempt=self._attempt,
+            keep=parts.keep,
+            waits=parts.waits,
+            timeout=config.rollout.timeout,
+        )
+        scheduler.start(owner)
+        steps = await self._steps(owner, scheduler)
+        scheduler.stop()
+        seconds = _now() - began
+        after = await self._test()
+        return await self._finish(before, after, warm_start, seconds, steps)
+
+    async def _steps(self, owner: asyncio.TaskGroup, scheduler: Scheduler) -> int:
+        """The consuming half of the loop; returns the number of steps done.
+
+        consumes     groups, B a step
+        waits for    groups to complete
+        unblocked by `Scheduler`, when the groups of a step are ready
+        produces     versions
+        """
+        config = self.config
+        for step in range(1, config.steps + 1):
+            began, waited = _now(), self.parts.waits.spent("learner", "groups")
+            groups = await self._unless_stopped(scheduler.next_step())
+            if groups is None:
+                return step - 1
+            waited = self.parts.waits.spent("learner", "groups") - waited
+            metrics = self._describe(groups, scheduler)
+            metrics |= await self._learn(groups)
+            await self._publish(owner)
+            scheduler.publish()
+            seconds = _now() - began
+            tokens = sum(t.meta.completion_tokens for group in groups for t in group.trajectories)
+            metrics |= {
+                "step/seconds": seconds,
+                "step/wait_groups_share": waited / seconds,
+                "tokens/per_second": tokens / seconds,
+            }
+            if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
+                evaluation = await self._test()
+                metrics |= {"evaluation/accuracy": evaluation.accuracy} if evaluation else {}
+            self._record(step, config.steps, metrics)
+            if config.checkpoint.every and step % config.checkpoint.every == 0 and step < config.steps:
+                await self._save(step)
+        return config.steps
+
+    async def _attempt(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
+        return await self.parts.episodes.run(prompt, attempt, started, self.config.rollout.sampling.sampling())
+
+    async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Take one step through its stages; returns their metrics."""
+        parts = self.parts
+        step = Step(
+            groups=groups,
+            samples=samples_of(groups),
+            learner=parts.learner,
+            reference=parts.reference,
+            estimate=parts.estimate,
+            algorithm=self.config.algorithm,
+            config=self.config.learner,
+            max_tokens=self.config.rollout.sampling.max_tokens,
+        )
+        for stage in parts.stages:
+            await self._wait(stage(step), "step", "the learner")
+        return step.metrics
+
+    async def _publish(self, owner: asyncio.TaskGroup) -> None:
+        """Make the learner's weights the next version. Engines load them while the run goes on; a version is published
+        only once the one before it is loaded everywhere."""
+        await self._settle()
+        parts, version = self.parts, self.version.next()
+        update = await self._wait(parts.learner.publish(version.n, parts.exchange), "publish", "the learner")
+
+        async def load() -> None:
+            await parts.pool.load(update, self.config.rollout.on_update)
+            remove(update)
+
+        self.version = version
+        self._loading = owner.create_task(load(), name=f"load version {version.n}")
+
+    async def _settle(self) -> None:
+        if self._loading is not None:
+            await self._wait(asyncio.shield(self._loading), "load", "engines to load weights")
+
+    # --- looking at it -------------------------------------------------------------------------------------------------
+
+    async def _test(self) -> Evaluation | None:
+        settings = self.config.evaluation
+        if not self.parts.test:
+            return None
+        return await self._evaluate(self.parts.test, settings.samples, settings.temperature)
+
+    async def _evaluate(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> Evaluation:
+        """Score prompts with the newest version."""
+        rollout, version = self.config.rollout, self.version
+        sampling = Sampling(max_tokens=rollout.sampling.max_tokens, temperature=temperature, stop=rollout.sampling.stop)
+
+        async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
+            return await self.parts.episodes.run(prompt, attempt, version, sampling, EVALUATION_PRIORITY)
+
+        return await evaluate(prompts, samples, run)
+
+    def _describe(self, groups: Sequence[Group], scheduler: Scheduler) -> dict[str, float]:
+        """What a step's groups look like as it begins."""
+        metas = [trajectory.meta for group in groups for trajectory in group.trajectories]
+        ages = [meta.started.age(scheduler.admission.version) for meta in metas]
+        return {
+            "reward/mean": float(np.mean([meta.score.value for meta in metas])),
+            "age/mean": float(np.mean(ages)),
+            "age/max": float(max(ages)),
+            "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
+            "length/max": float(max(meta.completion_tokens for meta in metas)),
+            "length/truncated": float(np.mean([meta.truncated for meta in metas])),
+            "groups/live": float(scheduler.admission.live),
+            "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
+            "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
+            "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
+        }
+
+    def _record(self, step: int, steps: int, metrics: dict[str, float]) -> None:
+        self.parts.metrics.record_all(metrics)
+        reduced = self.parts.metrics.flush(step)
+        for tracker in self.parts.trackers:
+            tracker.log(step, reduced)
+        self.parts.view.step(step, steps, reduced, self.parts.waits)
+
+    async def _save(self, step: int) -> None:
+        """Write a checkpoint, and remove those beyond `keep_last`."""
+        directory = self.parts.directory.checkpoints / f"step_{step:06d}"
+        progress = {"step": step, "version": self.version.n, "seed": self.config.seed}
+        await self._wait(self.parts.learner.save(directory, progress), "checkpoint", "the learner")
+        kept = sorted(self.parts.directory.checkpoints.glob("step_??????"))
+        for old in kept[: -self.config.checkpoint.keep_last]:
+            shutil.rmtree(old)
+
+    async def _finish(
+        self, before: Evaluation | None, after: Evaluation | None, warm_start: float, seconds: float, steps: int
+    ) -> dict[str, Any]:
+        """Save the model; say what the run came to."""
+        await self._settle()
+        await self._save(steps)
+        summary: dict[str, Any] = {"accuracy_before": None, "accuracy_after": None}
+        if before and after:
+            gain = after.correct.mean(axis=1) - before.correct.mean(axis=1)
+            summary = {
+                "accuracy_before": before.accuracy,
+                "accuracy_after": after.accuracy,
+                "gain_interval": bootstrap_interval(gain),
+                "test_prompts": len(gain),
+            }
+        summary |= {
+            "warm_start_seconds": warm_start,
+            "train_seconds": warm_start + seconds,
+            "steps": steps,
+            "versions": self.version.n,
+            "stopped_early": self._stopping.is_set(),
+        }
+        self.parts.directory.write_summary(summary)
+        return summary
+
+
+async def supervised(workers: Sequence[WorkerHandle], main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
+    """Run `main` in a task group in which the death of a worker is an error; of all errors, raise the first."""
+    try:
+        async with asyncio.TaskGroup() as owner:
+            watchers = [owner.create_task(worker.died(), name="watcher") for worker in workers]
+            result = await main(owner)
+            for watcher in watchers:
+                watcher.cancel()
+        return result
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups: the one the others follow from."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

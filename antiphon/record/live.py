@@ -1,0 +1,198 @@
+"""What a person sees while a run goes on: a live panel in a terminal, one line a step elsewhere.
+
+view.start("tiny_arithmetic", "groups alive 64")
+view.step(3, 100, metrics, waits)      after each step
+view.message("checkpoint written")     between steps
+view.close()
+"""
+
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal, Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from antiphon.waits import Wait, Waits
+
+HISTORY = 48  # steps that a trend shows
+
+
+class View(Protocol):
+    """Shows a run to a person."""
+
+    def start(self, name: str, note: str = "") -> None:
+        """Begin; `note` says in a line what kind of run it is."""
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+        """Show step `step` (from 1) of `steps` with its reduced metrics, and who waits for whom from now on."""
+
+    def message(self, text: str) -> None:
+        """Say something once."""
+
+    def close(self) -> None:
+        """End, leaving the last state on the screen."""
+
+
+def make_view(mode: Literal["auto", "on", "off"] = "auto", stream: TextIO | None = None) -> View:
+    """The view that `record.live` asks for on `stream`, by default standard output."""
+    stream = stream or sys.stdout
+    live = mode == "on" or (mode == "auto" and stream.isatty())
+    return LiveView(stream) if live else PlainView(stream)
+
+
+# --- one line a step ---------------------------------------------------------------------------------------------------
+
+# What a line shows of a step, in this order, where it is known: label, metric, format.
+COLUMNS = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("accuracy", "evaluation/accuracy", "{:.3f}"),
+    ("loss", "learner/loss", "{:.4f}"),
+    ("age", "age/mean", "{:.2f}"),
+    ("length", "length/mean", "{:.1f}"),
+    ("live", "groups/live", "{:.0f}"),
+    ("tok/s", "tokens/per_second", "{:.0f}"),
+    ("waited", "step/wait_groups_share", "{:.0%}"),
+    ("s", "step/seconds", "{:.2f}"),
+)
+
+
+def line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """A step in one line of plain text."""
+    shown = [f"{label} {form.format(metrics[name])}" for label, name, form in COLUMNS if name in metrics]
+    return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(shown)
+
+
+class PlainView:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def start(self, name: str, note: str = "") -> None:
+        """Print what begins."""
+        self.message(f"{name}: {note}" if note else name)
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+        """Print the step's line."""
+        self.message(line(step, steps, metrics))
+
+    def message(self, text: str) -> None:
+        """Print a line, at once."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+# --- the live panel ----------------------------------------------------------------------------------------------------
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def trend(values: "deque[float]") -> str:
+    """The values as a row of bars, from the lowest to the highest of them."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    return "".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in known)
+
+
+# Rows of the panel: title, then (label, metric, format) each; the first metric of a row also shows its trend.
+ROWS = (
+    ("reward", (("", "reward/mean", "{:.3f}"), ("ungraded", "reward/ungraded", "{:.3g}"))),
+    ("accuracy", (("", "evaluation/accuracy", "{:.3f}"),)),
+    (
+        "learner",
+        (
+            ("loss", "learner/loss", "{:.4f}"),
+            ("entropy", "learner/entropy", "{:.3f}"),
+            ("grad norm", "learner/grad_norm", "{:.3f}"),
+            ("mismatch", "learner/mismatch_kl", "{:.2g}"),
+            ("lr", "learner/lr", "{:.1e}"),
+        ),
+    ),
+    ("age", (("mean", "age/mean", "{:.2f}"), ("most", "age/max", "{:.0f}"))),
+    ("groups", (("live", "groups/live", "{:.0f}"), ("filtered", "groups/filtered", "{:.0f}"))),
+    ("speed", (("tokens/s", "tokens/per_second", "{:.0f}"), ("tokens each", "length/mean", "{:.1f}"))),
+    (
+        "step",
+        (
+            ("s", "step/seconds", "{:.2f}"),
+            ("waiting for groups", "step/wait_groups_share", "{:.0%}"),
+            ("learner s", "learner/seconds", "{:.2f}"),
+        ),
+    ),
+)
+
+
+class LiveView:
+    """A panel that is redrawn twice a second, so that it shows who waits for whom between steps too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, force_terminal=True)
+        self._name = ""
+        self._note = ""
+        self._step = 0
+        self._steps = 0
+        self._metrics: dict[str, float] = {}
+        self._history: dict[str, deque[float]] = {}
+        self._waits: Waits | None = None
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)
+
+    def start(self, name: str, note: str = "") -> None:
+        """Show the empty panel."""
+        self._name, self._note = name, note
+        self._live.start()
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+        """Take the step's numbers; those that a step does not have stay as they were."""
+        self._step, self._steps, self._waits = step, steps, waits
+        self._metrics = {**self._metrics, **metrics}
+        for _, ((_, name, _), *_) in ROWS:
+            if name in metrics:
+                self._history.setdefault(name, deque(maxlen=HISTORY)).append(metrics[name])
+
+    def message(self, text: str) -> None:
+        """Print a line above the panel."""
+        self._console.print(Text(text))
+
+    def close(self) -> None:
+        """Draw the last state and stop."""
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for title, cells in ROWS:
+            known = [(label, form.format(self._metrics[name])) for label, name, form in cells if name in self._metrics]
+            if known:
+                history = self._history.get(cells[0][1], deque())
+                numbers = "   ".join(f"{label} {value}".strip() for label, value in known)
+                table.add_row(Text(title, style="bold"), Text(numbers), Text(trend(history), style="cyan"))
+        table.add_row(Text("waiting", style="bold"), Text(_waiting(self._waits.open() if self._waits else [])))
+        progress = Table.grid(padding=(0, 1))
+        progress.add_row(
+            Text(f"step {self._step}/{self._steps or '?'}"),
+            ProgressBar(total=self._steps or 1, completed=self._step, width=40),
+            Text(self._note, style="dim"),
+        )
+        return Panel(Group(progress, table), title=Text(self._name, style="bold"), title_align="left")
+
+
+def _waiting(waits: list[Wait]) -> str:
+    """Who waits for whom; equal waits are counted, since hundreds of episodes may wait for one engine."""
+    counts: dict[str, int] = {}
+    for wait in waits:
+        what = f"{wait.owner.split(' ')[0]} → {wait.on}"
+        counts[what] = counts.get(what, 0) + 1
+    shown = [f"{what} ×{count}" if count > 1 else what for what, count in list(counts.items())[:4]]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") or "nobody"

@@ -1,0 +1,132 @@
+"""The directory of a run, and writes that are whole or not there.
+
+runs/<name>/config.yaml      the resolved configuration
+            metrics.jsonl    one line a step
+            summary.json     what the run came to
+            checkpoints/     logs/     tensorboard/
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from antiphon.errors import ConfigError
+
+
+class RunDirectory:
+    """Where a run keeps what it makes. Nothing is written outside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: str | Path, name: str, *, overwrite: bool = False) -> "RunDirectory":
+        """Make `<root>/<name>`. `ConfigError` if it has content, unless `overwrite` and a run wrote that content."""
+        path = Path(root) / name
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if not overwrite:
+                raise ConfigError(f"{path} exists already: give the run another name (name=...), or --overwrite it")
+            if not (path / "config.yaml").is_file():
+                raise ConfigError(f"{path} holds something, but no run (no config.yaml); it is not overwritten")
+            _clear(path)
+        run = cls(path)
+        run.logs.mkdir(parents=True, exist_ok=True)
+        run.checkpoints.mkdir(exist_ok=True)
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run came to."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One directory a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """What workers print."""
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files, if that tracker is on."""
+        return self.path / "tensorboard"
+
+    def write_config(self, text: str) -> None:
+        """Keep the resolved configuration."""
+        with staged(self.config) as file:
+            file.write(text.encode())
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace the summary."""
+        write_json(self.summary, summary)
+
+
+def _clear(path: Path) -> None:
+    # config.yaml goes last: a removal that is cut short still leaves what marks the directory as a run's.
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, atomically. Numbers that are not finite become null: JSON has no name for them."""
+    with staged(path) as file:
+        file.write(json.dumps(finite(value), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def finite(value: Any) -> Any:
+    """`value` with None where a float is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends, and never before it is whole and on disk. When the
+    block raises, or the process dies in it, `path` keeps what it had."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    # The rename itself lives in the directory, which has a cache of its own.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

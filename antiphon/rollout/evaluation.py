@@ -1,0 +1,69 @@
+"""Scoring a set of prompts with the current weights: accuracy, pass@k, and how sure of it one may be."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory
+
+RunOne = Callable[[Prompt, AttemptId], Awaitable[Trajectory]]
+
+RESAMPLES = 2000  # of the bootstrap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The scores of n samples of each prompt. A sample without a verdict counts as wrong, and is counted."""
+
+    prompt_ids: tuple[str, ...]  # [P]
+    correct: np.ndarray  # [P, n] bool: scored 1
+    scores: np.ndarray  # [P, n] the score, 0 without a verdict
+    ungraded: int
+    truncated: float  # share of samples that ran into the token limit
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples that are right."""
+        return float(self.correct.mean())
+
+    def pass_at(self, k: int) -> float:
+        """Probability that one of k samples of a prompt is right, averaged over prompts; unbiased for k <= n.
+
+        Source: Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
+        """
+        n = self.correct.shape[1]
+        wrong = n - self.correct.sum(axis=1)
+        return float(np.mean([1 - math.comb(int(w), k) / math.comb(n, k) for w in wrong]))
+
+    def interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+        """Bootstrap interval of the accuracy, over prompts."""
+        return bootstrap_interval(self.correct.mean(axis=1), seed, level)
+
+
+def bootstrap_interval(per_prompt: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Percentile interval of the mean of `per_prompt` [P]; for a paired comparison, pass the differences."""
+    generator = np.random.default_rng(seed)
+    means = per_prompt[generator.integers(0, len(per_prompt), (RESAMPLES, len(per_prompt)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+async def evaluate(prompts: Sequence[Prompt], samples: int, run: RunOne) -> Evaluation:
+    """Run `samples` attempts at every prompt, all at once; the engine pool paces them."""
+    async with asyncio.TaskGroup() as owner:
+        tasks = [
+            [owner.create_task(run(prompt, AttemptId(-1 - index, sample, 0))) for sample in range(samples)]
+            for index, prompt in enumerate(prompts)
+        ]
+    metas = [[task.result().meta for task in row] for row in tasks]
+    scores = np.array([[meta.score.value or 0.0 for meta in row] for row in metas])
+    return Evaluation(
+        prompt_ids=tuple(prompt.id for prompt in prompts),
+        correct=scores >= 1.0,
+        scores=scores,
+        ungraded=sum(meta.score.status is not ScoreStatus.SCORED for row in metas for meta in row),
+        truncated=float(np.mean([[meta.truncated for meta in row] for row in metas])),
+    )

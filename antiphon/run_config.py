@@ -1,0 +1,251 @@
+"""The root configuration, composed of each room's own. Importing it imports no torch.
+
+`RunConfig` refuses combinations that cannot work; `derived` and `memory_estimate` say what a configuration amounts to.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
+from antiphon.cluster.config import ClusterConfig
+from antiphon.config import Config, Problems
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.worker import ENGINES
+from antiphon.errors import ConfigError, DataError
+from antiphon.learning.config import CheckpointConfig, LearnerConfig, SftConfig
+from antiphon.learning.learner import LEARNERS
+from antiphon.learning.stages import STAGES
+from antiphon.record.config import RecordConfig
+from antiphon.registry import Registry
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.filters import FILTERS
+from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
+from antiphon.tasks.environments import ENVIRONMENTS
+from antiphon.tasks.prompts import SOURCES
+from antiphon.tasks.rewards import REWARDS
+
+
+class ModelConfig(Config):
+    """The model that is trained."""
+
+    path: str
+    """A directory or Hugging Face id; or package.module:function, called with (directory, seed) to write one there."""
+
+
+class EvaluationConfig(Config):
+    """Accuracy on the tasks' `test` prompts, before and after training and on the way."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0 evaluates before and after only."""
+    samples: int = Field(1, gt=0)
+    """Completions a prompt."""
+    temperature: float = Field(0.0, ge=0.0)
+    limit: int = Field(0, ge=0)
+    """Use only the first so many test prompts; 0 uses all."""
+    minimum_accuracy: float = Field(0.0, ge=0.0, le=1.0)
+    """The run fails when the final accuracy is below this."""
+
+
+class RunConfig(Config):
+    """A run: `antiphon train` reads it, and `antiphon sft` where `sft` is set."""
+
+    name: str
+    seed: int = Field(0, ge=0)
+    steps: int = Field(gt=0)
+    """Training steps: published updates."""
+    model: ModelConfig
+    tasks: tuple[TaskConfig, ...] = Field(min_length=1)
+    rollout: RolloutConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerConfig = LearnerConfig()
+    engine: EngineConfig = EngineConfig()
+    grading: GradingConfig = GradingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    record: RecordConfig = RecordConfig()
+    sft: SftConfig | None = None
+    """Supervised warm start before the reinforcement learning."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        problems = [*_names(self), *_tasks(self), *_sampling(self), *_scheduling(self), *_accuracy(self)]
+        if problems:
+            raise Problems(problems)
+        return self
+
+    def derived(self) -> dict[str, int]:
+        """What the numbers of the configuration amount to."""
+        rollout = self.rollout
+        samples = rollout.groups_per_step * rollout.group_size
+        longest = rollout.max_turns * rollout.sampling.max_tokens
+        updates = self.learner.minibatches * self.learner.epochs
+        return {
+            "groups alive": rollout.capacity,
+            "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
+            "sequences decoded at once": self.engine.replicas * self.engine.slots,
+            "most versions between start and use": rollout.max_age,
+            "samples a step": samples,
+            "most sampled tokens a step": samples * longest,
+            "optimiser steps a step": updates,
+            "optimiser steps in total": updates * self.steps,
+        }
+
+
+# --- combinations that cannot work: each yields (dotted path, message) -------------------------------------------------
+
+# Advantages that compare the siblings of a group with one another.
+GROUP_ADVANTAGES = frozenset({"grpo", "dr_grpo"})
+
+Found = Iterator[tuple[str, str]]
+
+
+def _names(config: RunConfig) -> Found:
+    if config.name != Path(config.name).name or config.name.startswith("."):
+        yield "name", f"{config.name!r} must be the plain name of a folder"
+    seen = set()
+    for index, task in enumerate(config.tasks):
+        if task.name in seen:
+            yield f"tasks.{index}.name", f"{task.name!r} is the name of an earlier task too"
+        seen.add(task.name)
+    yield from _registered(ADVANTAGES, config.algorithm.advantage, "algorithm.advantage")
+    yield from _registered(LOSSES, config.algorithm.loss, "algorithm.loss")
+    yield from _registered(ENGINES, config.engine.kind, "engine.kind")
+    yield from _registered(LEARNERS, config.learner.kind, "learner.kind")
+    for index, stage in enumerate(config.learner.stages):
+        yield from _registered(STAGES, stage, f"learner.stages.{index}")
+    if config.rollout.filter is not None:
+        yield from _registered(FILTERS, config.rollout.filter, "rollout.filter")
+
+
+def _tasks(config: RunConfig) -> Found:
+    for index, task in enumerate(config.tasks):
+        at = f"tasks.{index}"
+        for field in ("prompts", "validation", "test"):
+            prompts: PromptsConfig | None = getattr(task, field)
+            if prompts:
+                yield from _registered(SOURCES, prompts.source, f"{at}.{field}.source")
+        yield from _registered(REWARDS, task.reward, f"{at}.reward")
+        if task.environment:
+            yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
+            if config.rollout.max_turns == 1:
+                yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
+        elif task.reward == "environment_return":
+            yield f"{at}.reward", "'environment_return' is paid by an environment, and this task has none"
+
+
+def _registered(registry: Registry, name: str, path: str) -> Found:
+    try:
+        registry.check(name)
+    except ConfigError as error:
+        yield path, str(error)
+
+
+def _sampling(config: RunConfig) -> Found:
+    sampling = config.rollout.sampling
+    at = "rollout.sampling"
+    if sampling.temperature == 0.0:
+        yield (
+            f"{at}.temperature",
+            "0 is greedy: siblings would all be equal, and their log-probs mean nothing; use more than 0",
+        )
+    for field, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+        value = getattr(sampling, field)
+        if value != neutral:
+            yield (
+                f"{at}.{field}",
+                f"{value:g} cuts the distribution, and the learner cannot know what was cut off: the support is not "
+                f"recorded. Train on {neutral:g}",
+            )
+
+
+def _scheduling(config: RunConfig) -> Found:
+    rollout, learner = config.rollout, config.learner
+    if rollout.group_size == 1 and config.algorithm.advantage in GROUP_ADVANTAGES:
+        advantage = config.algorithm.advantage
+        yield (
+            "rollout.group_size",
+            f"with 1 sibling {advantage!r} has nobody to compare with: every advantage would be 0",
+        )
+    if rollout.group_size == 1 and rollout.filter == "spread":
+        yield "rollout.filter", "'spread' would drop every group: the score of 1 sibling has no spread"
+    if learner.minibatches > rollout.groups_per_step:
+        yield (
+            "learner.minibatches",
+            f"{learner.minibatches} optimiser steps cannot share the {rollout.groups_per_step} groups of a step "
+            "(rollout.groups_per_step)",
+        )
+    longest = config.engine.max_length
+    if longest and rollout.sampling.max_tokens >= longest:
+        yield (
+            "rollout.sampling.max_tokens",
+            f"{rollout.sampling.max_tokens} leaves no room for a prompt in engine.max_length = {longest}",
+        )
+
+
+def _accuracy(config: RunConfig) -> Found:
+    wanted = {
+        "evaluation.every": config.evaluation.every,
+        "evaluation.minimum_accuracy": config.evaluation.minimum_accuracy,
+    }
+    if not any(task.test for task in config.tasks):
+        for path, value in wanted.items():
+            if value:
+                yield path, f"{value:g} needs accuracy on test prompts, and no task has any (tasks.0.test)"
+    if config.sft and config.sft.stop_accuracy and not any(task.validation for task in config.tasks):
+        yield (
+            "sft.stop_accuracy",
+            f"{config.sft.stop_accuracy:g} needs accuracy on validation prompts, and no task has any (tasks.0.validation)",
+        )
+
+
+# --- the model's size --------------------------------------------------------------------------------------------------
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+def check_model_path(path: str) -> None:
+    """`DataError` unless `path` is an existing directory, a Hugging Face id, or package.module:function."""
+    if ":" in path or Path(path).is_dir():
+        return
+    parts = path.split("/")
+    if len(parts) > 2 or not all(part and not part.startswith((".", "~")) for part in parts):
+        raise DataError(f"model {path!r}: there is no such directory")
+
+
+def count_parameters(path: str) -> int | None:
+    """Parameters in a local model directory, read from the headers of its safetensors files; None if there are none."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    total = 0
+    for file in files:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(size))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count = 1
+                for extent in tensor["shape"]:
+                    count *= extent
+                total += count
+    return total if files else None
+
+
+def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
+    """Bytes that a model of so many parameters takes in each part of a run, without activations and KV caches."""
+    learner = BYTES.get(config.learner.dtype, 4)
+    engine = BYTES.get(config.engine.dtype, 4)
+    estimate = {
+        "learner weights": parameters * learner,
+        "learner gradients": parameters * learner,
+        "optimiser moments": 2 * parameters * learner,
+        "reference weights": parameters * learner if config.algorithm.kl_coefficient else 0,
+        "engine weights": parameters * engine * config.engine.replicas,
+        "weights in transit": parameters * engine,
+    }
+    return {**estimate, "all": sum(estimate.values())}

@@ -1,0 +1,42 @@
+"""The seams of a task: where prompts come from, what the policy acts in, who judges."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from antiphon.types import Message, Prompt, Score, Turn
+
+
+class Environment(Protocol):
+    """A single-use world of text, in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        """Begin; return the first observation and info."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Act; return observation, reward, terminated, truncated, info."""
+
+    def close(self) -> None:
+        """Give back what the environment holds."""
+
+
+class Reward(Protocol):
+    """Judges one trajectory. Runs in a worker process that may be killed; may raise: that leaves the trajectory ungraded."""
+
+    def __call__(self, prompt: Prompt, transcript: "Transcript") -> Score | float:
+        """The verdict on `transcript` as an answer to `prompt`; a float stands for a scored verdict."""
+
+
+class Transcript:
+    """What a reward sees of a trajectory: the messages, the last response, and what the environment said."""
+
+    __slots__ = ("messages", "truncated", "turns")
+
+    def __init__(self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False) -> None:
+        self.messages = tuple(messages)
+        self.turns = tuple(turns)
+        self.truncated = truncated
+
+    @property
+    def response(self) -> str:
+        """Text of the last assistant message; empty if there is none."""
+        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")

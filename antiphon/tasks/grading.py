@@ -1,0 +1,329 @@
+"""The grading pool: rewards run in processes that can be killed, because model output hangs and crashes graders.
+
+Who has what, and what each event does:
+
+    score()  ->  pending  ->  a worker's batch  ->  the caller's future
+                    ^               |
+                    +---------------+   the worker was killed or died: what it had not answered goes back, in order
+
+A worker answers a batch in order, so the first unanswered item is the one it is at. If that item outlasts the deadline,
+the worker is killed and the item is ungraded. If the worker dies by itself, the item is tried once more, then reported
+as failed infrastructure. The other items of the batch lose nothing but time. Nothing here polls: a worker's process
+speaks or closes its socket, or the event loop's clock reaches a deadline.
+"""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.config import GradingConfig, TaskConfig
+from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
+from antiphon.tasks.rewards import REWARDS
+from antiphon.types import Prompt, Score, ScoreStatus
+from antiphon.waits import Waits
+
+START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
+LARGEST_BATCH = 64  # enough to pay for the message; few, because a hanging item holds up those behind it
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor})"
+
+
+@dataclass(slots=True, eq=False)
+class _Grading:
+    """One call of `score` under way."""
+
+    task: str
+    content: bytes
+    verdict: asyncio.Future[Score]
+    deaths: int = 0
+
+
+@dataclass(slots=True)
+class GradingStats:
+    """Gradings so far, by how they ended, and worker processes started."""
+
+    scored: int = 0
+    ungraded: int = 0  # the reward said so
+    raised: int = 0
+    timed_out: int = 0
+    died: int = 0
+    processes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One process, and the items it has not answered."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    batch: deque[_Grading] = field(default_factory=deque)
+    since: float = 0.0  # when it began with the first of them, seconds of the event loop's clock
+    timer: asyncio.TimerHandle | None = None
+    overdue: _Grading | None = None  # the item it was killed for
+
+    async def read(self) -> Any:
+        """The next message; None when the process has closed its end."""
+        try:
+            (length,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
+            return pickle.loads(await self.reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    def kill(self) -> None:
+        """Kill the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class GradingPool:
+    """Scores transcripts in `config.workers` processes. Use as `async with`; leaving it leaves no process behind."""
+
+    def __init__(
+        self, rewards: Mapping[str, tuple[str, Mapping[str, Any]]], config: GradingConfig, waits: Waits
+    ) -> None:
+        """`rewards` maps each task to its reward's name and options."""
+        for name, _ in rewards.values():
+            REWARDS.check(name)
+        self._rewards = dict(rewards)
+        self._config = config
+        self._waits = waits
+        self._pending: deque[_Grading] = deque()
+        self._idle: list[_Worker] = []
+        self._workers: set[_Worker] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._started: list[asyncio.Future[None]] = []
+        self._broken: BaseException | None = None
+        self._dispatching = False
+        self.stats = GradingStats()
+
+    @classmethod
+    def for_tasks(cls, tasks: Sequence[TaskConfig], config: GradingConfig, waits: Waits) -> Self:
+        """The pool for the rewards of `tasks`."""
+        return cls({task.name: (task.reward, task.reward_options) for task in tasks}, config, waits)
+
+    async def __aenter__(self) -> Self:
+        """Start all workers and wait until each has built all rewards; `ConfigError` if one cannot be built."""
+        loop = asyncio.get_running_loop()
+        self._started = [loop.create_future() for _ in range(self._config.workers)]
+        self._keepers = [loop.create_task(self._keep(ready), name="grading worker") for ready in self._started]
+        try:
+            await asyncio.gather(*self._started)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """The verdict of the task's reward, or why there is none; raises only if the pool itself cannot go on."""
+        if self._broken is not None:
+            raise self._broken
+        if prompt.task not in self._rewards:
+            raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
+        try:
+            content = pickle.dumps((prompt, transcript), pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise DataError(f"prompt {prompt.id} cannot be sent to a grading process: {error}") from error
+        grading = _Grading(prompt.task, content, asyncio.get_running_loop().create_future())
+        self._pending.append(grading)
+        self._dispatch_soon()
+        # Each grading ahead may use up its deadline, twice if it kills its worker, and each time a worker must start.
+        ahead = len(self._pending) + sum(len(worker.batch) for worker in self._workers)
+        patience = ahead * 2 * (self._config.deadline + START_SECONDS)
+        return await self._waits.wait(
+            grading.verdict, name="grade", owner=f"prompt {prompt.id}", on="the grading pool", deadline=patience
+        )
+
+    async def close(self) -> None:
+        """End all processes, and all waits for them. May be called twice."""
+        self._break(WorkerDied("the grading pool was closed"))
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+
+    # --- one worker after the other -----------------------------------------------------------------------------------
+
+    async def _keep(self, ready: asyncio.Future[None]) -> None:
+        """Keep one worker alive: consumes its answers, waits for them, is unblocked by its death, produces verdicts and
+        a new worker. Ends the pool if a worker cannot be started."""
+        try:
+            while True:
+                worker = await self._start()
+                try:
+                    await self._wait_ready(worker)
+                    if not ready.done():
+                        ready.set_result(None)
+                    self._now_idle(worker)
+                    while (answer := await worker.read()) is not None:
+                        self._answered(worker, answer)
+                finally:
+                    await self._bury(worker)
+                self._recover(worker)
+        except Exception as error:  # named boundary: those who wait for the pool raise it
+            self._break(error)
+
+    async def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _PROGRAM.format(path=sys.path, descriptor=theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is ours to handle, and killing the group ends what a reward started
+            )
+        except BaseException:
+            writer.close()
+            raise
+        finally:
+            theirs.close()
+        worker = _Worker(process, reader, writer)
+        self._workers.add(worker)
+        self.stats.processes += 1
+        writer.write(frame(SetUp(self._rewards, os.getpid())))
+        return worker
+
+    async def _wait_ready(self, worker: _Worker) -> None:
+        answer = await self._waits.wait(
+            worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
+        )
+        if isinstance(answer, Failed):
+            raise ConfigError(answer.message)
+        if not isinstance(answer, Ready):
+            code = await self._waits.wait(
+                worker.process.wait(),
+                name="end",
+                owner="the grading pool",
+                on="a grading worker",
+                deadline=START_SECONDS,
+            )
+            raise WorkerDied(f"a grading worker ended with {_ending(code)} before it was ready")
+
+    async def _bury(self, worker: _Worker) -> None:
+        """Make sure that nothing of the worker runs on, whatever ended it."""
+        self._workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker.timer is not None:
+            worker.timer.cancel()
+        worker.kill()
+        worker.writer.close()
+        await worker.process.wait()
+
+    # --- work and answers ---------------------------------------------------------------------------------------------
+
+    def _dispatch_soon(self) -> None:
+        """Dispatch once the callers of this turn of the event loop have all put in their work: they share a message."""
+        if not self._dispatching and self._idle:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        while self._idle and self._pending:
+            share = min(LARGEST_BATCH, -(-len(self._pending) // self._config.workers))
+            taken = (self._pending.popleft() for _ in range(share))
+            batch = [grading for grading in taken if not grading.verdict.done()]  # else its caller has gone
+            if batch:
+                worker = self._idle.pop()
+                worker.batch.extend(batch)
+                self._begin_next(worker)
+                worker.writer.write(frame([(grading.task, grading.content) for grading in batch]))
+
+    def _now_idle(self, worker: _Worker) -> None:
+        self._idle.append(worker)
+        self._dispatch_soon()
+
+    def _begin_next(self, worker: _Worker) -> None:
+        """The worker is now at the first item of its batch: its time begins."""
+        loop = asyncio.get_running_loop()
+        worker.since = loop.time()
+        if worker.timer is None:  # one timer goes on over many items; it looks at `since` when it fires
+            worker.timer = loop.call_later(self._config.deadline, self._look_at, worker)
+
+    def _look_at(self, worker: _Worker) -> None:
+        """Kill the worker if its item is overdue, else look again when it would be."""
+        worker.timer = None
+        if not worker.batch:
+            return
+        loop = asyncio.get_running_loop()
+        due = worker.since + self._config.deadline
+        if loop.time() < due:
+            worker.timer = loop.call_at(due, self._look_at, worker)
+            return
+        if worker.process.returncode is None:  # else it died by itself, and something it started holds its socket
+            worker.overdue = worker.batch[0]
+        worker.kill()
+
+    def _answered(self, worker: _Worker, answer: Graded) -> None:
+        grading = worker.batch.popleft()
+        score = answer.score
+        if answer.raised:
+            self.stats.raised += 1
+        elif score.status is ScoreStatus.SCORED:
+            self.stats.scored += 1
+        else:
+            self.stats.ungraded += 1
+        self._settle(grading, score)
+        if worker.batch:
+            self._begin_next(worker)
+        else:
+            self._now_idle(worker)
+
+    @staticmethod
+    def _settle(grading: _Grading, score: Score) -> None:
+        if not grading.verdict.done():  # its caller may have gone
+            grading.verdict.set_result(score)
+
+    def _recover(self, worker: _Worker) -> None:
+        """After a worker's end: judge the item it was at, and give back the others.
+
+        What the worker had answered before it ended has been read by now, so an item that was overdue may be graded
+        after all; then none is to blame.
+        """
+        left = worker.batch
+        culprit = left[0] if left else None
+        if culprit is not None and culprit is worker.overdue:
+            left.popleft()
+            self.stats.timed_out += 1
+            self._settle(culprit, Score.ungraded(f"timed out after {self._config.deadline:g} s"))
+        elif culprit is not None and worker.overdue is None:
+            culprit.deaths += 1
+            if culprit.deaths > 1:
+                left.popleft()
+                self.stats.died += 1
+                detail = f"the grading process died twice, the last time with {_ending(worker.process.returncode or 0)}"
+                self._settle(culprit, Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail))
+        self._pending.extendleft(reversed(left))
+
+    def _break(self, error: BaseException) -> None:
+        """No grading can be done any more: everyone who waits learns why."""
+        self._broken = self._broken or error
+        waiting = [*self._pending, *(grading for worker in self._workers for grading in worker.batch)]
+        futures: list[asyncio.Future[Any]] = [*self._started, *(grading.verdict for grading in waiting)]
+        for future in futures:
+            if not future.done():
+                future.set_exception(self._broken)
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,99 @@
+"""In which order the prompts of all tasks are drawn: exact proportions, every prompt once an epoch, resumable.
+
+Each task's own order is a fresh permutation an epoch. Between tasks, the n-th draw goes to a task that is not ahead of
+its share, and among those to the one whose next draw is due first. This is the quota method of Balinski and Young ("The
+Quota Method of Apportionment", 1975): after n draws a task of weight w has had floor(n·w) or ceil(n·w) of them. Giving
+the draw to the largest deficit instead would break that bound with many tasks.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon.errors import DataError
+from antiphon.seeds import derive, generator
+from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.prompts import load_prompts
+from antiphon.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureTask:
+    """One task's prompts and its share, relative to the other tasks."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    weight: float = 1.0
+    shuffle: bool = True
+
+
+class Mixture:
+    """Draws prompts without end. What it will draw next depends on the seed and on how often each task was drawn."""
+
+    def __init__(self, tasks: Sequence[MixtureTask], seed: int) -> None:
+        self._seed = seed
+        self._tasks = {task.name: task for task in tasks}
+        if len(self._tasks) != len(tasks) or not tasks or not all(task.prompts for task in tasks):
+            raise ValueError(f"a mixture needs tasks of different names, with prompts: {[task.name for task in tasks]}")
+        weights = {task.name: Fraction(task.weight) for task in tasks}  # exact, so that no rounding piles up
+        self._shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+        self._counts = dict.fromkeys(self._tasks, 0)
+        self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}
+
+    @classmethod
+    def load(cls, tasks: Sequence[TaskConfig], seed: int) -> "Mixture":
+        """The mixture of the training prompts of `tasks`; errors as in `load_prompts`."""
+        loaded = [
+            MixtureTask(
+                name=task.name,
+                prompts=load_prompts(task, task.prompts, seed),
+                weight=task.weight,
+                shuffle=task.prompts.shuffle,
+            )
+            for task in tasks
+        ]
+        return cls(loaded, seed)
+
+    def next(self) -> Prompt:
+        """The next prompt; its `epoch` counts from 0, and its seed differs from epoch to epoch."""
+        name = self._due()
+        task = self._tasks[name]
+        epoch, position = divmod(self._counts[name], len(task.prompts))
+        self._counts[name] += 1
+        prompt = task.prompts[int(self._order(task, epoch)[position])]
+        return replace(prompt, epoch=epoch, seed=derive(prompt.seed, "epoch", epoch))
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as JSON takes it."""
+        return {"counts": dict(self._counts), "prompts": {name: self._fingerprint(name) for name in self._tasks}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. `DataError` if a task's prompts are not the ones they were then."""
+        for name in self._tasks:
+            if state["prompts"].get(name) != self._fingerprint(name):
+                raise DataError(f"task {name!r}: its prompts are not those of the checkpoint's cursor")
+        self._counts = {name: int(state["counts"][name]) for name in self._tasks}
+
+    def _due(self) -> str:
+        draws = sum(self._counts.values()) + 1
+        not_ahead = [name for name, share in self._shares.items() if self._counts[name] < share * draws]
+        return min(not_ahead, key=lambda name: (self._counts[name] + 1) / self._shares[name])
+
+    def _order(self, task: MixtureTask, epoch: int) -> NDArray[np.int64]:
+        """Indices into the task's prompts; only the current epoch's are kept."""
+        kept = self._orders.get(task.name)
+        if kept is None or kept[0] != epoch:
+            count = len(task.prompts)
+            stream = generator(self._seed, "mixture", task.name, epoch)
+            kept = (epoch, stream.permutation(count) if task.shuffle else np.arange(count))
+            self._orders[task.name] = kept
+        return kept[1]
+
+    def _fingerprint(self, name: str) -> str:
+        ids = "\n".join(prompt.id for prompt in self._tasks[name].prompts)
+        return hashlib.blake2b(ids.encode(), digest_size=8).hexdigest()

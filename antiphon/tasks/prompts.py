@@ -1,0 +1,113 @@
+"""From a source's rows to prompts: messages, a stable id, and the whole row as payload."""
+
+import difflib
+import hashlib
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, get_args, get_type_hints
+
+from antiphon.errors import ConfigError, DataError
+from antiphon.registry import Registry
+from antiphon.seeds import derive
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.types import Message, Prompt
+
+SOURCES = Registry(
+    "prompt source",
+    {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")},
+)
+
+_ROLES = get_args(get_type_hints(Message)["role"])
+
+
+def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Prompt]:
+    """The prompts of one task, in the source's order.
+
+    Each has an id that depends on its own content only (or on the row's `id`), and a seed derived from `seed` and it.
+    Raises `DataError` for a source that is empty, missing or malformed, `ConfigError` for options it does not have.
+    """
+    where = f"task {task.name!r}, {prompts.source}" + (f" {prompts.path}" if prompts.path else "")
+    rows = islice(_rows(prompts, where), prompts.limit or None)
+    drafts = [_draft(row, task, prompts, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+    if not drafts:
+        raise DataError(f"{where}, split {prompts.split!r}: there are no prompts")
+    ids = _ids([draft.id for draft in drafts], [_digest(draft) for draft in drafts])
+    return [
+        replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", task.name, name))
+        for draft, name in zip(drafts, ids, strict=True)
+    ]
+
+
+def _rows(prompts: PromptsConfig, where: str) -> Iterator[Any]:
+    """Call the source; its `DataError`s get to know which task they belong to."""
+    source: Callable[..., Iterable[Any]] = SOURCES.resolve(prompts.source)
+    options = {**({"path": prompts.path} if prompts.path else {}), **prompts.options}
+    try:
+        inspect.signature(source).bind(prompts.split, **options)
+    except TypeError as error:
+        raise ConfigError(f"{where}: the source is called with (split, **options), but {error}") from None
+    try:
+        yield from source(prompts.split, **options)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _draft(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str) -> Prompt:
+    """A prompt whose id is still the source's own, or empty."""
+    system = (Message("system", task.system),) if task.system is not None else ()
+    if isinstance(row, Prompt):
+        return replace(row, task=task.name, messages=system + row.messages)
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: is {type(row).__name__}, expected a mapping or a Prompt")
+    payload = dict(row)
+    if prompts.prompt_column not in payload:
+        raise DataError(f"{where}: {_missing(prompts.prompt_column, list(payload))}")
+    messages = _messages(payload[prompts.prompt_column], f"{where}, column {prompts.prompt_column!r}")
+    own = payload.get("id")
+    return Prompt(id="" if own is None else str(own), task=task.name, messages=system + messages, payload=payload)
+
+
+def _missing(column: str, columns: list[str]) -> str:
+    nearest = difflib.get_close_matches(column, columns, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"there is no column {column!r}: {hint}it has {', '.join(map(str, columns)) or 'none'} (set prompt_column)"
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    """A string is one user message; a list holds messages."""
+    if isinstance(value, str):
+        return (Message("user", value),)
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: holds {type(value).__name__}, expected a string or a list of messages")
+    return tuple(_message(item, where) for item in value)
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
+        raise DataError(f"{where}: a message is a mapping with the strings 'role' and 'content', not {item!r:.80}")
+    if item.get("role") not in _ROLES:
+        raise DataError(f"{where}: a message has the role {item.get('role')!r}, expected one of {', '.join(_ROLES)}")
+    return Message(item["role"], item["content"])
+
+
+def _digest(prompt: Prompt) -> str:
+    """Names a prompt by all that it says."""
+    content = ([(message.role, message.content) for message in prompt.messages], prompt.payload)
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _ids(owns: list[str], digests: list[str]) -> list[str]:
+    """The source's own id where it is unique, else the digest; only exact copies are told apart by counting."""
+    times = Counter(owns)
+    names = [own if own and times[own] == 1 else digest for own, digest in zip(owns, digests, strict=True)]
+    copies: Counter[str] = Counter()
+    ids = []
+    for name in names:
+        copies[name] += 1
+        ids.append(name if copies[name] == 1 else f"{name}#{copies[name]}")
+    return ids

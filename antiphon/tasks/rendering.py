@@ -1,0 +1,82 @@
+"""Between messages and tokens. Text becomes tokens here once; what the policy sampled never does again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
+
+from antiphon.errors import DataError
+from antiphon.types import IntArray, Message
+
+_PLACEHOLDER = "ANTIPHONPLACEHOLDER"
+
+
+class Renderer:
+    """The tokenizer of a model directory, and its chat template if it has one."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        if not (self.directory / "tokenizer.json").is_file():
+            raise DataError(f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained")
+        self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+        self.eos_ids = self._read_eos_ids()
+        """Tokens that end a completion, ascending."""
+
+    @property
+    def chat(self) -> bool:
+        """True if the model has a chat template; without one, a conversation is its contents end to end."""
+        return bool(self._tokenizer.chat_template)
+
+    def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
+        """Tokens [P] after which the policy answers."""
+        if self.chat:
+            return self._encode(self._render(messages), add_special_tokens=False)
+        return self._encode("".join(message.content for message in messages), add_special_tokens=True)
+
+    def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
+        """Tokens to append after a sampled turn, so that the policy answers `observation`.
+
+        `messages` is the conversation up to and with that turn. `closed` tells whether the sampled tokens end with an
+        end-of-sequence token; if they do not (a stop string ended the turn), what closes the turn comes first.
+        """
+        if not messages or messages[-1].role != "assistant":
+            raise ValueError("an observation follows an assistant message")
+        if not self.chat:
+            return self._encode(observation.content, add_special_tokens=False)
+        # The template says what comes after the turn. A placeholder stands for the turn's text, which is not looked at:
+        # templates strip and rewrite contents, and the sampled tokens stay as they are anyway.
+        turn = Message("assistant", _PLACEHOLDER)
+        rendered = self._render([*messages[:-1], turn, observation])
+        _, found, tail = rendered.rpartition(_PLACEHOLDER)
+        if not found:
+            raise DataError(f"the chat template of {self.directory} leaves out an assistant's message before the last")
+        tokens = self._encode(tail, add_special_tokens=False)
+        return tokens[1:] if closed and len(tokens) and int(tokens[0]) in self.eos_ids else tokens
+
+    def encode_response(self, text: str) -> IntArray:
+        """Tokens of an answer that was written, not sampled, closed by the end-of-sequence token."""
+        tokens = self._encode(text, add_special_tokens=False)
+        return np.append(tokens, np.int32(self._tokenizer.eos_token_id)).astype(np.int32)
+
+    def decode(self, tokens: IntArray) -> str:
+        """The text, without special tokens."""
+        return cast(str, self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return cast(str, self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> IntArray:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
+
+    def _read_eos_ids(self) -> tuple[int, ...]:
+        """The tokenizer's, and those of generation_config.json, where chat models list what ends a turn."""
+        ids = {self._tokenizer.eos_token_id}
+        file = self.directory / "generation_config.json"
+        if file.is_file():
+            listed = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            ids.update(listed if isinstance(listed, list) else [listed])
+        return tuple(sorted(ids - {None}))

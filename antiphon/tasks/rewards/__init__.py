@@ -1,0 +1,34 @@
+"""Rewards by name. Each judges one transcript; they run in processes of the grading pool."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.errors import ConfigError
+from antiphon.registry import Registry
+from antiphon.tasks.base import Reward
+
+REWARDS = Registry(
+    "reward",
+    {
+        "math": "antiphon.tasks.rewards.math:Math",
+        "exact_match": "antiphon.tasks.rewards.exact_match:exact_match",
+        "reasoning_gym": "antiphon.tasks.rewards.reasoning_gym:reasoning_gym",
+        "environment_return": "antiphon.tasks.rewards.environment_return:environment_return",
+    },
+)
+
+
+def build_reward(name: str, options: Mapping[str, Any]) -> Reward:
+    """The reward called `name`: a class is instantiated with `options`, a function gets them with every call.
+    `ConfigError` if it does not take them."""
+    found = REWARDS.resolve(name)
+    is_class = inspect.isclass(found)
+    try:
+        inspect.signature(found).bind(*(() if is_class else (None, None)), **options)
+    except TypeError as error:
+        takes = "(**options)" if is_class else "(prompt, transcript, **options)"
+        raise ConfigError(f"reward {name!r} is called with {takes}, but {error}") from None
+    reward: Reward = found(**options) if is_class else functools.partial(found, **options)
+    return reward

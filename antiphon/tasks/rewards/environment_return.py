@@ -1,0 +1,13 @@
+"""The sum of what the environment gave."""
+
+from antiphon.tasks.base import Transcript
+from antiphon.types import Prompt, Score, ScoreStatus
+
+
+def environment_return(prompt: Prompt, transcript: Transcript) -> Score:
+    """The undiscounted return, and the reward of every turn; ungraded if no turn has one."""
+    rewards = [turn.reward for turn in transcript.turns]
+    if all(reward is None for reward in rewards):
+        return Score.ungraded("no turn has a reward: the task has no environment, or it gave none")
+    turns = tuple(float(reward or 0.0) for reward in rewards)
+    return Score(status=ScoreStatus.SCORED, value=sum(turns), turns=turns)

@@ -1,0 +1,24 @@
+"""1 for the very answer, else 0."""
+
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
+from antiphon.types import Prompt, Score
+
+
+def exact_match(
+    prompt: Prompt,
+    transcript: Transcript,
+    *,
+    answer: str = "answer",
+    pattern: str | None = None,
+    ignore_case: bool = False,
+) -> Score:
+    """Compare the response with the payload's `answer`, spaces at the ends aside: all of it, or with `pattern`, a
+    regular expression, what its last match captures."""
+    expected = right_answer(prompt, answer).strip()
+    given = last_match(pattern, transcript.response)
+    if given is None:
+        return wrong("nothing in the response matches the pattern")
+    if ignore_case:
+        expected, given = expected.casefold(), given.casefold()
+    return Score.of(given == expected)

@@ -1,0 +1,95 @@
+"""The built-in prompt sources: functions of a split that yield rows.
+
+Every source, the user's own too, is called as `source(split, **options)`; `path` is among the options when it is set.
+What one needs beyond the standard library it imports itself, when it is called.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from antiphon.errors import DataError
+from antiphon.tasks.splits import SPLITS, split_of
+
+Row = dict[str, Any]
+
+
+def _files(path: str, split: str, suffix: str) -> list[Path]:
+    """`path` itself, or in a directory the files of the split: `train.jsonl`, `train-00000-of-00002.parquet`."""
+    if not path:
+        raise DataError("`path` is missing: it names the file, or a directory that holds one for each split")
+    place = Path(path)
+    found = sorted(place.glob(f"{split}*{suffix}")) if place.is_dir() else [place]
+    if not found or not found[0].exists():
+        raise DataError(f"there is no file {place / (split + '*' + suffix) if place.is_dir() else place}")
+    return found
+
+
+def jsonl(split: str, path: str = "") -> Iterator[Row]:
+    """One JSON object a line. `DataError` names the line that is not."""
+    for file in _files(path, split, ".jsonl"):
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{file}, line {number}: not valid JSON ({error.msg})") from None
+                if not isinstance(row, dict):
+                    raise DataError(f"{file}, line {number}: holds {type(row).__name__}, expected an object")
+                yield row
+
+
+def parquet(split: str, path: str = "") -> Iterator[Row]:
+    """The rows of Parquet files."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for file in _files(path, split, ".parquet"):
+        try:
+            with pyarrow.parquet.ParquetFile(file) as table:
+                for batch in table.iter_batches():
+                    yield from batch.to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(f"{file} is not a Parquet file: {error}") from None
+
+
+def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
+    """A dataset by its Hugging Face id or local path; `options` go to `datasets.load_dataset`."""
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(path, split=split, **options)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"dataset {path!r}, split {split!r}: {_first_line(error)}") from error
+    yield from rows
+
+
+def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, **config: Any) -> Iterator[Row]:
+    """`size` different problems of the procedural dataset `path`, of one split. A problem's text decides its split, so
+    the splits share none; `config` goes to the dataset. The row is what the dataset's own grader wants to see again."""
+    import reasoning_gym
+
+    if split not in SPLITS:
+        raise DataError(f"reasoning_gym has the splits {', '.join(SPLITS)}, not {split!r}")
+    most = 100 * (size + 10)  # enough for a tenth of the problems many times over, unless the dataset has too few
+    try:
+        dataset = reasoning_gym.create_dataset(path, seed=seed, size=most, **config)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise DataError(f"reasoning_gym dataset {path!r} with {config}: {_first_line(error)}") from error
+    seen: set[str] = set()
+    for entry in (dataset[index] for index in range(most)):
+        question = entry["question"]
+        if question in seen or split_of(question) != split:
+            continue
+        seen.add(question)
+        yield {"prompt": question, **entry, "dataset": {"name": path, **config}}
+        if len(seen) == size:
+            return
+    raise DataError(f"reasoning_gym dataset {path!r}: {size} different {split} problems wanted, {len(seen)} found")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,70 @@
+"""Every wait in the library: a name, who waits, for whom, and a deadline.
+
+A wait that outlasts its deadline raises `StallError` with the table of all waits of the run, so a stall is one message
+that says who waits for whom. The time spent in each wait is kept: the live view and the wait shares read it.
+Time is the event loop's own, so a virtual clock works unchanged.
+"""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from antiphon.errors import StallError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One wait in progress."""
+
+    name: str
+    owner: str
+    on: str
+    since: float  # seconds of the event loop's clock
+    deadline: float  # seconds after `since`
+
+
+class Waits:
+    """The waits of one run."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+        self._open: dict[int, Wait] = {}
+        self._spent: dict[tuple[str, str], float] = defaultdict(float)
+
+    async def wait(self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float) -> T:
+        """Await `awaitable` for at most `deadline` seconds; `StallError` afterwards."""
+        loop = asyncio.get_running_loop()
+        wait = Wait(name=name, owner=owner, on=on, since=loop.time(), deadline=deadline)
+        key = next(self._ids)
+        self._open[key] = wait
+        guard = asyncio.timeout(deadline)
+        try:
+            async with guard:
+                return await awaitable
+        except TimeoutError:
+            if not guard.expired():
+                raise
+            raise StallError(
+                f"{owner} waited more than {deadline:g} s for {on} ({name}). Waiting now:\n{self.table(loop.time())}"
+            ) from None
+        finally:
+            del self._open[key]
+            self._spent[owner, name] += loop.time() - wait.since
+
+    def open(self) -> list[Wait]:
+        """The waits in progress, oldest first."""
+        return list(self._open.values())
+
+    def spent(self, owner: str, name: str) -> float:
+        """Seconds that `owner` has spent in finished waits called `name`."""
+        return self._spent[owner, name]
+
+    def table(self, now: float) -> str:
+        """Who waits for whom, one line each, longest first."""
+        rows = sorted(self._open.values(), key=lambda wait: wait.since)
+        return "\n".join(f"  {w.owner} waits for {w.on} ({w.name}) since {now - w.since:.1f} s" for w in rows) or "  nobody"

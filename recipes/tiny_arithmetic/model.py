@@ -1,0 +1,44 @@
+"""A language model of 850,000 parameters, fresh from a seed, that reads and writes single characters."""
+
+from pathlib import Path
+from typing import Any
+
+CHARACTERS = "0123456789+=,:"
+
+
+def build(directory: Path | str, seed: int = 0) -> None:
+    """Write the model, in float32, and its tokenizer to `directory`; equal seeds give equal weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).to(torch.float32)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def make_tokenizer() -> Any:
+    """One token a character, one that ends a response, one that pads."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
+    characters = Tokenizer(models.WordLevel(vocabulary))
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    characters.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>")

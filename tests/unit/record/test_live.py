@@ -1,0 +1,76 @@
+"""What a person sees of a run."""
+
+import asyncio
+import io
+
+from antiphon.record.live import LiveView, PlainView, make_view
+from antiphon.waits import Waits
+
+METRICS = {
+    "reward/mean": 0.5,
+    "evaluation/accuracy": 0.875,
+    "step/seconds": 1.25,
+    "step/wait_groups_share": 0.4,
+    "age/mean": 0.5,
+    "age/max": 1,
+    "tokens/per_second": 1234.5,
+    "groups/live": 12,
+}
+
+
+def test_a_pipe_gets_one_line_a_step():
+    stream = io.StringIO()
+    view = make_view("auto", stream)
+    assert isinstance(view, PlainView)
+    view.start("demo", "synchronous")
+    view.step(7, 100, METRICS, Waits())
+    view.step(8, 100, {}, Waits())
+    view.message("saved [bold]")
+    view.close()
+    assert stream.getvalue().splitlines() == [
+        "demo: synchronous",
+        "step   7/100  reward 0.500  accuracy 0.875  age 0.50  live 12  tok/s 1234  waited 40%  s 1.25",
+        "step   8/100  ",
+        "saved [bold]",
+    ]
+
+
+def test_the_mode_decides_where_the_stream_does_not():
+    assert isinstance(make_view("on", io.StringIO()), LiveView)
+    assert isinstance(make_view("off", io.StringIO()), PlainView)
+
+
+def test_the_panel_shows_numbers_and_who_waits_for_whom():
+    stream = io.StringIO()
+
+    async def run():
+        view, waits = make_view("on", stream), Waits()
+        view.start("demo", "groups alive 12")
+        never = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [
+                tasks.create_task(
+                    waits.wait(never.wait(), name="tokens", owner=f"episode {i}", on="engine", deadline=1e6)
+                )
+                for i in range(3)
+            ]
+            await asyncio.sleep(0)
+            view.step(7, 100, METRICS, waits)
+            view.step(8, 100, {**METRICS, "reward/mean": 0.75}, waits)
+            view.message("saved [bold]")
+            view.close()  # draws once more
+            for task in waiting:
+                task.cancel()
+
+    asyncio.run(run())
+    drawn = stream.getvalue()
+    for part in ("demo", "8/100", "0.750", "▁█", "0.875", "episode → engine ×3", "1234", "40%", "saved [bold]"):
+        assert part in drawn
+
+
+def test_a_panel_before_the_first_step_is_whole():
+    stream = io.StringIO()
+    view = make_view("on", stream)
+    view.start("demo")
+    view.close()
+    assert "nobody" in stream.getvalue()

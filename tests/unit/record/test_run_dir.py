@@ -1,0 +1,87 @@
+"""The run directory: what is written is whole or not there."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.record.run_dir import RunDirectory, staged, write_json
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_run_has_its_places(tmp_path):
+    run = RunDirectory.create(tmp_path / "runs", "demo")
+    run.write_config("name: demo\n")
+    run.write_summary({"accuracy_after": 0.5, "loss": float("nan"), "steps": [1, float("inf")]})
+    assert run.config.read_text() == "name: demo\n"
+    assert json.loads(run.summary.read_text()) == {"accuracy_after": 0.5, "loss": None, "steps": [1, None]}
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.yaml", "logs", "summary.json"]
+
+
+def test_a_name_that_is_taken_is_refused_with_both_ways_out(tmp_path):
+    RunDirectory.create(tmp_path, "demo").write_config("a")
+    with pytest.raises(ConfigError, match=r"demo exists already: give the run another name .* or --overwrite it"):
+        RunDirectory.create(tmp_path, "demo")
+
+
+def test_an_empty_directory_is_no_run(tmp_path):
+    (tmp_path / "demo").mkdir()
+    RunDirectory.create(tmp_path, "demo")
+
+
+def test_overwriting_removes_the_old_run_whole(tmp_path):
+    old = RunDirectory.create(tmp_path, "demo")
+    old.write_config("old")
+    (old.checkpoints / "step_1").mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (old.path / "link").symlink_to(outside)
+    new = RunDirectory.create(tmp_path, "demo", overwrite=True)
+    assert sorted(path.name for path in new.path.rglob("*")) == ["checkpoints", "logs"]
+    assert (outside / "kept").exists()
+
+
+def test_what_no_run_wrote_is_never_removed(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").touch()
+    with pytest.raises(ConfigError, match="it is not overwritten"):
+        RunDirectory.create(tmp_path, "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").exists()
+
+
+def test_a_kill_before_the_rename_leaves_the_old_file(tmp_path):
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 1})
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from antiphon.record.run_dir import staged
+with staged(Path({str(path)!r})) as file:
+    file.write(b'{{"step": 2}}')
+    file.flush()
+    os.fsync(file.fileno())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert json.loads(path.read_text()) == {"step": 1}
+    write_json(path, {"step": 3})  # what the dead process left is in nobody's way
+    assert json.loads(path.read_text()) == {"step": 3}
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 1})
+    with pytest.raises(TypeError), staged(path) as file:
+        file.write(b"half")
+        raise TypeError
+    with pytest.raises(TypeError):
+        write_json(path, {"step": object()})
+    assert json.loads(path.read_text()) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]

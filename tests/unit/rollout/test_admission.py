@@ -1,0 +1,213 @@
+"""The state machine of admission, driven by hypothesis in every order of events it can meet."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from antiphon.errors import StateError
+from antiphon.rollout.admission import Admission, GroupState
+from antiphon.rollout.config import RolloutConfig
+from antiphon.types import AttemptId, AttemptStatus, PolicyVersion
+
+RATIOS = [Fraction(0), Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(3, 2), Fraction(2), Fraction(11, 4)]
+
+
+def config(**changes) -> RolloutConfig:
+    defaults = {"groups_per_step": 4, "group_size": 2, "async_ratio": 1.0, "sampling": {"max_tokens": 8}}
+    return RolloutConfig(**(defaults | changes))
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Keeps its own books of what was started, when, and how it ended, and compares after every event."""
+
+    @initialize(
+        ratio=st.sampled_from(RATIOS),
+        groups=st.integers(1, 5),
+        size=st.integers(1, 3),
+        extra=st.integers(0, 3),
+        redundancy=st.integers(0, 2),
+        order=st.sampled_from(["fifo", "ready"]),
+        on_expiry=st.sampled_from(["abort", "wait"]),
+        tries=st.integers(1, 3),
+    )
+    def begin(self, ratio, groups, size, extra, redundancy, order, on_expiry, tries):
+        self.ratio = ratio
+        self.config = config(
+            groups_per_step=groups,
+            group_size=size,
+            async_ratio=float(ratio),
+            extra_groups=extra,
+            redundancy=redundancy,
+            order=order,
+            on_expiry=on_expiry,
+            max_attempts=tries,
+        )
+        self.admission = Admission(self.config)
+        self.running: dict[AttemptId, int] = {}  # attempt -> version it started at
+        self.finished: dict[int, dict[AttemptId, int]] = {}
+        self.admitted: list[int] = []  # live groups, oldest admission first
+        self.taken: tuple[int, ...] = ()
+        self.version = 0
+
+    def drop_group(self, group):
+        self.admitted.remove(group)
+        self.finished.pop(group)
+        self.running = {a: v for a, v in self.running.items() if a.group != group}
+
+    @precondition(lambda self: self.admission.room > 0)
+    @rule()
+    def admit(self):
+        started = self.admission.admit()
+        assert len(started) == self.config.group_size + self.config.redundancy
+        self.admitted.append(started[0].group)
+        self.finished[started[0].group] = {}
+        self.running |= dict.fromkeys(started, self.version)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), usable=st.sampled_from([True, True, True, False]))
+    def finish(self, data, usable):
+        attempt = data.draw(st.sampled_from(sorted(self.running)))
+        change = self.admission.finish(attempt, usable)
+        started = self.running.pop(attempt)
+        if usable:
+            self.finished[attempt.group][attempt] = started
+        if change.retry:
+            assert not usable and change.retry.sibling == attempt.sibling and change.retry.attempt == attempt.attempt + 1
+            self.running[change.retry] = self.version
+        rest = {a for a in self.running if a.group == attempt.group}
+        assert change.completed == (usable and len(self.finished[attempt.group]) == self.config.group_size)
+        if change.completed or change.failed:
+            assert set(change.abort) == rest
+            self.running = {a: v for a, v in self.running.items() if a not in rest}
+        if change.failed:
+            assert len(rest) + len(self.finished[attempt.group]) < self.config.group_size
+            self.drop_group(attempt.group)
+        assert self.admission.finish(attempt, usable) == type(change)(), "a late report changes nothing"
+
+    @rule(data=st.data())
+    def filter(self, data):
+        complete = [g for g in self.admitted if self.admission.state(g) is GroupState.COMPLETE]
+        if complete:
+            group = data.draw(st.sampled_from(complete))
+            self.admission.filter(group)
+            self.drop_group(group)
+
+    @precondition(lambda self: not self.taken)
+    @rule()
+    def take(self):
+        taken = self.admission.take()
+        if taken is None:
+            return
+        assert len(set(taken)) == self.config.groups_per_step
+        ages = [self.version - min(self.finished[group].values()) for group in taken]
+        greatest = math.ceil(self.ratio)
+        fraction = self.ratio - math.floor(self.ratio)
+        assert max(ages) <= greatest
+        if fraction:
+            assert ages.count(greatest) <= math.ceil(fraction * self.config.groups_per_step)
+        if self.config.order == "fifo":
+            assert list(taken) == self.admitted[: len(taken)]
+        self.taken = taken
+
+    @precondition(lambda self: self.taken)
+    @rule()
+    def publish(self):
+        before = {g for g in self.admitted if self.admission.state(g) is not None}
+        dropped = self.admission.publish()
+        self.version += 1
+        for group in self.taken:
+            self.drop_group(group)
+        released = {g for g in before - set(self.taken) if self.admission.state(g) is None}
+        assert set(dropped) == {a for a in self.running if a.group in released}
+        for group in released:
+            self.drop_group(group)
+        if self.config.order == "fifo" and not self.config.extra_groups:
+            assert not released, "first-in first-out keeps the bound by construction"
+        self.taken = ()
+
+    @rule()
+    def close_and_begin_again(self):
+        assert set(self.admission.close()) == set(self.running)
+        assert self.admission.live == self.admission.live_attempts() == 0
+        assert self.admission.dispatched == self.admission.ended.total()
+        self.admission = Admission(self.config, PolicyVersion(0, self.version))
+        self.running, self.finished, self.admitted, self.taken = {}, {}, [], ()
+
+    @invariant()
+    def slots_are_bounded(self):
+        if hasattr(self, "admission"):
+            exact = math.ceil((1 + self.ratio) * self.config.groups_per_step) + self.config.extra_groups
+            assert self.admission.live == len(self.admitted) <= exact
+
+    @invariant()
+    def dispatched_is_live_plus_ended(self):
+        if hasattr(self, "admission"):
+            live = len(self.running) + sum(map(len, self.finished.values()))
+            assert self.admission.live_attempts() == live
+            assert self.admission.dispatched == live + self.admission.ended.total()
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+
+
+def run_step(admission: Admission) -> list[int]:
+    """Admit all there is room for, finish everything, take a step; return the ages it trained on."""
+    while admission.room:
+        for attempt in admission.admit():
+            admission.finish(attempt, usable=True)
+    taken = admission.take()
+    assert taken is not None
+    ages = [admission.version.n - admission.started(AttemptId(group, 0, 0)).n for group in taken]
+    admission.publish()
+    return ages
+
+
+@pytest.mark.parametrize(("ratio", "steady"), [(0, [0] * 4), (0.5, [1, 1, 0, 0]), (1, [1] * 4), (1.5, [2, 2, 1, 1]), (2, [2] * 4)])
+def test_steady_state_ages(ratio, steady):
+    admission = Admission(config(async_ratio=ratio))
+    ages = [run_step(admission) for _ in range(8)]
+    assert ages[-1] == steady
+    assert +admission.ended == {AttemptStatus.TRAINED: 8 * 4 * 2}
+
+
+def test_synchronous_run_admits_nothing_while_it_trains():
+    admission = Admission(config(async_ratio=0))
+    for _ in range(4):
+        for attempt in admission.admit():
+            admission.finish(attempt, usable=True)
+    assert admission.take() is not None
+    assert admission.room == 0
+    with pytest.raises(StateError, match="no room"):
+        admission.admit()
+    admission.publish()
+    assert admission.room == 4
+
+
+def test_waiting_for_a_group_that_is_due_instead_of_dropping_it():
+    waits = Admission(config(order="ready", on_expiry="wait", groups_per_step=1, async_ratio=1))
+    slow = waits.admit()
+    for attempt in waits.admit():
+        waits.finish(attempt, usable=True)
+    assert waits.take() is not None and waits.publish() == ()
+    for attempt in waits.admit():
+        waits.finish(attempt, usable=True)
+    assert waits.take() is None, "the slow group would be too old after this step"
+    for attempt in slow:
+        waits.finish(attempt, usable=True)
+    assert waits.take() == (slow[0].group,)
+
+
+def test_dropping_a_group_that_became_too_old():
+    admission = Admission(config(order="ready", groups_per_step=1, async_ratio=0, extra_groups=1))
+    slow = admission.admit()
+    for attempt in admission.admit():
+        admission.finish(attempt, usable=True)
+    assert admission.take() is not None
+    assert admission.publish() == slow
+    assert admission.ended[AttemptStatus.STALE] == len(slow)
+    assert admission.finish(slow[0], usable=True).completed is False

