@@ -263,11 +263,10 @@ def _unknown(keys: Keys, model: type[BaseModel]) -> str:
     owner = _model_at(keys[:-1], model)
     valid = list(owner.model_fields) if owner else []
     key = str(keys[-1])
-    near = difflib.get_close_matches(key, valid, n=1)
-    if near:
-        return f"there is no such key; did you mean {near[0]!r}? Valid here: {', '.join(valid)}"
-    elsewhere = [path for path, name in _paths(model, "") if name == key]
-    hint = f"; did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else ";"
+    # A key that exists in another place was put in the wrong one; only then is it a misspelt one of this place.
+    elsewhere = [path for path, name in _paths(model, "") if name == key][:3]
+    hints = elsewhere or difflib.get_close_matches(key, valid, n=1)
+    hint = f"; did you mean {' or '.join(map(repr, hints))}?" if hints else "."
     return f"there is no such key{hint} Valid here: {', '.join(valid)}"
 
 

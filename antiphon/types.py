@@ -408,7 +408,7 @@ class Pack:
     loss_mask: BoolArray  # [T]
     logprobs: FloatArray  # [T] of the behaviour policy
     advantages: FloatArray  # [T]
-    coefficients: FloatArray  # [T]
+    coefficients: NDArray[np.float64]  # [T] double, so that a test in double precision sees no rounding
     temperatures: FloatArray  # [T]
     streams: Streams = field(default_factory=Streams)  # [T]
 

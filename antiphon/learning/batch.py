@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
 from antiphon.types import (
@@ -109,9 +110,9 @@ def _update(
     return Update(packs=per_rank, loss_tokens=total, samples=len(trajectories), groups=len(groups))
 
 
-def _counted(sample: Sample) -> FloatArray:
+def _counted(sample: Sample) -> NDArray[np.float64]:
     """1 where a token takes part in the loss, [L]. The first token has nothing before it to be predicted from."""
-    counted: FloatArray = (sample.segment.loss_mask & (sample.weights != 0)).astype(np.float32)
+    counted: NDArray[np.float64] = (sample.segment.loss_mask & (sample.weights != 0)).astype(np.float64)
     counted[:1] = 0
     return counted
 
@@ -130,7 +131,7 @@ def _fill(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return [members for _, members in packs]
 
 
-def _pack(rows: Sequence[tuple[Sample, FloatArray]]) -> Pack:
+def _pack(rows: Sequence[tuple[Sample, NDArray[np.float64]]]) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
     lengths: IntArray = np.array([len(segment.tokens) for segment in segments], dtype=np.int32)
@@ -140,7 +141,7 @@ def _pack(rows: Sequence[tuple[Sample, FloatArray]]) -> Pack:
         loss_mask=np.concatenate([coefficients != 0 for _, coefficients in rows]),
         logprobs=np.concatenate([segment.logprobs for segment in segments]),
         advantages=np.concatenate([sample.advantages for sample in samples]),
-        coefficients=np.concatenate([coefficients for _, coefficients in rows]).astype(np.float32),
+        coefficients=np.concatenate([coefficients for _, coefficients in rows]),
         temperatures=np.concatenate([_temperatures(segment) for segment in segments]),
         streams=concatenate([sample.streams for sample in samples]),
     )
@@ -172,6 +173,6 @@ def _supervised_pack(examples: Sequence[tuple[IntArray, IntArray]], total: int) 
         loss_mask=mask,
         logprobs=nothing,
         advantages=nothing,
-        coefficients=(mask / total).astype(np.float32),
+        coefficients=mask / total,
         temperatures=np.ones(len(tokens), dtype=np.float32),
     )

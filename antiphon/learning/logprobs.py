@@ -29,7 +29,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperatures: torch.Tensor,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = temperatures.reciprocal()
+        scale = temperatures.to(_precision(hidden.dtype)).reciprocal()
         logprobs, entropies, normalisers = [], [], []
         for part in range(0, len(hidden), chunk):
             span = slice(part, part + chunk)
@@ -54,7 +54,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for part in range(0, len(hidden), ctx.chunk):
             span = slice(part, part + ctx.chunk)
             logits = _logits(hidden[span], weight, scale[span]) if kept is None else kept
-            logprobs = logits.sub_(normalisers[span, None])
+            logprobs = logits - normalisers[span, None]
             # d logprob_y / d z = onehot_y - p;  d entropy / d z = -p (log p + entropy)
             factor = -grad_logprobs[span, None]
             if with_entropy:
@@ -70,6 +70,8 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Tempered logits [n, V], in float32 at least."""
     logits = hidden @ weight.T
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    return logits.mul_(scale[:, None])
+    return logits.to(_precision(logits.dtype)).mul_(scale[:, None])
+
+
+def _precision(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

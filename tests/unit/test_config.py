@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.config import Config, dump, import_folder, load
@@ -358,6 +358,7 @@ def test_other_readers_of_yaml_agree(config):
     stop=st.lists(TEXT, max_size=3),
     sft=st.booleans(),
 )
+@settings(max_examples=30)
 def test_a_run_survives_the_trip(scratch, seed, system, ratio, rate, on_update, stop, sft):
     raw = yaml.safe_load(BASE)
     raw |= {"seed": seed, "learner": {"optimizer": {"learning_rate": rate}}}

@@ -19,11 +19,6 @@ OBEY = ("hostile_rewards:obey", {})
 EMPTY = Transcript([])
 
 
-@pytest.fixture(autouse=True)
-def hostile_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
 def pool(workers: int = 1, deadline: float = 2.0, **rewards: tuple[str, dict[str, Any]]) -> GradingPool:
     config = GradingConfig(workers=workers, deadline=deadline)
     return GradingPool(rewards or {"obey": OBEY}, config, Waits())

@@ -78,7 +78,9 @@ def test_huggingface_loads_a_local_dataset(tmp_path: Path) -> None:
 
 def test_reasoning_gym_splits_share_no_problem() -> None:
     options = {"size": 40, "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
-    splits = [load("reasoning_gym", path="chain_sum", split=s, options=options) for s in ("train", "validation", "test")]
+    splits = [
+        load("reasoning_gym", path="chain_sum", split=s, options=options) for s in ("train", "validation", "test")
+    ]
     texts = [{prompt.messages[0].content for prompt in split} for split in splits]
     assert [len(text) for text in texts] == [40, 40, 40]
     assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
@@ -128,7 +130,10 @@ def test_ids_are_distinct_and_do_not_depend_on_the_order(numbers: list[int], ran
     "rows, message",
     [
         ([], "there are no prompts"),
-        ([{"promt": "a", "answer": 1}], "row 1: there is no column 'prompt': did you mean 'promt'. it has promt, answer"),
+        (
+            [{"promt": "a", "answer": 1}],
+            "row 1: there is no column 'prompt': did you mean 'promt'. it has promt, answer",
+        ),
         ([{"prompt": "a"}, {"prompt": 3}], "row 2, column 'prompt': holds int, expected a string or a list"),
         ([{"prompt": []}], "holds list, expected"),
         ([{"prompt": [{"role": "user"}]}], "a message is a mapping with the strings"),

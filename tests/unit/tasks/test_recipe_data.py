@@ -1,13 +1,10 @@
 """The data and models that recipes bring along."""
 
-import os
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))  # the recipes lie beside the package, not in it
 
 from antiphon.errors import DataError
 from antiphon.tasks.config import PromptsConfig, TaskConfig
@@ -78,7 +75,7 @@ def test_smollm2_renders_as_transformers_does(tmp_path: Path) -> None:
 
     for file in converted[0].parent.iterdir():  # all but the weights, which are large
         if file.suffix != ".safetensors":
-            os.link(file, tmp_path / file.name)
+            shutil.copy(file, tmp_path)
     tokenizer, renderer = AutoTokenizer.from_pretrained(tmp_path), Renderer(tmp_path)
     talk = [Message("user", "What is 2+3?"), Message("assistant", "5"), Message("user", "Naïve café, 3 ≠ 4\n\n ok")]
     plain = [{"role": message.role, "content": message.content} for message in talk]

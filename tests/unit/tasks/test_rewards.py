@@ -76,7 +76,7 @@ def test_math_without_a_box_is_an_option(response: str, value: float) -> None:
 
 
 def test_an_answer_that_hangs_the_verifier_is_ungraded_and_the_others_are_scored() -> None:
-    responses = ["5", "9^{9^{9^9}}", "(x+1)^{3000}", "2+3", "7"]
+    responses = ["5", "9^{9^9}", "2+3", "7"]
 
     async def run() -> list[Score]:
         config = GradingConfig(workers=1, deadline=1.5)
@@ -85,7 +85,7 @@ def test_an_answer_that_hangs_the_verifier_is_ungraded_and_the_others_are_scored
             return await asyncio.gather(*(pool.score(prompt, answer(rf"\boxed{{{text}}}")) for text in responses))
 
     scores = asyncio.run(run())
-    assert [score.value for score in scores][0::3] == [1.0, 1.0] and scores[4].value == 0.0
+    assert [score.value for score in scores] == [1.0, None, 1.0, 0.0]
     assert scores[1] == Score.ungraded("timed out after 1.5 s")
 
 

@@ -1,0 +1,87 @@
+"""What benchmarks share: the machine's own speed, the model they run, and how a result is written."""
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def device_name() -> str:
+    """Which results may be compared: `cpu-2core`, `nvidia-h200`."""
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name()).lower().replace(" ", "-")
+    return f"cpu-{len(os.sched_getaffinity(0))}core"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes, the device's part included."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def matmul_peak(dtype: torch.dtype = torch.float32, tries: int = 5) -> float:
+    """Floating-point operations a second that a large square matrix product reaches here and now: the best of `tries`."""
+    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 1536)
+    a = torch.randn(size, size, dtype=dtype, device=device)
+    torch.mm(a, a)
+    return max(2 * size**3 / seconds(lambda: torch.mm(a, a)) for _ in range(tries))
+
+
+def smollm2() -> Path:
+    """The directory of SmolLM2-135M-Instruct, made at the first call (half a minute) and kept in the user's cache."""
+    directory = Path.home() / ".cache" / "antiphon" / "smollm2-135m-instruct"
+    if not (directory / "config.json").exists():
+        recipe = ROOT / "recipes" / "smollm2_arithmetic" / "model.py"
+        spec = importlib.util.spec_from_file_location("smollm2_recipe", recipe)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+            module.build(Path(scratch) / "model")
+            (Path(scratch) / "model").rename(directory)
+    return directory
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A plain table, numbers to the right."""
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+
+    def line(cells: list[str]) -> str:
+        return "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
+
+    return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def write_result(name: str, figures: Mapping[str, float], out: Path | None = None) -> Path:
+    """Write `benchmarks/results/<device>/<name>.json`, or `out`: command, commit, device, versions and figures."""
+    device = device_name()
+    path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    packages = ("torch", "transformers", "numpy")
+    result = {
+        "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+        "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
+        "device": device,
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "figures": {key: round(value, 4) for key, value in figures.items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return path

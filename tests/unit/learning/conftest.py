@@ -1,0 +1,83 @@
+"""Small models and random samples for the tests of the learner."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.torch_learner import TorchLearner
+from antiphon.types import (
+    AttemptId,
+    AttemptStatus,
+    FinishReason,
+    PolicyVersion,
+    Sample,
+    Sampling,
+    Score,
+    Segment,
+    Streams,
+    TrajectoryMeta,
+    Turn,
+)
+
+VOCABULARY = 31
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "tied llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)),
+}
+
+
+@pytest.fixture(scope="session")
+def model_directories(tmp_path_factory):
+    """A directory with random weights for each kind of model."""
+    torch.set_num_threads(1)
+    directories = {}
+    for name, make in MODELS.items():
+        torch.manual_seed(7)
+        directories[name] = tmp_path_factory.mktemp(name.replace(" ", "_"))
+        make().save_pretrained(directories[name])
+    return directories
+
+
+def make_learner(directory, **config) -> TorchLearner:
+    return TorchLearner(str(directory), LearnerConfig(**config), seed=0)
+
+
+def make_sample(rng: np.random.Generator, length: int, number: int, temperature: float = 1.0) -> Sample:
+    """A segment of one turn, sampled after a prompt of at least one token."""
+    start = int(rng.integers(1, length))
+    mask = np.arange(length) >= start
+    sampling = Sampling(max_tokens=length, temperature=temperature)
+    return Sample(
+        meta=TrajectoryMeta(
+            id=AttemptId(number, 0, 0),
+            prompt_id=str(number),
+            task="test",
+            started=PolicyVersion(0, 0),
+            newest=PolicyVersion(0, 0),
+            status=AttemptStatus.FINISHED,
+            score=Score.of(1.0),
+        ),
+        segment=Segment(
+            tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -rng.random(length) * 4, 0).astype(np.float32),
+            versions=np.zeros(length, np.int32),
+            turns=(Turn(start=start, stop=length, sampling=sampling, finish=FinishReason.STOP),),
+        ),
+        streams=Streams(),
+        advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+        weights=np.ones(length, np.float32),
+    )

@@ -1,0 +1,80 @@
+"""Cutting groups into updates and packs: nothing lost, nothing twice, budgets kept, counts of the whole."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.learning.batch import build_batch, pack_samples, split_packs, supervised_batch
+
+from .conftest import make_sample
+
+
+def groups_of(rng, lengths):
+    samples = [make_sample(rng, length, i) for i, length in enumerate(lengths)]
+    return [samples[i : i + 2] for i in range(0, len(samples), 2)]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(2, 30), min_size=4, max_size=16),
+    budget=st.integers(1, 80),
+    minibatches=st.integers(1, 2),
+    epochs=st.integers(1, 2),
+    ranks=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, epochs, ranks, seed):
+    groups = groups_of(np.random.default_rng(seed), lengths)
+    batch = build_batch(
+        groups,
+        aggregation="token_mean",
+        max_tokens=30,
+        minibatches=minibatches,
+        epochs=epochs,
+        tokens_per_pack=budget,
+        ranks=ranks,
+    )
+    assert len(batch.updates) == minibatches * epochs
+    for epoch in range(epochs):
+        updates = batch.updates[epoch * minibatches : (epoch + 1) * minibatches]
+        packs = [pack for update in updates for rank in update.packs for pack in rank]
+        assert sorted(int(n) for pack in packs for n in pack.lengths) == sorted(lengths)
+        assert all(len(pack.tokens) <= budget or len(pack.lengths) == 1 for pack in packs)
+        for update in updates:
+            assert len(update.packs) == ranks
+            mask = sum(int(pack.loss_mask.sum()) for rank in update.packs for pack in rank)
+            total = sum(float(pack.coefficients.sum()) for rank in update.packs for pack in rank)
+            assert mask == update.loss_tokens
+            assert np.isclose(total, 1.0), "coefficients of a token mean sum to one over the whole update"
+        assert sum(update.groups for update in updates) == len(groups)
+
+
+def test_weights_take_tokens_out_of_the_count():
+    rng = np.random.default_rng(0)
+    samples = [make_sample(rng, 10, i) for i in range(4)]
+    samples[1].weights[:] = 0
+    batch = build_batch([samples], aggregation="sequence_mean_token_mean", max_tokens=10, tokens_per_pack=100)
+    (update,) = batch.updates
+    ((pack,),) = update.packs
+    assert len(pack.lengths) == 3
+    assert np.isclose(pack.coefficients.sum(), 1.0)
+    assert update.samples == 4
+
+
+@given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=10), budget=st.integers(1, 60))
+def test_scores_of_packs_go_back_to_their_samples(lengths, budget):
+    samples = [make_sample(np.random.default_rng(i), length, i) for i, length in enumerate(lengths)]
+    members, packs = pack_samples(samples, budget)
+    back = split_packs(members, packs, [pack.logprobs * 2 for pack in packs])
+    for index, sample in enumerate(samples):
+        np.testing.assert_array_equal(back[index], sample.segment.logprobs * 2)
+
+
+def test_supervised_batch_predicts_responses_only():
+    rng = np.random.default_rng(0)
+    examples = [(rng.integers(0, 9, n).astype(np.int32), rng.integers(0, 9, 3).astype(np.int32)) for n in (2, 5, 9)]
+    (update,) = supervised_batch(examples, tokens_per_pack=10).updates
+    (packs,) = update.packs
+    assert len(packs) > 1
+    assert sum(int(pack.loss_mask.sum()) for pack in packs) == 9
+    assert np.isclose(sum(float(pack.coefficients.sum()) for pack in packs), 1.0)

@@ -1,0 +1,92 @@
+"""The learner: schedule, updates, checkpoints."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.errors import DataError
+from antiphon.learning.batch import supervised_batch
+from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.torch_learner import rate_at
+from antiphon.weights.shared_memory import receive
+
+from .conftest import make_learner
+
+
+def examples(count: int = 8):
+    rng = np.random.default_rng(0)
+    return [(rng.integers(0, 31, 4).astype(np.int32), rng.integers(0, 31, 5).astype(np.int32)) for _ in range(count)]
+
+
+def test_it_learns_what_it_is_shown(model_directories):
+    learner = make_learner(model_directories["llama"], tokens_per_pack=40)
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 60)
+    batch = supervised_batch(examples(), 40)
+    losses = [learner.step(batch)["loss"] for _ in range(60)]
+    assert losses[0] > 3 and losses[-1] < 0.1
+
+
+def test_its_log_probs_are_those_of_transformers(model_directories):
+    for directory in model_directories.values():
+        learner = make_learner(directory)
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        ((packs,),) = [update.packs for update in supervised_batch(examples(5), 22).updates]
+        for pack, scored in zip(packs, learner.score(list(packs)), strict=True):
+            for tokens, got in zip(*(np.split(a, np.cumsum(pack.lengths)[:-1]) for a in (pack.tokens, scored)), strict=True):
+                logits = model(torch.from_numpy(tokens)[None].long()).logits[0].log_softmax(-1).detach()
+                want = [float(logits[i - 1, tokens[i]]) if i >= 4 else 0.0 for i in range(len(tokens))]
+                np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
+    learner = make_learner(model_directories["tied llama"])
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 3)
+    learner.step(supervised_batch(examples(), 100))
+    learner.save(tmp_path / "step_000001", {"step": 1})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001")
+    for (name, ours), (_, theirs) in zip(learner.model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert json.loads((tmp_path / "step_000001" / "progress.json").read_text()) == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_published_weights_are_its_own(model_directories, tmp_path):
+    learner = make_learner(model_directories["tied llama"])
+    update = learner.publish(3, tmp_path)
+    received = {name: tensor.clone() for name, tensor in receive(update)}
+    assert update.version == 3
+    assert all(torch.equal(received[name], p) for name, p in learner.model.named_parameters())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(model_directories):
+    learner = make_learner(model_directories["llama"])
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(), 3)
+    next(learner.model.parameters()).data[:] = float("nan")
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        learner.step(supervised_batch(examples(), 100))
+
+
+def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        make_learner(tmp_path)
+
+
+@given(
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 10),
+    total=st.integers(11, 100),
+    final=st.floats(0, 1),
+)
+def test_schedule_rises_then_falls_to_its_end(schedule, warmup, total, final):
+    config = OptimizerConfig(schedule=schedule, warmup_steps=warmup, final_ratio=final)
+    rates = [rate_at(config, n, total) for n in range(total + 1)]
+    assert all(b >= a for a, b in zip(rates[:warmup], rates[1:warmup], strict=False))
+    assert all(b <= a + 1e-12 for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else final)

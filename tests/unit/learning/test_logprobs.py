@@ -1,0 +1,31 @@
+"""Chunked log-probs and entropies against torch's own, values and derivatives."""
+
+import pytest
+import torch
+
+from antiphon.learning.logprobs import token_logprobs
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(11, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(13, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 13, (11,), generator=generator)
+    temperatures = torch.rand(11, generator=generator, dtype=torch.float64) + 0.5
+    return hidden, weight, targets, temperatures
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+def test_values_are_those_of_log_softmax(inputs, chunk):
+    hidden, weight, targets, temperatures = inputs
+    logprobs, entropies = token_logprobs(hidden, weight, targets, temperatures, chunk)
+    whole = torch.log_softmax(hidden @ weight.T / temperatures[:, None], -1)
+    torch.testing.assert_close(logprobs, whole[torch.arange(11), targets])
+    torch.testing.assert_close(entropies, -(whole.exp() * whole).sum(-1))
+
+
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_derivatives_are_right(inputs, chunk):
+    hidden, weight, targets, temperatures = inputs
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, temperatures, chunk), (hidden, weight))
