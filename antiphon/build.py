@@ -35,8 +35,9 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import shared_directory
-from antiphon.workers import WorkerHandle
+from antiphon.workers import Worker, WorkerHandle
 
+INTERRUPTED = 130  # exit code of what Ctrl-C ended
 RECEIVE = "antiphon.weights.shared_memory:receive"  # the engines' end of the weight channel
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
@@ -63,7 +64,9 @@ async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any]) -
         demanded = config.evaluation.minimum_accuracy
         accuracy = "" if after is None else f"held-out accuracy {before:.3f} before, {after:.3f} after; "
         run.parts.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {run.parts.directory.path}")
-        if demanded and after < demanded and not summary["stopped_early"]:
+        if summary["stopped_early"]:
+            return INTERRUPTED
+        if demanded and after < demanded:
             run.parts.view.message(f"below the {demanded:g} that evaluation.minimum_accuracy demands")
             return 1
     return 0
@@ -90,10 +93,10 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         exchange = shared_directory(config.name)
         stack.callback(shutil.rmtree, exchange)
 
-        model = model_directory(config.model.path, directory.path / "model", config.seed)
         waits = Waits()
         cluster = LocalCluster(debug=config.cluster.debug, logs=directory.logs)
         stack.push_async_callback(cluster.close)
+        model = await model_directory(cluster, config.model.path, directory.path / "model", config.seed)
         learner, learners = _start_learner(cluster, "learner", model, config)
         reference, references = None, []
         if config.algorithm.kl_coefficient:
@@ -162,13 +165,23 @@ async def _start_rollouts(
     return pool, episodes, renderer, handles
 
 
-def model_directory(path: str, target: Path, seed: int) -> Path:
+class ModelBuilder(Worker):
+    """Runs the user's function that writes a model, so that what it imports stays out of the controller."""
+
+    def build(self, path: str, target: Path, seed: int) -> None:
+        """Call package.module:function with (target, seed)."""
+        import_path(path, "model")(target, seed)
+
+
+async def model_directory(cluster: LocalCluster, path: str, target: Path, seed: int) -> Path:
     """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
     Face id."""
     if Path(path).is_dir():
         return Path(path)
     if ":" in path:
-        import_path(path, "model")(target, seed)
+        builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
+        await builder.call("build", path, target, seed)
+        await builder.close()
         return target
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -197,7 +210,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         waits = Waits()
         cluster = LocalCluster(debug=config.cluster.debug)
         stack.push_async_callback(cluster.close)
-        directory = model_directory(model, Path(model), config.seed)
+        directory = await model_directory(cluster, model, Path(), config.seed)
         _, episodes, _, workers = await _start_rollouts(stack, cluster, directory, config, waits)
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:

@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -198,12 +199,14 @@ def _serve(connection: Connection, factory: str, args: tuple[Any, ...], log: Pat
         worker.close()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the controller is gone; so is the reason to live
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the boundary at which a worker's death becomes a message
         with suppress(OSError):
             post("died", None, error if isinstance(error, AntiphonError) else traceback.format_exc())
         traceback.print_exc()
     finally:
-        connection.close()
+        # Closing alone would not be noticed while the other thread reads, and this may be a thread of the controller.
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def _answer(worker: Worker, inbox: "queue.SimpleQueue[Any]", post: Callable[[str, int | None, Any], None]) -> None:
@@ -226,7 +229,7 @@ def _answer(worker: Worker, inbox: "queue.SimpleQueue[Any]", post: Callable[[str
         else:
             if key is not None:
                 post("result", key, result)
-        more = more or inbox.empty() and worker.advance()
+        more = more or (inbox.empty() and worker.advance())
 
 
 def _receive(connection: Connection, inbox: "queue.SimpleQueue[Any]") -> None:

@@ -156,7 +156,10 @@ class GradingPool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        for worker in self._workers:  # killed by their keepers, who were cancelled before they saw it
+            await worker.process.wait()
         self._keepers.clear()
+        self._workers.clear()
 
     # --- one worker after the other -----------------------------------------------------------------------------------
 
@@ -174,28 +177,28 @@ class GradingPool:
                     while (answer := await worker.read()) is not None:
                         self._answered(worker, answer)
                 finally:
-                    await self._bury(worker)
+                    self._end(worker)
+                    await worker.process.wait()
                 self._recover(worker)
-        except Exception as error:  # named boundary: those who wait for the pool raise it
+        except Exception as error:  # noqa: BLE001 - named boundary: those who wait for the pool raise it
             self._break(error)
 
     async def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                _PROGRAM.format(path=sys.path, descriptor=theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is ours to handle, and killing the group ends what a reward started
-            )
-        except BaseException:
-            writer.close()
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-c",
+                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started
+                )
+            except BaseException:
+                writer.close()
+                raise
         worker = _Worker(process, reader, writer)
         self._workers.add(worker)
         self.stats.processes += 1
@@ -218,16 +221,14 @@ class GradingPool:
             )
             raise WorkerDied(f"a grading worker ended with {_ending(code)} before it was ready")
 
-    async def _bury(self, worker: _Worker) -> None:
-        """Make sure that nothing of the worker runs on, whatever ended it."""
-        self._workers.discard(worker)
+    def _end(self, worker: _Worker) -> None:
+        """Make sure that nothing of the worker runs on, whatever ended it, and that it gets no more work."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker.timer is not None:
             worker.timer.cancel()
         worker.kill()
         worker.writer.close()
-        await worker.process.wait()
 
     # --- work and answers ---------------------------------------------------------------------------------------------
 
@@ -300,6 +301,7 @@ class GradingPool:
         What the worker had answered before it ended has been read by now, so an item that was overdue may be graded
         after all; then none is to blame.
         """
+        self._workers.discard(worker)
         left = worker.batch
         culprit = left[0] if left else None
         if culprit is not None and culprit is worker.overdue:

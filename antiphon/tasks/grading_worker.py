@@ -87,7 +87,7 @@ def _grade(reward: Reward, content: bytes) -> bytes:
     try:
         verdict = reward(*pickle.loads(content))
         return frame(Graded(verdict if isinstance(verdict, Score) else _score(verdict)))
-    except (Exception, SystemExit) as error:  # named boundary: user code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
         return frame(Graded(Score.ungraded(_one_line(error)), raised=True))
 
 

@@ -214,9 +214,10 @@ def slot_attention(
         )
     kv = slot_batch.cache.layer(module.layer_idx, key)
     _write(kv, key, value, slot_batch)
-    tokens = query[0].transpose(0, 1)  # [T, heads, head_dim]
+    # [T, heads, head_dim]; contiguous, since fused kernels want a dense head_dim and `linear` may have turned it.
+    tokens = query[0].transpose(0, 1).contiguous()
     parts = [_attend_rows(rows, tokens, kv, scaling) for rows in slot_batch.rows]
-    parts += [_attend_chunk(chunk, query, kv, scaling) for chunk in slot_batch.chunks]
+    parts += [_attend_chunk(chunk, tokens, kv, scaling) for chunk in slot_batch.chunks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -237,10 +238,11 @@ def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) 
     return out if rows.gather is None else out[rows.gather]
 
 
-def _attend_chunk(chunk: Chunk, query: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+def _attend_chunk(chunk: Chunk, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
     keys, values = kv[:, chunk.slot : chunk.slot + 1, :, : chunk.length].unbind(0)
+    query = tokens[chunk.begin : chunk.end].transpose(0, 1)[None]
     out = scaled_dot_product_attention(
-        query[:, :, chunk.begin : chunk.end],
+        query,
         keys,
         values,
         attn_mask=chunk.mask,

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import NAME
+from antiphon.engines.native.linear import speed_up_linears
 from antiphon.errors import UnsupportedError
 
 
@@ -27,6 +28,7 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
     _require_supported(model)
     prepared: Any = model.to(device=device, dtype=dtype).eval()  # type: ignore[arg-type]
     prepared.set_attn_implementation(NAME)
+    speed_up_linears(prepared)
     return prepared
 
 

@@ -22,7 +22,7 @@ class GuessNumber:
         self._highest = highest
         self._guesses = guesses
         self._closeness = closeness
-        self._secret = 0  # 0: no game
+        self._secret = self._left = 0  # no game
         self._known = (1, highest)
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:

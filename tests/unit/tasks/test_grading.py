@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from antiphon.tasks.grading import GradingPool
 from antiphon.types import Message, Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
 
-OBEY = ("hostile_rewards:obey", {})
+OBEY: tuple[str, dict[str, Any]] = ("tests.unit.tasks.hostile_rewards:obey", {})
 EMPTY = Transcript([])
+Rewards = dict[str, tuple[str, dict[str, Any]]]
 
 
-def pool(workers: int = 1, deadline: float = 2.0, **rewards: tuple[str, dict[str, Any]]) -> GradingPool:
+def pool(workers: int = 1, deadline: float = 2.0, rewards: Rewards | None = None) -> GradingPool:
     config = GradingConfig(workers=workers, deadline=deadline)
     return GradingPool(rewards or {"obey": OBEY}, config, Waits())
 
@@ -34,7 +37,8 @@ def graded(grading: GradingPool, *payloads: Any) -> list[Score]:
     async def body(grading: GradingPool) -> list[Score]:
         return await asyncio.gather(*(grading.score(prompt(payload), EMPTY) for payload in payloads))
 
-    return with_pool(grading, body)
+    scores: list[Score] = with_pool(grading, body)
+    return scores
 
 
 def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]]) -> Any:
@@ -97,7 +101,7 @@ def test_many_failures_at_once_lose_no_grading() -> None:
         "exit": ScoreStatus.INFRASTRUCTURE,
         "kill": ScoreStatus.INFRASTRUCTURE,
     }
-    payloads = [kind for kind in kinds for _ in range(2)] + list(range(120))
+    payloads = [*kinds, "raise", "exit", *range(120)]
     payloads = [payloads[place * 37 % len(payloads)] for place in range(len(payloads))]
     scores = graded(pool(workers=2), *payloads)
     for payload, score in zip(payloads, scores, strict=True):
@@ -133,38 +137,38 @@ def test_each_task_has_its_reward_and_options() -> None:
     async def body(grading: GradingPool) -> list[Score]:
         return await asyncio.gather(*(grading.score(prompt(3, task), EMPTY) for task in ("plain", "scaled", "offset")))
 
-    rewards: dict[str, tuple[str, dict[str, Any]]] = {
+    rewards: Rewards = {
         "plain": OBEY,
-        "scaled": ("hostile_rewards:Scaled", {"factor": 2.0}),
-        "offset": ("hostile_rewards:offset", {"by": 0.5}),
+        "scaled": ("tests.unit.tasks.hostile_rewards:Scaled", {"factor": 2.0}),
+        "offset": ("tests.unit.tasks.hostile_rewards:offset", {"by": 0.5}),
     }
-    assert [score.value for score in with_pool(pool(**rewards), body)] == [3.0, 6.0, 3.5]
+    assert [score.value for score in with_pool(pool(rewards=rewards), body)] == [3.0, 6.0, 3.5]
 
 
 @pytest.mark.parametrize(
     "reward, options, message",
     [
         ("no_such_module:grade", {}, "no module 'no_such_module'"),
-        ("hostile_rewards:obye", {}, "did you mean 'obey'"),
-        ("hostile_rewards:Unbuildable", {}, "OSError: the judge's key is missing"),
-        ("hostile_rewards:Scaled", {"factr": 2.0}, "factr"),
-        ("hostile_rewards:offset", {"b": 2.0}, "unexpected keyword argument 'b'"),
+        ("tests.unit.tasks.hostile_rewards:obye", {}, "did you mean 'obey'"),
+        ("tests.unit.tasks.hostile_rewards:Unbuildable", {}, "OSError: the judge's key is missing"),
+        ("tests.unit.tasks.hostile_rewards:Scaled", {"factr": 2.0}, "factr"),
+        ("tests.unit.tasks.hostile_rewards:offset", {"b": 2.0}, "unexpected keyword argument 'b'"),
     ],
 )
 def test_a_reward_that_cannot_be_built_ends_the_run_at_once(reward: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        graded(pool(workers=2, bad=(reward, options)))
+        graded(pool(workers=2, rewards={"bad": (reward, options)}))
     assert not children()
 
 
 def test_an_unknown_name_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="did you mean 'math'"):
-        pool(task=("maths", {}))
+        pool(rewards={"task": ("maths", {})})
 
 
 def test_a_worker_that_cannot_start_ends_the_run() -> None:
     with pytest.raises(WorkerDied, match="exit code 3 before it was ready"):
-        graded(pool(bad=("hostile_rewards:Dying", {})))
+        graded(pool(rewards={"bad": ("tests.unit.tasks.hostile_rewards:Dying", {})}))
 
 
 def test_closing_leaves_no_process_and_no_waiting_caller() -> None:
@@ -180,7 +184,7 @@ def test_closing_leaves_no_process_and_no_waiting_caller() -> None:
 
 
 def test_what_cannot_be_sent_is_named() -> None:
-    with pytest.raises(DataError, match="prompt obey/.* cannot be sent"):
+    with pytest.raises(DataError, match=r"prompt obey/.* cannot be sent"):
         graded(pool(), lambda: None)
 
 
@@ -188,3 +192,22 @@ def test_workers_do_not_import_torch_and_are_other_processes() -> None:
     modules, pid = graded(pool(), "modules", "pid")
     assert "torch" not in modules.detail.split(",")
     assert pid.value != os.getpid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent death signal is Linux's")
+def test_a_hanging_worker_does_not_outlive_a_killed_run() -> None:
+    program = """
+import asyncio, os, signal
+from tests.unit.tasks.test_grading import EMPTY, pool, prompt
+
+async def run():
+    async with pool(deadline=600.0) as grading:
+        calls = [asyncio.ensure_future(grading.score(prompt(payload), EMPTY)) for payload in (0, "spin")]
+        await calls[0]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(run())
+"""
+    # The worker holds the pipe of the standard output too: reading it ends when the worker has.
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == -9

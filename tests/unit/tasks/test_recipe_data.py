@@ -12,6 +12,7 @@ from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
 from antiphon.types import Message
 from recipes.smollm2_arithmetic import model as smollm2
+from recipes.smollm2_arithmetic import task as chat_task
 from recipes.tiny_arithmetic import model, task
 
 
@@ -58,6 +59,18 @@ def test_the_tiny_model_follows_its_seed_and_reads_characters(tmp_path: Path) ->
     assert len(tokens) == 6 + 7 + 1 and tokens.max() < loaded.config.vocab_size
     assert tokenizer.encode("37+45=12,8:82<eos>") == tokens.tolist()
     assert renderer.decode(tokens) == "37+45=12,8:82"
+
+
+def test_chat_problems_show_two_turns_and_share_none_between_splits() -> None:
+    splits = [list(chat_task.problems(split, size=60)) for split in ("train", "validation", "test")]
+    questions = [{row["prompt"][-1]["content"] for row in rows} for rows in splits]
+    assert [len(some) for some in questions] == [60, 60, 60] and len(set.union(*questions)) == 180
+    assert not {f"{shown} =" for shown in chat_task.SHOWN} & set.union(*questions)
+    row = splits[0][0]
+    assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert row["response"] == f"{row['prompt'][-1]['content']} {row['answer']}"
+    left, right = row["metadata"]["expression"].split(" + ")
+    assert int(row["answer"]) == int(left) + int(right) < 200
 
 
 def test_the_missing_wheel_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_environment_return_sums_the_turns() -> None:
 
 
 def test_options_that_a_reward_does_not_take() -> None:
-    with pytest.raises(ConfigError, match="reward 'math' is called with .*unexpected keyword argument 'boxed'"):
+    with pytest.raises(ConfigError, match=r"reward 'math' is called with .*unexpected keyword argument 'boxed'"):
         build_reward("math", {"boxed": True})
     with pytest.raises(ConfigError, match="unexpected keyword argument 'patern'"):
         build_reward("exact_match", {"patern": "x"})

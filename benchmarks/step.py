@@ -1,0 +1,209 @@
+"""One GRPO step of SmolLM2-135M-Instruct in float32, against TRL's GRPOTrainer: time and memory.
+
+    python benchmarks/step.py --rounds 2 --steps 3
+
+Both get the same model directory, the same chat prompts and the same work: 8 prompts x 8 siblings x exactly 64 tokens a
+step, one AdamW update, no reference model, rewards that differ between siblings so that every sequence is trained on.
+TRL and ours synchronous have two CPU threads, since their phases take turns; ours asynchronous has one for the engine and
+`--learner-threads` for the learner. All three run one after the other, and again in each round; the first `--warm` steps
+of each run are left out, and figures are medians of what remains. Memory is the peak over those steps of the summed
+proportional set size of all processes of a system. TRL gets a virtual environment of its own in the user's cache.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import yaml
+from _common import ROOT, seconds, smollm2, table, write_result
+
+TRL = {"torch": "2.13.0", "trl": "1.16.0", "transformers": "5.23.0"}  # torch is pinned, else pip may bring CUDA's
+GROUPS, SIBLINGS, TOKENS, THREADS = 8, 8, 64, 2
+LEARNING_RATE = 1e-6
+QUESTIONS = [f"What is {a} + {a + 19}?" for a in range(12, 12 + GROUPS)]
+SAMPLE_SECONDS = 0.5
+REWARD = '''"""A score that differs between siblings, as good as at random: a checksum of the text."""
+
+import zlib
+
+
+def spread(prompt, transcript):
+    return zlib.crc32(transcript.response.encode()) / 2**32
+'''
+
+
+@dataclass
+class Measured:
+    """One system over all rounds."""
+
+    steps: list[float] = field(default_factory=list)  # seconds
+    peaks: list[float] = field(default_factory=list)  # bytes, one a run
+    parts: Counter[str] = field(default_factory=Counter)  # bytes of each process at the peak of the last run
+    phases: dict[str, list[float]] = field(default_factory=dict)  # seconds of what a step reports of itself
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of the median step."""
+        return GROUPS * SIBLINGS / statistics.median(self.steps)
+
+    @property
+    def gibibytes(self) -> float:
+        """Median peak."""
+        return statistics.median(self.peaks) / 2**30
+
+
+# --- what both are given -----------------------------------------------------------------------------------------------
+
+
+def endless_model(folder: Path) -> Path:
+    """SmolLM2 in `folder`, without an end token: every completion gets as many tokens as it may have."""
+    source = smollm2()
+    folder.mkdir()
+    for file in source.iterdir():
+        if file.name != "generation_config.json":
+            (folder / file.name).symlink_to(file)
+    settings = json.loads((source / "generation_config.json").read_text(encoding="utf-8"))
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": None}), encoding="utf-8")
+    return folder
+
+
+def trl_python() -> Path:
+    """The interpreter of TRL's environment, made at the first call."""
+    home = Path.home() / ".cache" / "antiphon" / "venvs" / f"trl-{TRL['trl']}"
+    python = home / "bin" / "python"
+    check = "import sys; from importlib.metadata import version; assert all(version(p) == v for p, v in %r.items())" % TRL
+    if not python.exists() or subprocess.run([python, "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
+        print("installing TRL; this happens once", flush=True)
+        venv.create(home, with_pip=True)
+        pins = [f"{package}=={number}" for package, number in TRL.items()]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *pins], check=True)
+    return python
+
+
+def trl_command(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[str], Path]:
+    """How to run TRL, and the file where a line appears after each step."""
+    metrics = folder / "metrics.jsonl"
+    spec = {
+        "model": str(model),
+        "questions": QUESTIONS,
+        "prompts_per_step": GROUPS,
+        "group_size": SIBLINGS,
+        "tokens": TOKENS,
+        "threads": THREADS,
+        "steps": args.warm + args.steps,
+        "micro_batch": args.trl_micro,
+        "learning_rate": LEARNING_RATE,
+        "output": str(folder / "output"),
+        "metrics": str(metrics),
+    }
+    (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+    return [str(trl_python()), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
+
+
+def our_command(folder: Path, model: Path, args: argparse.Namespace, ratio: int) -> tuple[list[str], Path]:
+    """How to run ours with this asynchronous ratio, and its metrics file."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS), encoding="utf-8")
+    (folder / "step_reward.py").write_text(REWARD, encoding="utf-8")
+    config: dict[str, Any] = {
+        "name": "step",
+        "steps": args.warm + args.steps,
+        "model": {"path": str(model)},
+        "tasks": [
+            {
+                "name": "sums",
+                "prompts": {"source": "jsonl", "path": str(prompts)},
+                "reward": "step_reward:spread",
+            }
+        ],
+        "rollout": {
+            "groups_per_step": GROUPS,
+            "group_size": SIBLINGS,
+            "async_ratio": ratio,
+            "sampling": {"max_tokens": TOKENS},
+        },
+        "learner": {
+            "device": "cpu",
+            "threads": args.learner_threads if ratio else THREADS,
+            "tokens_per_pack": args.tokens_per_pack,
+            "logits_chunk": args.logits_chunk,
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        },
+        "engine": {
+            "device": "cpu",
+            "threads": 1 if ratio else THREADS,
+            "slots": GROUPS * SIBLINGS,
+            "max_length": args.max_length,
+        },
+        "record": {"directory": str(folder / "runs"), "live": "off"},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return [sys.executable, "-m", "antiphon.cli", "train", str(path)], folder / "runs" / "step" / "metrics.jsonl"
+
+
+# --- running and watching ----------------------------------------------------------------------------------------------
+
+
+def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured) -> list[dict[str, float]]:
+    """Run a system to its end, watching its memory once it is warm; returns the lines of its timed steps."""
+    peak, done = 0, 0
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            done = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+            sizes = memory(process.pid) if done >= warm else Counter()
+            if sizes.total() > peak:
+                peak, into.parts = sizes.total(), sizes
+            time.sleep(SAMPLE_SECONDS)
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode} of {' '.join(command)}:\n{log.read_text()[-3000:]}")
+    into.peaks.append(peak)
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()][warm:]
+
+
+def memory(root: int) -> Counter[str]:
+    """Proportional set size in bytes of a process and all below it: what several of them share counts once."""
+    sizes: Counter[str] = Counter()
+    try:
+        tree = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return sizes
+    for number, process in enumerate(tree):
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue  # it has just ended
+        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        sizes[f"process {number}"] += kib["Pss:"] * 1024
+    return sizes
+
+
+def measure_trl(folder: Path, model: Path, args: argparse.Namespace, into: Measured) -> None:
+    """A run of TRL, its steps checked for the work they were given."""
+    lines = run(*trl_command(folder, model, args), folder / "log", args.warm, into)
+    for line in lines:
+        assert line["length"] == TOKENS and line["groups_without_spread"] == 0 and line["grad_norm"] > 0, line
+    into.steps += [line["seconds"] for line in lines]
+
+
+def measure_ours(folder: Path, model: Path, args: argparse.Namespace, into: Measured, ratio: int) -> None:
+    """A run of ours, its steps checked likewise."""
+    lines = run(*our_command(folder, model, args, ratio), folder / "log", args.warm, into)
+    for line in lines:
+        assert line["length/mean"] == TOKENS and line["learner/grad_norm"] > 0, line
+        assert line["age/max"] == ratio, line
+    into.steps += [line["step/seconds"] for line in lines]
+    into.phases.setdefault("learner", []).extend(line["learner/seconds"] for line in lines)

@@ -1,0 +1,114 @@
+"""What users get wrong, and what machines do to them: one clear message each, no hang, no soup of tracebacks."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+
+def error_of(done) -> str:
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("antiphon: ")
+    return done.stderr
+
+
+def test_a_misspelt_key(project):
+    path = project.config(rollout={"group_sise": 4})
+    message = error_of(project.run("train", path))
+    assert str(path) in message and "rollout.group_sise" in message and "did you mean 'group_size'" in message
+    message = error_of(project.run("train", project.config(), "learner.optimiser.eps=1"))
+    assert "learner.optimiser" in message and "did you mean 'optimizer'" in message
+
+
+def test_a_missing_model(project):
+    message = error_of(project.run("train", project.config(model={"path": "no/such/model/here"})))
+    assert "no/such/model/here" in message
+
+
+def test_a_directory_that_is_no_model(project):
+    (project.folder / "empty").mkdir()
+    message = error_of(project.run("train", project.config(model={"path": str(project.folder / "empty")})))
+    assert str(project.folder / "empty") in message
+
+
+def test_a_dataset_without_the_named_column(project):
+    data = project.folder / "data.jsonl"
+    data.write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    task = {"name": "t", "prompts": {"source": "jsonl", "path": str(data), "prompt_column": "questoin"}, "reward": "exact_match"}
+    message = error_of(project.run("train", project.config(tasks=[task])))
+    assert "questoin" in message and "question" in message and str(data) in message
+
+
+def test_a_reward_that_raises(project):
+    task = {"name": "t", "prompts": {"source": "mytask:problems"}, "reward": "mytask:raises"}
+    message = error_of(project.run("train", project.config(tasks=[task])))
+    assert "KeyError" in message and "no such column in my table" in message
+
+
+def test_a_reward_that_does_not_exist(project):
+    task = {"name": "t", "prompts": {"source": "mytask:problems"}, "reward": "mytask:digit"}
+    message = error_of(project.run("train", project.config(tasks=[task])))
+    assert "mytask:digit" in message and "digits" in message
+
+
+def test_a_run_that_exists(project):
+    path = project.config()
+    (project.folder / "runs" / "run").mkdir(parents=True)
+    (project.folder / "runs" / "run" / "metrics.jsonl").write_text("")
+    assert "--overwrite" in error_of(project.run("train", path))
+
+
+@pytest.mark.parametrize("worker", ["engine-0", "learner"])
+def test_a_worker_process_killed_in_mid_run(project, worker):
+    process = project.start("train", project.config(steps=100_000))
+    wait_for_line(process, "step ")
+    victim = next(child for child in psutil.Process(process.pid).children(recursive=True) if is_worker(child, worker))
+    victim.kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert f"worker {worker} was killed by SIGKILL" in err and "Traceback" not in err
+    assert not [child for child in psutil.process_iter() if str(project.folder) in " ".join(arguments(child))]
+
+
+def test_ctrl_c_stops_after_the_step_and_saves(project):
+    process = project.start("train", project.config(steps=100_000))
+    wait_for_line(process, "step ")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    summary = project.summary()
+    assert summary["stopped_early"] and 0 < summary["steps"] < 100_000
+    assert (project.folder / "runs" / "run" / "checkpoints" / f"step_{summary['steps']:06d}" / "model.safetensors").is_file()
+
+
+def wait_for_line(process, start: str) -> None:
+    """Read until the run has made its first steps."""
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith(start):
+            return
+    raise AssertionError("".join(seen) + process.stderr.read())
+
+
+def is_worker(process: psutil.Process, name: str) -> bool:
+    """True for the process that writes this worker's log."""
+    return any(os.path.basename(path) == f"{name}.log" for path in output_of(process))
+
+
+def output_of(process: psutil.Process) -> list[str]:
+    try:
+        return [os.readlink(f"/proc/{process.pid}/fd/1")]
+    except OSError:
+        return []
+
+
+def arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

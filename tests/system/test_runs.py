@@ -1,0 +1,97 @@
+"""Whole runs in every scheduling mode. Workers are threads here, so that a dozen runs take seconds; one uses processes."""
+
+import math
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from antiphon import build
+from antiphon.config import import_folder, load
+from antiphon.run_config import RunConfig
+
+
+def train(project, *overrides, **sections) -> int:
+    path = project.config(**sections)
+    import_folder(path)
+    return build.train(load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig), overwrite=True)
+
+
+def rollout(**changes):
+    return {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}, **changes}
+
+
+@pytest.mark.parametrize("ratio", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("order", ["fifo", "ready"])
+def test_ages_keep_to_the_ratio(project, ratio, order):
+    assert train(project, "steps=6", rollout=rollout(async_ratio=ratio, order=order)) == 0
+    steps = project.metrics()
+    assert len(steps) == 6
+    assert all(step["age/max"] <= math.ceil(ratio) for step in steps)
+    assert steps[0]["age/max"] == 0
+    if order == "fifo":
+        assert steps[-1]["age/mean"] == ratio
+    assert all(step["groups/live"] <= math.ceil((1 + ratio) * 2) for step in steps)
+    assert project.summary()["versions"] == 6
+
+
+@pytest.mark.parametrize("mode", ["keep", "recompute", "restart", "drain"])
+def test_every_way_to_update_weights_in_flight(project, mode):
+    assert train(project, "steps=4", rollout=rollout(async_ratio=2, on_update=mode)) == 0
+    assert project.summary()["steps"] == 4
+
+
+def test_the_mismatch_between_engine_and_learner_is_numerical_only(project):
+    """Synchronous and one update a step: the learner's log-probs are the engine's."""
+    assert train(project, "steps=3", rollout=rollout(async_ratio=0)) == 0
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in project.metrics())
+
+
+def test_it_learns(project):
+    assert train(project, "steps=25", rollout=rollout(groups_per_step=4, group_size=8)) == 0
+    rewards = [step["reward/mean"] for step in project.metrics()]
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
+
+
+def test_redundancy_filters_and_reference(project):
+    assert (
+        train(
+            project,
+            rollout=rollout(redundancy=2, extra_groups=1, order="ready", filter="spread"),
+            algorithm={"kl_coefficient": 0.01, "entropy_coefficient": 0.01, "advantage": "dr_grpo"},
+            learner={"minibatches": 2, "epochs": 2, "tokens_per_pack": 32},
+        )
+        == 0
+    )
+    assert all("learner/reference_kl" in step for step in project.metrics())
+
+
+def test_two_turns_in_an_environment(project):
+    tasks = [
+        {
+            "name": "guess",
+            "prompts": {"source": "mytask:problems"},
+            "environment": "guess_number",
+            "reward": "environment_return",
+        }
+    ]
+    assert train(project, rollout=rollout(max_turns=2), tasks=tasks) == 0
+    assert project.summary()["accuracy_after"] is None
+
+
+def test_processes_and_a_warm_start(project):
+    sft = {"steps": 4, "batch_size": 8, "optimizer": {"learning_rate": 1e-2}}
+    path = project.config(sft=sft, checkpoint={"every": 1, "keep_last": 2}, record={"trackers": ["tensorboard"]})
+    done = project.run("train", path, f"record.directory={project.folder}/runs")
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stdout and "held-out accuracy" in done.stdout
+    run = project.folder / "runs" / "run"
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_000002", "step_000003"]
+    AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "step_000003")
+    assert {"accuracy_before", "accuracy_after", "train_seconds", "versions"} <= set(project.summary())
+    assert list((run / "tensorboard").glob("events*"))
+    scored = project.run("eval", run / "checkpoints" / "step_000003", path, "--samples", "2", "--temperature", "1")
+    assert scored.returncode == 0, scored.stderr
+    assert "pass@2" in scored.stdout
+    tuned = project.run("sft", path, "name=tuned")
+    assert tuned.returncode == 0, tuned.stderr
+    assert project.summary("tuned")["versions"] == 1

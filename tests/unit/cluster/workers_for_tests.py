@@ -1,0 +1,45 @@
+"""Workers that do what tests need done in a process of its own."""
+
+import os
+import signal
+
+from antiphon.errors import DataError
+from antiphon.workers import Worker
+
+
+class Counter(Worker):
+    """Counts down in the background, and answers."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.left = start
+
+    def advance(self) -> bool:
+        if self.left:
+            self.left -= 1
+            self.emit(self.left)
+        return self.left > 0
+
+    def begin(self, start: int) -> None:
+        self.left = start
+
+    def echo(self, value):
+        return value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def refuse(self) -> None:
+        raise DataError("there is no such thing")
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def kill_itself(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unbuildable(Worker):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise DataError("model 'x' is missing")
