@@ -5,7 +5,7 @@ a pack. Arrays are numpy; lengths are checked on construction. Times are seconds
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -399,12 +399,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Sequences laid end to end without padding: one micro-batch. `coefficients` carry everything that multiplies a
-    token's loss, divided by the counts of the whole update, so that a sum over packs is the update's loss however it
-    was cut."""
+    """Sequences laid end to end without padding: one micro-batch. A prompt that several sequences share is there once:
+    the pack is a forest of pieces, and a sequence is the path from a root to a leaf. `coefficients` carry everything
+    that multiplies a token's loss, divided by the counts of the whole update, so that a sum over packs is the update's
+    loss however it was cut."""
 
     tokens: IntArray  # [T]
-    lengths: IntArray  # [S], sums to T
+    lengths: IntArray  # [S] of the pieces, sums to T
+    parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
     loss_mask: BoolArray  # [T]
     logprobs: FloatArray  # [T] of the behaviour policy
     advantages: FloatArray  # [T]
@@ -425,6 +427,8 @@ class Pack:
         self.streams.check_length("Pack", len(self.tokens))
         if int(self.lengths.sum()) != len(self.tokens):
             raise ValueError(f"Pack.lengths sum to {int(self.lengths.sum())}, expected {len(self.tokens)}")
+        if len(self.parents) != len(self.lengths) or (self.parents >= np.arange(len(self.lengths))).any():
+            raise ValueError(f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,13 +446,3 @@ class TrainBatch:
     """Everything one training step does: mini-batches × epochs."""
 
     updates: tuple[Update, ...]
-
-
-def concatenate(streams: Sequence[Streams]) -> Streams:
-    """Streams of sequences laid end to end; all must declare the same ones."""
-    if not streams:
-        return Streams()
-    specs = set(streams[0])
-    if any(set(other) != specs for other in streams):
-        raise ValueError(f"sequences differ in their streams: {[sorted(s.name for s in x) for x in streams]}")
-    return Streams({spec: np.concatenate([other[spec] for other in streams]) for spec in streams[0]})

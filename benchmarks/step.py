@@ -207,3 +207,98 @@ def measure_ours(folder: Path, model: Path, args: argparse.Namespace, into: Meas
         assert line["age/max"] == ratio, line
     into.steps += [line["step/seconds"] for line in lines]
     into.phases.setdefault("learner", []).extend(line["learner/seconds"] for line in lines)
+
+
+# --- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def matmul_gflops(threads: int, size: int = 2048, tries: int = 5) -> float:
+    """What a float32 matrix product reaches here and now: the best of `tries`."""
+    torch.set_num_threads(threads)
+    a = torch.randn(size, size)
+    torch.mm(a, a)
+    return max(2 * size**3 / seconds(lambda: torch.mm(a, a)) for _ in range(tries)) / 1e9
+
+
+def figures_of(systems: dict[str, Measured], peaks: dict[int, list[float]]) -> dict[str, float]:
+    """The ratios, and the absolute numbers behind them."""
+    trl, sync, ahead = systems["TRL"], systems["synchronous"], systems["asynchronous"]
+    figures = {
+        "samples_per_second_ratio_sync": sync.samples_per_second / trl.samples_per_second,
+        "samples_per_second_ratio_async": ahead.samples_per_second / trl.samples_per_second,
+        "memory_ratio": ahead.gibibytes / trl.gibibytes,
+        "memory_ratio_sync": sync.gibibytes / trl.gibibytes,
+    }
+    for name, system in zip(("trl", "sync", "async"), (trl, sync, ahead), strict=True):
+        figures[f"{name}_samples_per_second"] = system.samples_per_second
+        figures[f"{name}_peak_gib"] = system.gibibytes
+    for threads, rates in peaks.items():
+        figures[f"matmul_gflops_{threads}_thread"] = statistics.median(rates)
+    return figures
+
+
+def show(systems: dict[str, Measured], figures: dict[str, float]) -> None:
+    """The tables."""
+    rows = []
+    for name, system in systems.items():
+        steps = system.steps
+        learner = system.phases.get("learner")
+        rows.append(
+            [
+                name,
+                f"{statistics.median(steps):.1f} ({min(steps):.1f}-{max(steps):.1f})",
+                f"{statistics.median(learner):.1f}" if learner else "-",
+                f"{system.samples_per_second:.3f}",
+                f"{system.gibibytes:.2f}",
+                " + ".join(f"{size / 2**30:.2f}" for size in sorted(system.parts.values(), reverse=True)[:3]),
+            ]
+        )
+    print(table(["system", "seconds a step", "learner", "samples/s", "peak GiB", "largest processes"], rows), end="\n\n")
+    print(table(["figure", "value"], [[name, f"{value:.3f}"] for name, value in figures.items()]))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="One GRPO step against TRL: time and memory.")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each system")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each run")
+    parser.add_argument("--warm", type=int, default=1, help="steps of each run that are left out")
+    parser.add_argument("--trl-micro", type=int, default=16, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--learner-threads", type=int, default=1, help="of ours asynchronous")
+    parser.add_argument("--tokens-per-pack", type=int, default=1024, help="micro-batch of ours")
+    parser.add_argument("--logits-chunk", type=int, default=256, help="of ours")
+    parser.add_argument("--max-length", type=int, default=128, help="longest sequence of our engine")
+    parser.add_argument("--out", type=Path, default=None)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the rounds, print the tables, write the result."""
+    args = parse()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the comparison is one of CPUs
+    systems = {name: Measured() for name in ("TRL", "synchronous", "asynchronous")}
+    peaks: dict[int, list[float]] = {1: [], THREADS: []}
+    trl_python()
+    for number in range(args.rounds):
+        for threads, rates in peaks.items():
+            rates.append(matmul_gflops(threads))
+        for name, system in systems.items():
+            with tempfile.TemporaryDirectory(prefix="antiphon-step-") as scratch:
+                folder = Path(scratch)
+                model = endless_model(folder / "model")
+                if name == "TRL":
+                    measure_trl(folder, model, args, system)
+                else:
+                    measure_ours(folder, model, args, system, ratio=int(name == "asynchronous"))
+            print(f"round {number + 1} of {args.rounds}, {name}: {system.steps[-args.steps:]}", flush=True)
+    figures = figures_of(systems, peaks)
+    show(systems, figures)
+    path = write_result("step", figures, args.out)
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["versions"]["trl"] = TRL["trl"]
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print("written:", path)
+
+
+if __name__ == "__main__":
+    main()

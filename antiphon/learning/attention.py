@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from antiphon.types import IntArray
@@ -19,43 +20,65 @@ NAME = "antiphon_packed"
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    rows: torch.Tensor  # [n, width] position in the pack of each slot; padding repeats the sequence's first token
-    valid: torch.Tensor  # [tokens] flat slots that hold a token
+    rows: torch.Tensor  # [n, width] token of the pack in each slot; padding repeats the sequence's first token
+    valid: torch.Tensor  # [tokens] flat slots whose output is used
 
 
 @dataclass(frozen=True, slots=True)
 class PackLayout:
-    """How the sequences of a pack are gathered for attention."""
+    """Where each token of a pack stands, and how its sequences are gathered for attention.
 
+    The tokens of a shared piece are gathered into every sequence they begin, as keys, values and queries; the outputs of
+    the first such sequence are used. So only attention repeats them: every other layer sees them once.
+    """
+
+    positions: torch.Tensor  # [T] in the sequence
+    previous: torch.Tensor  # [T] the token before, in the sequence; of a first token, itself
     blocks: tuple[_Block, ...]
     order: torch.Tensor  # [T] where each token of the pack stands in the blocks' concatenated output
 
     @staticmethod
-    def of(lengths: IntArray, device: torch.device | str = "cpu") -> "PackLayout":
-        """The layout of a pack of sequences of these lengths [S], in this order."""
-        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        blocks, places = [], []
-        for members in _similar(lengths):
-            width = int(lengths[members].max())
-            offsets = np.arange(width)[None, :]
-            inside = offsets < lengths[members][:, None]
-            rows = starts[members][:, None] + np.where(inside, offsets, 0)
-            blocks.append(_Block(torch.from_numpy(rows).to(device), torch.from_numpy(np.flatnonzero(inside)).to(device)))
-            places.append(rows[inside])
-        order = np.empty(int(lengths.sum()), dtype=np.int64)
+    def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu") -> "PackLayout":
+        """The layout of a forest of pieces, see `types.Pack`."""
+        paths = _paths(lengths, parents)
+        positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
+        for path in paths:
+            positions[path] = np.arange(len(path))
+            previous[path] = np.concatenate([path[:1], path[:-1]])
+        leaves = [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
+        blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
+        for members in _similar(leaves):
+            rows = np.stack([np.pad(path, (0, len(members[0]) - len(path)), constant_values=path[0]) for path in members])
+            valid = np.arange(rows.shape[1]) < np.array([len(path) for path in members])[:, None]
+            for path, used in zip(members, valid, strict=True):
+                used[: len(path)] &= ~placed[path]
+                placed[path] = True
+            blocks.append(_Block(torch.from_numpy(rows).to(device), torch.from_numpy(np.flatnonzero(valid)).to(device)))
+            places.append(rows[valid])
+        order = np.empty_like(positions)
         order[np.concatenate(places)] = np.arange(len(order))
-        return PackLayout(tuple(blocks), torch.from_numpy(order).to(device))
+        on_device = (torch.from_numpy(array).to(device) for array in (positions, previous))
+        return PackLayout(*on_device, blocks=tuple(blocks), order=torch.from_numpy(order).to(device))
 
 
-def _similar(lengths: IntArray) -> list[IntArray]:
-    """Indices of sequences, in blocks whose longest is less than 1.5 times (and 16 tokens over) their shortest."""
-    descending = np.argsort(-lengths, kind="stable")
-    blocks, start = [], 0
-    for position in range(1, len(descending) + 1):
-        longest = lengths[descending[start]]
-        if position == len(descending) or lengths[descending[position]] * 1.5 + 16 < longest:
-            blocks.append(descending[start:position])
-            start = position
+def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
+    """The tokens from the root to the end of each piece."""
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    paths: list[NDArray[np.int64]] = []
+    for start, length, parent in zip(starts, lengths, parents, strict=True):
+        own = np.arange(start, start + length)
+        paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
+    return paths
+
+
+def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
+    """The sequences in blocks, longest first, whose longest is at most 1.5 times (and 16 tokens over) the shortest."""
+    blocks: list[list[NDArray[np.int64]]] = []
+    for sequence in sorted(sequences, key=len, reverse=True):
+        if blocks and len(sequence) * 1.5 + 16 >= len(blocks[-1][0]):
+            blocks[-1].append(sequence)
+        else:
+            blocks.append([sequence])
     return blocks
 
 

@@ -1,21 +1,28 @@
 """From groups to packs: samples, counts, coefficients, mini-batches, micro-batches. Pure numpy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
 from antiphon.types import (
+    AttemptId,
+    AttemptStatus,
     FloatArray,
     Group,
     IntArray,
     Pack,
+    PolicyVersion,
     Sample,
+    Score,
     Segment,
+    Streams,
     TrainBatch,
+    TrajectoryMeta,
     Update,
-    concatenate,
 )
 
 
@@ -39,15 +46,19 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 def pack_samples(samples: Sequence[Sample], tokens_per_pack: int) -> tuple[list[list[int]], list[Pack]]:
     """Packs that cover all samples, for scoring; and which samples are in each."""
-    members = _fill([len(sample.segment.tokens) for sample in samples], tokens_per_pack)
+    members = _fill([sample.segment for sample in samples], tokens_per_pack)
     return members, [_pack([(samples[i], _counted(samples[i])) for i in pack]) for pack in members]
 
 
-def split_packs(members: Sequence[Sequence[int]], packs: Sequence[Pack], scored: Sequence[FloatArray]) -> dict[int, FloatArray]:
-    """Per-token results of packs, cut back into those of the samples, by index."""
-    result: dict[int, FloatArray] = {}
-    for indices, pack, values in zip(members, packs, scored, strict=True):
-        result |= dict(zip(indices, np.split(values, np.cumsum(pack.lengths)[:-1]), strict=True))
+def split_packs(
+    samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray]
+) -> list[FloatArray]:
+    """Per-token results of packs from `pack_samples`, cut back into those of the samples; 0 on prompts."""
+    result = [np.zeros(len(sample.segment.tokens), dtype=np.float32) for sample in samples]
+    for indices, values in zip(members, scored, strict=True):
+        pieces = _pieces([samples[i].segment for i in indices])
+        for piece, part in zip(pieces, np.split(values, np.cumsum([len(p) for p in pieces])[:-1]), strict=True):
+            result[indices[piece.member]][piece.start : piece.stop] = part
     return result
 
 
@@ -105,7 +116,7 @@ def _update(
         for sample, tokens in zip(samples, counted, strict=True)
         if tokens and not (skip_zero_advantage and not sample.advantages.any())
     ]
-    packs = [_pack([rows[i] for i in members]) for members in _fill([len(s.segment.tokens) for s, _ in rows], tokens_per_pack)]
+    packs = [_pack([rows[i] for i in members]) for members in _fill([s.segment for s, _ in rows], tokens_per_pack)]
     per_rank = tuple(tuple(packs[rank::ranks]) for rank in range(ranks))
     return Update(packs=per_rank, loss_tokens=total, samples=len(trajectories), groups=len(groups))
 
@@ -117,33 +128,86 @@ def _counted(sample: Sample) -> NDArray[np.float64]:
     return counted
 
 
-def _fill(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the sequences of each pack. A sequence over the budget has a pack to itself."""
-    packs: list[tuple[int, list[int]]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        for position, (used, members) in enumerate(packs):
-            if used + lengths[index] <= budget:
-                members.append(index)
-                packs[position] = (used + lengths[index], members)
-                break
-        else:
-            packs.append((lengths[index], [index]))
-    return [members for _, members in packs]
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A span of one of a pack's segments: the prompt it begins with, or the rest."""
+
+    member: int
+    start: int
+    stop: int
+    parent: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def _prompt_length(segment: Segment) -> int:
+    """Tokens before the first that was sampled."""
+    return int(segment.loss_mask.argmax()) if segment.loss_mask.any() else len(segment.tokens)
+
+
+def _pieces(segments: Sequence[Segment]) -> list[_Piece]:
+    """The segments in pieces, equal prompts once."""
+    pieces: list[_Piece] = []
+    prompts: dict[bytes, int] = {}
+    for member, segment in enumerate(segments):
+        cut = _prompt_length(segment)
+        key = segment.tokens[:cut].tobytes()
+        if cut and key not in prompts:
+            prompts[key] = len(pieces)
+            pieces.append(_Piece(member, 0, cut, -1))
+        if cut < len(segment.tokens):
+            pieces.append(_Piece(member, cut, len(segment.tokens), prompts.get(key, -1)))
+    return pieces
+
+
+@dataclass(slots=True)
+class _Bin:
+    used: int = 0
+    members: list[int] = field(default_factory=list)
+    prompts: set[bytes] = field(default_factory=set)
+
+    def cost(self, prompt: bytes, cut: int, length: int) -> int:
+        return length - cut if prompt in self.prompts else length
+
+
+def _fill(segments: Sequence[Segment], budget: int) -> list[list[int]]:
+    """First-fit decreasing: indices of the segments of each pack; one that shares its prompt with the pack costs only its
+    rest. A segment over the budget has a pack to itself."""
+    cuts = [_prompt_length(segment) for segment in segments]
+    prompts = [segment.tokens[:cut].tobytes() for segment, cut in zip(segments, cuts, strict=True)]
+    bins: list[_Bin] = []
+    for index in sorted(range(len(segments)), key=lambda i: (-cuts[i], prompts[i], -len(segments[i].tokens))):
+        item = prompts[index], cuts[index], len(segments[index].tokens)
+        fitting = [b for b in bins if b.used + b.cost(*item) <= budget]
+        if not fitting:
+            bins.append(_Bin())
+            fitting = bins[-1:]
+        chosen = min(fitting, key=lambda b: b.cost(*item))  # where the prompt is, else the first
+        chosen.used += chosen.cost(*item)
+        chosen.members.append(index)
+        chosen.prompts.add(prompts[index])
+    return [b.members for b in bins]
 
 
 def _pack(rows: Sequence[tuple[Sample, NDArray[np.float64]]]) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
-    lengths: IntArray = np.array([len(segment.tokens) for segment in segments], dtype=np.int32)
+    pieces = _pieces(segments)
+
+    def laid(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([arrays[piece.member][piece.start : piece.stop] for piece in pieces])
+
     return Pack(
-        tokens=np.concatenate([segment.tokens for segment in segments]),
-        lengths=lengths,
-        loss_mask=np.concatenate([coefficients != 0 for _, coefficients in rows]),
-        logprobs=np.concatenate([segment.logprobs for segment in segments]),
-        advantages=np.concatenate([sample.advantages for sample in samples]),
-        coefficients=np.concatenate([coefficients for _, coefficients in rows]),
-        temperatures=np.concatenate([_temperatures(segment) for segment in segments]),
-        streams=concatenate([sample.streams for sample in samples]),
+        tokens=laid([segment.tokens for segment in segments]),
+        lengths=np.array([len(piece) for piece in pieces], dtype=np.int32),
+        parents=np.array([piece.parent for piece in pieces], dtype=np.int32),
+        loss_mask=laid([coefficients != 0 for _, coefficients in rows]),
+        logprobs=laid([segment.logprobs for segment in segments]),
+        advantages=laid([sample.advantages for sample in samples]),
+        coefficients=laid([coefficients for _, coefficients in rows]),
+        temperatures=laid([_temperatures(segment) for segment in segments]),
+        streams=Streams({spec: laid([sample.streams[spec] for sample in samples]) for spec in samples[0].streams}),
     )
 
 
@@ -157,22 +221,34 @@ def _temperatures(segment: Segment) -> FloatArray:
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int) -> TrainBatch:
     """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
-    total = sum(len(response) for _, response in examples)
-    members = _fill([len(prompt) + len(response) for prompt, response in examples], tokens_per_pack)
-    packs = tuple(_supervised_pack([examples[i] for i in pack], total) for pack in members)
-    return TrainBatch(updates=(Update(packs=(packs,), loss_tokens=total, samples=len(examples), groups=len(examples)),))
+    samples = [_example(number, prompt, response) for number, (prompt, response) in enumerate(examples)]
+    return build_batch(
+        [[sample] for sample in samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack
+    )
 
 
-def _supervised_pack(examples: Sequence[tuple[IntArray, IntArray]], total: int) -> Pack:
-    tokens = np.concatenate([part for example in examples for part in example]).astype(np.int32)
-    mask = np.concatenate([np.repeat([False, True], [len(prompt), len(response)]) for prompt, response in examples])
+def _example(number: int, prompt: IntArray, response: IntArray) -> Sample:
+    tokens = np.concatenate([prompt, response])
     nothing = np.zeros(len(tokens), dtype=np.float32)
-    return Pack(
-        tokens=tokens,
-        lengths=np.array([len(prompt) + len(response) for prompt, response in examples], dtype=np.int32),
-        loss_mask=mask,
-        logprobs=nothing,
+    version = PolicyVersion(0, 0)
+    return Sample(
+        meta=TrajectoryMeta(
+            id=AttemptId(number, 0, 0),
+            prompt_id=str(number),
+            task="",
+            started=version,
+            newest=version,
+            status=AttemptStatus.FINISHED,
+            score=Score.ungraded("an example"),
+        ),
+        segment=Segment(
+            tokens=tokens,
+            loss_mask=np.arange(len(tokens)) >= len(prompt),
+            logprobs=nothing,
+            versions=nothing.astype(np.int32),
+            turns=(),
+        ),
+        streams=Streams(),
         advantages=nothing,
-        coefficients=mask / total,
-        temperatures=np.ones(len(tokens), dtype=np.float32),
+        weights=nothing + 1,
     )

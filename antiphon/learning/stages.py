@@ -51,10 +51,11 @@ async def annotate(step: Step) -> None:
         return
     flat = [sample for group in step.samples for sample in group]
     members, packs = pack_samples(flat, step.config.tokens_per_pack)
-    scored = split_packs(members, packs, await step.reference.score(packs))
-    annotated = [replace(s, streams=s.streams.with_stream(REFERENCE_LOGPROBS, scored[i])) for i, s in enumerate(flat)]
-    rest = iter(annotated)
-    step.samples = [[next(rest) for _ in group] for group in step.samples]
+    scored = iter(split_packs(flat, members, await step.reference.score(packs)))
+    step.samples = [
+        [replace(sample, streams=sample.streams.with_stream(REFERENCE_LOGPROBS, next(scored))) for sample in group]
+        for group in step.samples
+    ]
 
 
 async def advantages(step: Step) -> None:

@@ -73,7 +73,7 @@ class TorchLearner(Worker):
         with torch.no_grad():
             for pack in packs:
                 result = np.zeros(len(pack.tokens), dtype=np.float32)
-                logprobs, _ = self._forward(pack, *self._positions(pack))
+                logprobs, _ = self._forward(pack, self._targets(pack))
                 result[pack.loss_mask] = logprobs.float().cpu().numpy()
                 scored.append(result)
         return scored
@@ -119,8 +119,8 @@ class TorchLearner(Worker):
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         """Add the pack's gradient; returns sums over its loss tokens."""
-        predicted, targets = self._positions(pack)
-        logprobs, entropies = self._forward(pack, predicted, targets)
+        targets = self._targets(pack)
+        logprobs, entropies = self._forward(pack, targets)
         inputs = LossInputs(
             logprobs=logprobs,
             entropies=entropies,
@@ -143,25 +143,21 @@ class TorchLearner(Worker):
                 "tokens": float(len(logprobs)),
             }
 
-    def _positions(self, pack: Pack) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions [N] whose hidden states predict, and of the tokens [N] that are predicted."""
-        targets = torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
-        return targets - 1, targets
+    def _targets(self, pack: Pack) -> torch.Tensor:
+        """The loss tokens of the pack, [N]."""
+        return torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
 
-    def _forward(self, pack: Pack, predicted: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the loss tokens, [N] each."""
         tokens = self._tensor(pack.tokens).long()
-        positions = np.concatenate([np.arange(length) for length in pack.lengths])
+        layout = PackLayout.of(pack.lengths, pack.parents, self.device)
         amp = self.config.dtype == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=amp):
             hidden = self.model.base_model(
-                input_ids=tokens[None],
-                position_ids=self._tensor(positions)[None],
-                use_cache=False,
-                layout=PackLayout.of(pack.lengths, self.device),
+                input_ids=tokens[None], position_ids=layout.positions[None], use_cache=False, layout=layout
             ).last_hidden_state[0]
             return token_logprobs(
-                hidden.index_select(0, predicted),
+                hidden.index_select(0, layout.previous[targets]),
                 self.head,
                 tokens[targets],
                 self._tensor(pack.temperatures)[targets],

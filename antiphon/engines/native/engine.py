@@ -95,7 +95,9 @@ class NativeEngine:
     def _require_runnable(self, request: GenerateRequest) -> None:
         prompt, sampling = len(request.tokens), request.sampling
         if prompt < 1 or sampling.max_tokens < 1:
-            raise UnsupportedError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
+            raise UnsupportedError(
+                f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}"
+            )
         if prompt + sampling.max_tokens > self.max_length:
             raise UnsupportedError(
                 f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
@@ -219,7 +221,9 @@ class NativeEngine:
         lengths = table.length[plan.decode]
         cache.reserve(int(max(lengths.max(initial=0), *(stop for _, _, stop in plan.chunks), 1)), self.max_length)
         batch, slots, positions = flat_batch(cache, (plan.decode, lengths), plan.chunks, self._like)
-        tokens = torch.from_numpy(table.tokens[slots, positions].astype(np.int64)).to(self._like.device, non_blocking=True)
+        tokens = torch.from_numpy(table.tokens[slots, positions].astype(np.int64)).to(
+            self._like.device, non_blocking=True
+        )
         keep: Tensor | int = 0
         if plan.chunks:
             ends = np.cumsum([stop - start for _, start, stop in plan.chunks]) + len(plan.decode) - 1

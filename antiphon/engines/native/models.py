@@ -19,7 +19,9 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
     """
     dtype = getattr(torch, config.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise UnsupportedError(f"the native engine knows no dtype {config.dtype!r}; valid are float32, bfloat16, float16")
+        raise UnsupportedError(
+            f"the native engine knows no dtype {config.dtype!r}; valid are float32, bfloat16, float16"
+        )
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,7 +55,9 @@ def _require_supported(model: PreTrainedModel) -> None:
         raise UnsupportedError(f"{name} does not let its attention function be replaced, which the native engine does")
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or config.is_encoder_decoder:
-        raise UnsupportedError(f"the native engine runs decoders with plain attention; {name} has {sorted(kinds) or 'an encoder'}")
+        raise UnsupportedError(
+            f"the native engine runs decoders with plain attention; {name} has {sorted(kinds) or 'an encoder'}"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         raise UnsupportedError(

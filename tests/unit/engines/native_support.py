@@ -119,7 +119,9 @@ class Host:
             tokens = self._joined(name, "tokens").astype(np.int64)
             expected = np.zeros(len(tokens))
             for version in np.unique(versions):
-                full = self.logprobs(int(version), np.concatenate([request.tokens, tokens]), request.sampling.temperature)
+                full = self.logprobs(
+                    int(version), np.concatenate([request.tokens, tokens]), request.sampling.temperature
+                )
                 at = np.flatnonzero(versions == version)
                 expected[at] = full[len(request.tokens) - 1 + at, tokens[at]]
             errors.append(np.abs(expected - own))
@@ -134,7 +136,9 @@ class Host:
         return torch.log_softmax(logits.double() / (temperature or 1.0), -1).numpy()
 
 
-def make_host(family: str = "llama", *, slots: int = 6, prefill_tokens: int = 24, tokenizer: Any = None, **config: Any) -> Host:
+def make_host(
+    family: str = "llama", *, slots: int = 6, prefill_tokens: int = 24, tokenizer: Any = None, **config: Any
+) -> Host:
     """A host with a tiny model on the CPU."""
     settings = EngineConfig(slots=slots, prefill_tokens=prefill_tokens, device="cpu", **config)
     return Host(make_model(family), settings, tokenizer)

@@ -93,7 +93,9 @@ def test_recomputation_shares_too_and_keeps_to_its_budget() -> None:
         before = read(host)
         host.step()
         assert read(host) - before <= 16
-    assert all(host.tokens(name)[: len(tokens)] == tokens and len(host.tokens(name)) == 12 for name, tokens in had.items())
+    assert all(
+        host.tokens(name)[: len(tokens)] == tokens and len(host.tokens(name)) == 12 for name, tokens in had.items()
+    )
     assert host.logprob_errors()[0].max() < 1e-4
 
 
@@ -195,7 +197,9 @@ def test_what_cannot_be_run_is_refused_with_numbers() -> None:
 def test_priority_goes_first() -> None:
     host = make_host(slots=1)
     for name, priority in (("late", 5), ("first", -1), ("second", 5)):
-        request = GenerateRequest(id=name, tokens=np.array([1], np.int32), sampling=Sampling(max_tokens=2), priority=priority)
+        request = GenerateRequest(
+            id=name, tokens=np.array([1], np.int32), sampling=Sampling(max_tokens=2), priority=priority
+        )
         host.engine.add(request)
         host.requests[name] = request
     host.run()

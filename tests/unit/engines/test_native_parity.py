@@ -86,7 +86,9 @@ def test_random_schedules_stay_exact(seed: int) -> None:
     stems = [prompt(i, int(rng.integers(1, 25))) for i in range(4)]
     for i in range(30):
         tokens = stems[rng.integers(4)] + prompt(i // 3, int(rng.integers(0, 10)))
-        host.add(f"r{i}", tokens, max_tokens=int(rng.integers(1, 16)), temperature=float(rng.choice([0, 0.6, 1])), seed=i)
+        host.add(
+            f"r{i}", tokens, max_tokens=int(rng.integers(1, 16)), temperature=float(rng.choice([0, 0.6, 1])), seed=i
+        )
         host.step(int(rng.integers(0, 3)))
         if rng.random() < 0.15:
             host.engine.abort(f"r{rng.integers(i + 1)}")

@@ -40,7 +40,9 @@ def reference_support(probabilities: np.ndarray, top_k: int, top_p: float, min_p
     top_p=st.floats(0.05, 1.0),
     min_p=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
 )
-def test_support_of_truncated_sampling(seed: int, size: int, sharpness: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_support_of_truncated_sampling(
+    seed: int, size: int, sharpness: float, top_k: int, top_p: float, min_p: float
+) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.permutation(np.linspace(-sharpness, sharpness, size)) + rng.normal(0, 1e-4, size)
     mass = np.exp(logits - logits.max()).astype(np.float32)
@@ -76,13 +78,26 @@ def test_inversion_follows_the_distribution(size: int) -> None:
     uniform = (np.arange(40_000) + 0.5) / 40_000  # every quantile once: counts are exact up to rounding at the edges
     mass = torch.exp(logits - logits.max())[None]
     whole = size // 256 * 256
-    blocks = torch.tensor([[*(mass[0, i : i + 256].sum() for i in range(0, whole, 256)), *([mass[0, whole:].sum()] if whole < size else [])]])
-    tokens = torch.cat([invert(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u)) for u in uniform.reshape(20, 2000)])
+    blocks = torch.tensor(
+        [
+            [
+                *(mass[0, i : i + 256].sum() for i in range(0, whole, 256)),
+                *([mass[0, whole:].sum()] if whole < size else []),
+            ]
+        ]
+    )
+    tokens = torch.cat(
+        [invert(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u)) for u in uniform.reshape(20, 2000)]
+    )
     counts = torch.bincount(tokens, minlength=size).numpy()
     assert np.abs(counts - 40_000 * torch.softmax(logits.double(), -1).numpy()).max() <= 1.01
 
 
-@given(seed=st.integers(0, 2**32 - 1), uniform=st.sampled_from([0.0, 1e-12, 0.5, 1 - 2**-24, 1 - 2**-53]), size=st.integers(1, 600))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    uniform=st.sampled_from([0.0, 1e-12, 0.5, 1 - 2**-24, 1 - 2**-53]),
+    size=st.integers(1, 600),
+)
 def test_a_token_without_mass_is_never_drawn(seed: int, uniform: float, size: int) -> None:
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(0, 3, (3, size)).astype(np.float32))

@@ -9,6 +9,14 @@ from antiphon.learning.batch import build_batch, pack_samples, split_packs, supe
 from .conftest import make_sample
 
 
+def sequence_lengths(pack):
+    """Lengths of the sequences that the forest of pieces spells."""
+    ends = [int(n) for n in pack.lengths]
+    for piece, parent in enumerate(pack.parents):
+        ends[piece] += ends[parent] if parent >= 0 else 0
+    return [end for piece, end in enumerate(ends) if piece not in pack.parents]
+
+
 def groups_of(rng, lengths):
     samples = [make_sample(rng, length, i) for i, length in enumerate(lengths)]
     return [samples[i : i + 2] for i in range(0, len(samples), 2)]
@@ -38,8 +46,8 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
     for epoch in range(epochs):
         updates = batch.updates[epoch * minibatches : (epoch + 1) * minibatches]
         packs = [pack for update in updates for rank in update.packs for pack in rank]
-        assert sorted(int(n) for pack in packs for n in pack.lengths) == sorted(lengths)
-        assert all(len(pack.tokens) <= budget or len(pack.lengths) == 1 for pack in packs)
+        assert sorted(n for pack in packs for n in sequence_lengths(pack)) == sorted(lengths)
+        assert all(len(pack.tokens) <= budget or len(sequence_lengths(pack)) == 1 for pack in packs)
         for update in updates:
             assert len(update.packs) == ranks
             mask = sum(int(pack.loss_mask.sum()) for rank in update.packs for pack in rank)
@@ -56,7 +64,7 @@ def test_weights_take_tokens_out_of_the_count():
     batch = build_batch([samples], aggregation="sequence_mean_token_mean", max_tokens=10, tokens_per_pack=100)
     (update,) = batch.updates
     ((pack,),) = update.packs
-    assert len(pack.lengths) == 3
+    assert len(sequence_lengths(pack)) == 3
     assert np.isclose(pack.coefficients.sum(), 1.0)
     assert update.samples == 4
 
@@ -65,9 +73,9 @@ def test_weights_take_tokens_out_of_the_count():
 def test_scores_of_packs_go_back_to_their_samples(lengths, budget):
     samples = [make_sample(np.random.default_rng(i), length, i) for i, length in enumerate(lengths)]
     members, packs = pack_samples(samples, budget)
-    back = split_packs(members, packs, [pack.logprobs * 2 for pack in packs])
-    for index, sample in enumerate(samples):
-        np.testing.assert_array_equal(back[index], sample.segment.logprobs * 2)
+    back = split_packs(samples, members, [pack.logprobs * 2 for pack in packs])
+    for sample, values in zip(samples, back, strict=True):
+        np.testing.assert_array_equal(values, sample.segment.logprobs * 2)
 
 
 def test_supervised_batch_predicts_responses_only():
@@ -78,3 +86,16 @@ def test_supervised_batch_predicts_responses_only():
     assert len(packs) > 1
     assert sum(int(pack.loss_mask.sum()) for pack in packs) == 9
     assert np.isclose(sum(float(pack.coefficients.sum()) for pack in packs), 1.0)
+
+
+def test_a_prompt_is_packed_once_for_its_siblings():
+    rng = np.random.default_rng(0)
+    examples = [(np.arange(20, dtype=np.int32), rng.integers(0, 9, n).astype(np.int32)) for n in (3, 4, 5)]
+    other = (np.arange(1, 11, dtype=np.int32), rng.integers(0, 9, 2).astype(np.int32))
+    (update,) = supervised_batch([*examples, other], tokens_per_pack=100).updates
+    (((pack,),)) = update.packs
+    assert len(pack.tokens) == 20 + 3 + 4 + 5 + 10 + 2
+    assert sorted(sequence_lengths(pack)) == [12, 23, 24, 25]
+    (update,) = supervised_batch([*examples, other], tokens_per_pack=28).updates
+    (packs,) = update.packs
+    assert all(len(pack.tokens) <= 28 for pack in packs)

@@ -1,5 +1,7 @@
 """A gradient does not depend on how the samples of an update were cut into micro-batches, ordered or padded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,21 @@ from .conftest import MODELS, make_learner, make_sample
 
 AGGREGATIONS = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"]
 MAX_TOKENS = 40
+
+
+def siblings(rng: np.random.Generator, count: int) -> list[Sample]:
+    """Samples that share a prompt of 12 tokens; the first answers with nothing but its end."""
+    prompt = rng.integers(0, 31, 12).astype(np.int32)
+    found = []
+    for number in range(count):
+        sample = make_sample(rng, 13 + 5 * number, 100 + number)
+        mask = np.arange(len(sample.segment.tokens)) >= 12
+        tokens = np.concatenate([prompt, sample.segment.tokens[12:]])
+        logprobs = np.where(mask, -rng.random(len(mask)), 0).astype(np.float32)
+        turns = (replace(sample.segment.turns[0], start=12),)
+        segment = replace(sample.segment, tokens=tokens, loss_mask=mask, logprobs=logprobs, turns=turns)
+        found.append(replace(sample, segment=segment, advantages=np.where(mask, rng.normal(), 0).astype(np.float32)))
+    return found
 
 
 def gradient_of(learner, samples: list[Sample], algorithm: AlgorithmConfig, tokens_per_pack: int) -> torch.Tensor:
@@ -97,6 +114,7 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
     rng = np.random.default_rng(seed)
     lengths = data.draw(st.lists(st.integers(2, 40), min_size=2, max_size=9))
     samples = [make_sample(rng, length, i, temperature=float(rng.choice([0.75, 1.0]))) for i, length in enumerate(lengths)]
+    samples += siblings(rng, data.draw(st.integers(0, 4)))
     algorithm = AlgorithmConfig(aggregation=data.draw(st.sampled_from(AGGREGATIONS)), entropy_coefficient=0.01)
     chunk = data.draw(st.sampled_from([3, 17, 4096]))
     learner = make_learner(model_directories["llama"], logits_chunk=chunk)
@@ -114,6 +132,7 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
 def test_it_is_that_of_a_padded_forward(model_directories, kind, aggregation):
     rng = np.random.default_rng(3)
     samples = [make_sample(rng, length, i, temperature=[1.0, 0.75][i % 2]) for i, length in enumerate((40, 2, 9, 17, 5))]
+    samples += siblings(rng, 4)
     algorithm = AlgorithmConfig(aggregation=aggregation, entropy_coefficient=0.02)
     learner = make_learner(model_directories[kind])
     in_double(learner.model)
@@ -135,7 +154,7 @@ def test_skipping_sequences_without_advantage_does_not_change_it(model_directori
         [[s] for s in samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=64, skip_zero_advantage=True
     )
     learner.model.zero_grad()
-    assert sum(len(pack.lengths) for pack in batch.updates[0].packs[0]) == 3
+    assert sum((pack.parents >= 0).sum() for pack in batch.updates[0].packs[0]) == 3
     for pack in batch.updates[0].packs[0]:
         learner._backward(pack)
     skipped = torch.cat([p.grad.flatten() for p in learner.model.parameters()])

@@ -38,7 +38,8 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
         model = AutoModelForCausalLM.from_pretrained(directory)
         ((packs,),) = [update.packs for update in supervised_batch(examples(5), 22).updates]
         for pack, scored in zip(packs, learner.score(list(packs)), strict=True):
-            for tokens, got in zip(*(np.split(a, np.cumsum(pack.lengths)[:-1]) for a in (pack.tokens, scored)), strict=True):
+            pairs = [np.split(array, np.cumsum(pack.lengths)[1:-1:2]) for array in (pack.tokens, scored)]  # prompt, response
+            for tokens, got in zip(*pairs, strict=True):
                 logits = model(torch.from_numpy(tokens)[None].long()).logits[0].log_softmax(-1).detach()
                 want = [float(logits[i - 1, tokens[i]]) if i >= 4 else 0.0 for i in range(len(tokens))]
                 np.testing.assert_allclose(got, want, atol=1e-5)

@@ -1,6 +1,7 @@
 """The grading pool, with real processes that are really killed."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -211,3 +212,17 @@ asyncio.run(run())
     # The worker holds the pipe of the standard output too: reading it ends when the worker has.
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
     assert done.returncode == -9
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 6, 8, 12, 20, 40])
+def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(turns: int) -> None:
+    async def run() -> None:
+        start = asyncio.ensure_future(pool(workers=2).__aenter__())
+        for _ in range(turns):
+            await asyncio.wait({start}, timeout=0)  # one turn of the event loop
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):  # unless it was faster
+            await (await start).close()
+
+    asyncio.run(run())
+    assert not children()
