@@ -84,7 +84,9 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
         directory.write_config(dump(config))
         view = make_view(config.record.live)
-        view.start(config.name, f"{config.rollout.capacity} groups alive, asynchronous ratio {config.rollout.async_ratio:g}")
+        view.start(
+            config.name, f"{config.rollout.capacity} groups alive, asynchronous ratio {config.rollout.async_ratio:g}"
+        )
         stack.callback(view.close)
         metrics = stack.enter_context(Metrics(directory.metrics))
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
@@ -98,7 +100,8 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         stack.push_async_callback(cluster.close)
         model = await model_directory(cluster, config.model.path, directory.path / "model", config.seed)
         learner, learners = _start_learner(cluster, "learner", model, config)
-        reference, references = None, []
+        reference: Learner | None = None
+        references: list[WorkerHandle] = []
         if config.algorithm.kl_coefficient:
             reference, references = _start_learner(cluster, "reference", model, config)
         pool, episodes, renderer, engines = await _start_rollouts(stack, cluster, model, config, waits)
@@ -129,7 +132,9 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         )
 
 
-def _start_learner(cluster: LocalCluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
+def _start_learner(
+    cluster: LocalCluster, name: str, model: Path, config: RunConfig
+) -> tuple[Learner, list[WorkerHandle]]:
     kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
     handle = cluster.spawn(name, kind, str(model), config.learner, derive(config.seed, name))
     return WorkerLearner(handle), [handle]
@@ -189,7 +194,9 @@ async def model_directory(cluster: LocalCluster, path: str, target: Path, seed: 
     try:
         return Path(snapshot_download(path))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise DataError(f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}") from error
+        raise DataError(
+            f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}"
+        ) from error
 
 
 def _held_out(config: RunConfig, which: str, limit: int) -> list[Prompt]:

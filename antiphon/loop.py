@@ -33,10 +33,10 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
+from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
-from antiphon.record.live import View
 from antiphon.rollout.admission import Admission
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
@@ -161,7 +161,9 @@ class Run:
             if sft.stop_accuracy and step % sft.evaluate_every == 0:
                 if validation is not None:
                     accuracy = (await validation).accuracy
-                    parts.view.message(f"warm start: validation accuracy {accuracy:.3f} at step {step - sft.evaluate_every}")
+                    parts.view.message(
+                        f"warm start: validation accuracy {accuracy:.3f} at step {step - sft.evaluate_every}"
+                    )
                     if accuracy >= sft.stop_accuracy:
                         break
                 await self._publish(owner)

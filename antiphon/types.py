@@ -127,7 +127,9 @@ class Streams:
         self._arrays = dict(arrays or {})
         for spec, array in self._arrays.items():
             if str(array.dtype) != spec.dtype or array.shape[1:] != spec.shape:
-                raise ValueError(f"stream {spec.name!r} is {array.dtype}{array.shape[1:]}, declared {spec.dtype}{spec.shape}")
+                raise ValueError(
+                    f"stream {spec.name!r} is {array.dtype}{array.shape[1:]}, declared {spec.dtype}{spec.shape}"
+                )
         if len({len(array) for array in self._arrays.values()}) > 1:
             raise ValueError(f"streams differ in length: { {s.name: len(a) for s, a in self._arrays.items()} }")
 
@@ -428,7 +430,9 @@ class Pack:
         if int(self.lengths.sum()) != len(self.tokens):
             raise ValueError(f"Pack.lengths sum to {int(self.lengths.sum())}, expected {len(self.tokens)}")
         if len(self.parents) != len(self.lengths) or (self.parents >= np.arange(len(self.lengths))).any():
-            raise ValueError(f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order")
+            raise ValueError(
+                f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

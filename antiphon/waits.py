@@ -67,4 +67,7 @@ class Waits:
     def table(self, now: float) -> str:
         """Who waits for whom, one line each, longest first."""
         rows = sorted(self._open.values(), key=lambda wait: wait.since)
-        return "\n".join(f"  {w.owner} waits for {w.on} ({w.name}) since {now - w.since:.1f} s" for w in rows) or "  nobody"
+        return (
+            "\n".join(f"  {w.owner} waits for {w.on} ({w.name}) since {now - w.since:.1f} s" for w in rows)
+            or "  nobody"
+        )

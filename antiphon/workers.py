@@ -43,4 +43,3 @@ class WorkerHandle(Protocol):
 
     async def close(self) -> None:
         """End the worker: politely first, by force after a grace period."""
-

@@ -76,7 +76,7 @@ def write_result(name: str, figures: Mapping[str, float], out: Path | None = Non
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     packages = ("torch", "transformers", "numpy")
     result = {
-        "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},

@@ -22,11 +22,9 @@ import venv
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
-import yaml
 from _common import ROOT, seconds, smollm2, table, write_result
 
 TRL = {"torch": "2.13.0", "trl": "1.16.0", "transformers": "5.23.0"}  # torch is pinned, else pip may bring CUDA's
@@ -34,14 +32,44 @@ GROUPS, SIBLINGS, TOKENS, THREADS = 8, 8, 64, 2
 LEARNING_RATE = 1e-6
 QUESTIONS = [f"What is {a} + {a + 19}?" for a in range(12, 12 + GROUPS)]
 SAMPLE_SECONDS = 0.5
-REWARD = '''"""A score that differs between siblings, as good as at random: a checksum of the text."""
+REWARD = """import zlib
 
-import zlib
-
-
-def spread(prompt, transcript):
+def spread(prompt, transcript):  # differs between siblings, as good as at random: a checksum of the text
     return zlib.crc32(transcript.response.encode()) / 2**32
-'''
+"""
+CONFIG = """name: step
+steps: {steps}
+model:
+  path: {folder}/model
+tasks:
+  - name: sums
+    prompts:
+      source: jsonl
+      path: {folder}/prompts.jsonl
+    reward: step_reward:spread
+rollout:
+  groups_per_step: {groups}
+  group_size: {siblings}
+  async_ratio: {ratio}
+  timeout: 3600.0
+  sampling:
+    max_tokens: {tokens}
+learner:
+  device: cpu
+  threads: {learner}
+  tokens_per_pack: {pack}
+  logits_chunk: {chunk}
+  optimizer:
+    learning_rate: {rate}
+engine:
+  device: cpu
+  threads: {engine}
+  slots: {slots}
+  max_length: 128
+record:
+  directory: {folder}/runs
+  live: "off"
+"""
 
 
 @dataclass
@@ -51,7 +79,7 @@ class Measured:
     steps: list[float] = field(default_factory=list)  # seconds
     peaks: list[float] = field(default_factory=list)  # bytes, one a run
     parts: Counter[str] = field(default_factory=Counter)  # bytes of each process at the peak of the last run
-    phases: dict[str, list[float]] = field(default_factory=dict)  # seconds of what a step reports of itself
+    learner: list[float] = field(default_factory=list)  # seconds of the learner within each step, of ours
 
     @property
     def samples_per_second(self) -> float:
@@ -67,7 +95,7 @@ class Measured:
 # --- what both are given -----------------------------------------------------------------------------------------------
 
 
-def endless_model(folder: Path) -> Path:
+def endless_model(folder: Path) -> None:
     """SmolLM2 in `folder`, without an end token: every completion gets as many tokens as it may have."""
     source = smollm2()
     folder.mkdir()
@@ -76,14 +104,15 @@ def endless_model(folder: Path) -> Path:
             (folder / file.name).symlink_to(file)
     settings = json.loads((source / "generation_config.json").read_text(encoding="utf-8"))
     (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": None}), encoding="utf-8")
-    return folder
 
 
 def trl_python() -> Path:
     """The interpreter of TRL's environment, made at the first call."""
     home = Path.home() / ".cache" / "antiphon" / "venvs" / f"trl-{TRL['trl']}"
     python = home / "bin" / "python"
-    check = "import sys; from importlib.metadata import version; assert all(version(p) == v for p, v in %r.items())" % TRL
+    check = (
+        f"from importlib.metadata import version as v; assert all(v(p).split('+')[0] == n for p, n in {TRL}.items())"
+    )
     if not python.exists() or subprocess.run([python, "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
         print("installing TRL; this happens once", flush=True)
         venv.create(home, with_pip=True)
@@ -92,66 +121,38 @@ def trl_python() -> Path:
     return python
 
 
-def trl_command(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[str], Path]:
+def trl_command(folder: Path, args: argparse.Namespace) -> tuple[list[str], Path]:
     """How to run TRL, and the file where a line appears after each step."""
     metrics = folder / "metrics.jsonl"
-    spec = {
-        "model": str(model),
-        "questions": QUESTIONS,
-        "prompts_per_step": GROUPS,
-        "group_size": SIBLINGS,
-        "tokens": TOKENS,
-        "threads": THREADS,
-        "steps": args.warm + args.steps,
-        "micro_batch": args.trl_micro,
-        "learning_rate": LEARNING_RATE,
-        "output": str(folder / "output"),
+    spec: dict[str, object] = {
+        "model": str(folder / "model"),
         "metrics": str(metrics),
+        "output": str(folder / "output"),
     }
+    spec |= {"prompts_per_step": GROUPS, "group_size": SIBLINGS, "tokens": TOKENS, "steps": args.warm + args.steps}
+    spec |= {"threads": THREADS, "micro_batch": args.trl_micro, "learning_rate": LEARNING_RATE, "questions": QUESTIONS}
     (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
     return [str(trl_python()), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
 
 
-def our_command(folder: Path, model: Path, args: argparse.Namespace, ratio: int) -> tuple[list[str], Path]:
+def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[list[str], Path]:
     """How to run ours with this asynchronous ratio, and its metrics file."""
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS), encoding="utf-8")
+    prompts = "".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS)
+    (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     (folder / "step_reward.py").write_text(REWARD, encoding="utf-8")
-    config: dict[str, Any] = {
-        "name": "step",
-        "steps": args.warm + args.steps,
-        "model": {"path": str(model)},
-        "tasks": [
-            {
-                "name": "sums",
-                "prompts": {"source": "jsonl", "path": str(prompts)},
-                "reward": "step_reward:spread",
-            }
-        ],
-        "rollout": {
-            "groups_per_step": GROUPS,
-            "group_size": SIBLINGS,
-            "async_ratio": ratio,
-            "sampling": {"max_tokens": TOKENS},
-        },
-        "learner": {
-            "device": "cpu",
-            "threads": args.learner_threads if ratio else THREADS,
-            "tokens_per_pack": args.tokens_per_pack,
-            "logits_chunk": args.logits_chunk,
-            "optimizer": {"learning_rate": LEARNING_RATE},
-        },
-        "engine": {
-            "device": "cpu",
-            "threads": 1 if ratio else THREADS,
-            "slots": GROUPS * SIBLINGS,
-            "max_length": args.max_length,
-        },
-        "record": {"directory": str(folder / "runs"), "live": "off"},
+    learner, engine = (args.learner_threads, 1) if ratio else (THREADS, THREADS)
+    sizes = {
+        "groups": GROUPS,
+        "siblings": SIBLINGS,
+        "slots": GROUPS * SIBLINGS,
+        "tokens": TOKENS,
+        "rate": LEARNING_RATE,
     }
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return [sys.executable, "-m", "antiphon.cli", "train", str(path)], folder / "runs" / "step" / "metrics.jsonl"
+    sizes |= {"steps": args.warm + args.steps, "pack": args.tokens_per_pack, "chunk": args.logits_chunk}
+    config = CONFIG.format(folder=folder, ratio=ratio, learner=learner, engine=engine, **sizes)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    command = [sys.executable, "-m", "antiphon.cli", "train", str(folder / "config.yaml")]
+    return command, folder / "runs" / "step" / "metrics.jsonl"
 
 
 # --- running and watching ----------------------------------------------------------------------------------------------
@@ -191,22 +192,19 @@ def memory(root: int) -> Counter[str]:
     return sizes
 
 
-def measure_trl(folder: Path, model: Path, args: argparse.Namespace, into: Measured) -> None:
+def measure_trl(folder: Path, args: argparse.Namespace, into: Measured) -> None:
     """A run of TRL, its steps checked for the work they were given."""
-    lines = run(*trl_command(folder, model, args), folder / "log", args.warm, into)
-    for line in lines:
+    for line in run(*trl_command(folder, args), folder / "log", args.warm, into):
         assert line["length"] == TOKENS and line["groups_without_spread"] == 0 and line["grad_norm"] > 0, line
-    into.steps += [line["seconds"] for line in lines]
+        into.steps.append(line["seconds"])
 
 
-def measure_ours(folder: Path, model: Path, args: argparse.Namespace, into: Measured, ratio: int) -> None:
+def measure_ours(folder: Path, args: argparse.Namespace, into: Measured, ratio: int) -> None:
     """A run of ours, its steps checked likewise."""
-    lines = run(*our_command(folder, model, args, ratio), folder / "log", args.warm, into)
-    for line in lines:
-        assert line["length/mean"] == TOKENS and line["learner/grad_norm"] > 0, line
-        assert line["age/max"] == ratio, line
-    into.steps += [line["step/seconds"] for line in lines]
-    into.phases.setdefault("learner", []).extend(line["learner/seconds"] for line in lines)
+    for line in run(*our_command(folder, args, ratio), folder / "log", args.warm, into):
+        assert line["length/mean"] == TOKENS and line["age/max"] == ratio and line["learner/grad_norm"] > 0, line
+        into.steps.append(line["step/seconds"])
+        into.learner.append(line["learner/seconds"])
 
 
 # --- what comes out ----------------------------------------------------------------------------------------------------
@@ -239,21 +237,14 @@ def figures_of(systems: dict[str, Measured], peaks: dict[int, list[float]]) -> d
 
 def show(systems: dict[str, Measured], figures: dict[str, float]) -> None:
     """The tables."""
+    headings = ["system", "seconds a step", "of it learner", "samples/s", "peak GiB", "largest processes"]
     rows = []
     for name, system in systems.items():
-        steps = system.steps
-        learner = system.phases.get("learner")
-        rows.append(
-            [
-                name,
-                f"{statistics.median(steps):.1f} ({min(steps):.1f}-{max(steps):.1f})",
-                f"{statistics.median(learner):.1f}" if learner else "-",
-                f"{system.samples_per_second:.3f}",
-                f"{system.gibibytes:.2f}",
-                " + ".join(f"{size / 2**30:.2f}" for size in sorted(system.parts.values(), reverse=True)[:3]),
-            ]
-        )
-    print(table(["system", "seconds a step", "learner", "samples/s", "peak GiB", "largest processes"], rows), end="\n\n")
+        spread = f"{statistics.median(system.steps):.1f} ({min(system.steps):.1f}-{max(system.steps):.1f})"
+        learner = f"{statistics.median(system.learner):.1f}" if system.learner else "-"
+        parts = " + ".join(f"{size / 2**30:.2f}" for _, size in system.parts.most_common(3))
+        rows.append([name, spread, learner, f"{system.samples_per_second:.3f}", f"{system.gibibytes:.2f}", parts])
+    print(table(headings, rows), end="\n\n")
     print(table(["figure", "value"], [[name, f"{value:.3f}"] for name, value in figures.items()]))
 
 
@@ -267,7 +258,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learner-threads", type=int, default=1, help="of ours asynchronous")
     parser.add_argument("--tokens-per-pack", type=int, default=1024, help="micro-batch of ours")
     parser.add_argument("--logits-chunk", type=int, default=256, help="of ours")
-    parser.add_argument("--max-length", type=int, default=128, help="longest sequence of our engine")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 
@@ -285,12 +275,12 @@ def main() -> None:
         for name, system in systems.items():
             with tempfile.TemporaryDirectory(prefix="antiphon-step-") as scratch:
                 folder = Path(scratch)
-                model = endless_model(folder / "model")
+                endless_model(folder / "model")
                 if name == "TRL":
-                    measure_trl(folder, model, args, system)
+                    measure_trl(folder, args, system)
                 else:
-                    measure_ours(folder, model, args, system, ratio=int(name == "asynchronous"))
-            print(f"round {number + 1} of {args.rounds}, {name}: {system.steps[-args.steps:]}", flush=True)
+                    measure_ours(folder, args, system, ratio=int(name == "asynchronous"))
+            print(f"round {number + 1} of {args.rounds}, {name}: {system.steps[-args.steps :]}", flush=True)
     figures = figures_of(systems, peaks)
     show(systems, figures)
     path = write_result("step", figures, args.out)

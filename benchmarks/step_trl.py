@@ -20,7 +20,7 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class Clock(TrainerCallback):
     """Writes a line at the end of each step. The first step's seconds include the loading that it sets off."""
 
     def __init__(self, path: Path) -> None:

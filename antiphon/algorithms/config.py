@@ -6,7 +6,9 @@ from pydantic import Field
 
 from antiphon.config import Config
 
-Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"]
+Aggregation = Literal[
+    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+]
 
 
 class AlgorithmConfig(Config):

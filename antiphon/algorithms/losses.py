@@ -58,7 +58,9 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
     """The chosen loss with the entropy bonus and the divergence from the reference around it, [N]."""
     value, metrics = loss(inputs, config)
     if value.shape != inputs.logprobs.shape:
-        raise ConfigError(f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}")
+        raise ConfigError(
+            f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
+        )
     if config.entropy_coefficient:
         value = value - config.entropy_coefficient * inputs.entropies
     if config.kl_coefficient:

@@ -48,7 +48,9 @@ class PackLayout:
         leaves = [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
         blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
         for members in _similar(leaves):
-            rows = np.stack([np.pad(path, (0, len(members[0]) - len(path)), constant_values=path[0]) for path in members])
+            rows = np.stack(
+                [np.pad(path, (0, len(members[0]) - len(path)), constant_values=path[0]) for path in members]
+            )
             valid = np.arange(rows.shape[1]) < np.array([len(path) for path in members])[:, None]
             for path, used in zip(members, valid, strict=True):
                 used[: len(path)] &= ~placed[path]
@@ -57,8 +59,10 @@ class PackLayout:
             places.append(rows[valid])
         order = np.empty_like(positions)
         order[np.concatenate(places)] = np.arange(len(order))
-        on_device = (torch.from_numpy(array).to(device) for array in (positions, previous))
-        return PackLayout(*on_device, blocks=tuple(blocks), order=torch.from_numpy(order).to(device))
+        positions_there, previous_there, order_there = (
+            torch.from_numpy(array).to(device) for array in (positions, previous, order)
+        )
+        return PackLayout(positions_there, previous_there, tuple(blocks), order_there)
 
 
 def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
@@ -98,9 +102,7 @@ def packed_attention(
     outputs = []
     for block in layout.blocks:
         n, width = block.rows.shape
-        q, k, v = (
-            t.index_select(0, block.rows.view(-1)).view(n, width, *t.shape[1:]).transpose(1, 2) for t in flat
-        )
+        q, k, v = (t.index_select(0, block.rows.view(-1)).view(n, width, *t.shape[1:]).transpose(1, 2) for t in flat)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.size(1) != k.size(1))
         outputs.append(out.transpose(1, 2).reshape(n * width, *flat[0].shape[1:]).index_select(0, block.valid))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0), None

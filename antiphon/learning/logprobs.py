@@ -15,7 +15,7 @@ def token_logprobs(
     """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N]
     each. Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept
     for the backward pass, beyond it they are computed again."""
-    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(hidden, weight, targets, temperatures, chunk)  # type: ignore[no-untyped-call]
+    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(hidden, weight, targets, temperatures, chunk)
     return result
 
 

@@ -14,7 +14,9 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def load_model(path: str, *, attention: str, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_model(
+    path: str, *, attention: str, device: torch.device, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
     """A causal language model from a directory or Hugging Face id; `DataError` when there is none."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():

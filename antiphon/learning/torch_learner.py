@@ -57,7 +57,9 @@ class TorchLearner(Worker):
             weight_decay=optimizer.weight_decay,
             fused=True,  # one pass over the parameters, no temporaries
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: rate_at(optimizer, n, total_updates))
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda n: rate_at(optimizer, n, total_updates)
+        )
         return sum(p.numel() for p in parameters)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
@@ -131,7 +133,7 @@ class TorchLearner(Worker):
         )
         per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
         loss = (self._tensor(pack.coefficients)[targets] * per_token).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         with torch.no_grad():
             difference = inputs.behaviour - logprobs
             sums = metrics | {

@@ -25,7 +25,7 @@ class SamplingConfig(Config):
 
     def sampling(self, **changes: object) -> Sampling:
         """The record that travels with every completion."""
-        return Sampling(**{**self.model_dump(), **changes})  # type: ignore[arg-type]
+        return Sampling(**{**self.model_dump(), **changes})
 
 
 class RolloutConfig(Config):

@@ -66,6 +66,7 @@ class _Recording:
     tokens: list[IntArray] = field(default_factory=list)
     completions: list[Completion | None] = field(default_factory=list)  # None where tokens were not sampled
     turns: list[Turn] = field(default_factory=list)
+    state_key: str | None = None  # of the state that the next action is taken in
 
     def add(self, tokens: IntArray, completion: Completion | None = None) -> None:
         self.tokens.append(tokens)
@@ -126,7 +127,7 @@ class Episodes:
         recording = _Recording(messages=list(prompt.messages))
         failure = None
         try:
-            await self._play(recording, prompt, attempt, started, replace(sampling), priority)
+            await self._play(recording, prompt, attempt, started, sampling, priority)
         except EnvironmentFailed as error:
             failure = Failure(source="environment", message=str(error))
         truncated = bool(recording.turns) and recording.turns[-1].finish is FinishReason.LENGTH
@@ -169,7 +170,8 @@ class Episodes:
         world = self._environments[prompt.task]() if prompt.task in self._environments else None
         try:
             if world is not None:
-                observation, _ = await _call(world.reset, derive(prompt.seed, "environment"))
+                observation, info = await _call(world.reset, derive(prompt.seed, "environment"))
+                recording.state_key = info.get("state_key")
                 recording.messages.append(Message("user", observation))
             recording.add(self._tokenizer.encode_prompt(recording.messages))
             for turn in range(self._config.max_turns):
@@ -212,7 +214,8 @@ class Episodes:
             recording.turns.append(turn)
             return False
         observation, reward, terminated, truncated, info = await _call(world.step, action)
-        recording.turns.append(replace(turn, reward=float(reward), state_key=info.get("state_key")))
+        recording.turns.append(replace(turn, reward=float(reward), state_key=recording.state_key))
+        recording.state_key = info.get("state_key")
         if terminated or truncated or last or completion.finish is FinishReason.LENGTH:
             return False
         said = Message("user", observation)

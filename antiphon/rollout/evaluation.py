@@ -2,14 +2,15 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory
 
-RunOne = Callable[[Prompt, AttemptId], Awaitable[Trajectory]]
+RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 
 RESAMPLES = 2000  # of the bootstrap
 

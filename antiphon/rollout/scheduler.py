@@ -149,7 +149,9 @@ class Scheduler:
         """End a run that would otherwise produce nothing for ever."""
         self._fruitless += 1
         if self._fruitless >= limit:
-            raise RolloutError(f"the last {self._fruitless} groups {what}, and none in between could be trained on{why}")
+            raise RolloutError(
+                f"the last {self._fruitless} groups {what}, and none in between could be trained on{why}"
+            )
 
     def _abort(self, attempts: tuple[AttemptId, ...]) -> None:
         for attempt in attempts:

@@ -17,7 +17,9 @@ def send(named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Pat
     Returns the update that receivers `receive`.
     """
     tensors = [(name, tensor.detach()) for name, tensor in named]
-    places = plan((n, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for n, t in tensors)
+    places = plan(
+        (n, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for n, t in tensors
+    )
     size = places[-1].offset + -(-places[-1].size // 64) * 64
     path = directory / f"weights-{version:08d}"
     buffer = np.memmap(path, dtype=np.uint8, mode="w+", shape=(size,))
@@ -35,7 +37,9 @@ def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         buffer = np.memmap(update.location, dtype=np.uint8, mode="c", shape=(manifest.size,))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"weights of version {update.version} cannot be read at {update.location}: {error}") from error
+        raise WeightsError(
+            f"weights of version {update.version} cannot be read at {update.location}: {error}"
+        ) from error
     found = digest(buffer, manifest.tensors)
     if found != manifest.digest:
         raise WeightsError(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.engines.native_support import Host, make_model, prompt
 
 from antiphon.engines.config import EngineConfig
 from antiphon.types import OnUpdate
+from tests.unit.engines.native_support import Host, make_model, prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -14,7 +14,8 @@ TASK = r"""
     def problems(split, count=40):
         for number in range(count):
             digit = number % 10
-            yield {"id": f"{split}-{number}", "prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
+            text = {"prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
+            yield {"id": f"{split}-{number}", **text}
 
     def build(directory, seed):
         import string

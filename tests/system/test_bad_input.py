@@ -37,7 +37,11 @@ def test_a_directory_that_is_no_model(project):
 def test_a_dataset_without_the_named_column(project):
     data = project.folder / "data.jsonl"
     data.write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
-    task = {"name": "t", "prompts": {"source": "jsonl", "path": str(data), "prompt_column": "questoin"}, "reward": "exact_match"}
+    task = {
+        "name": "t",
+        "prompts": {"source": "jsonl", "path": str(data), "prompt_column": "questoin"},
+        "reward": "exact_match",
+    }
     message = error_of(project.run("train", project.config(tasks=[task])))
     assert "questoin" in message and "question" in message and str(data) in message
 
@@ -67,7 +71,7 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
     wait_for_line(process, "step ")
     victim = next(child for child in psutil.Process(process.pid).children(recursive=True) if is_worker(child, worker))
     victim.kill()
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     assert f"worker {worker} was killed by SIGKILL" in err and "Traceback" not in err
     assert not [child for child in psutil.process_iter() if str(project.folder) in " ".join(arguments(child))]
@@ -77,12 +81,14 @@ def test_ctrl_c_stops_after_the_step_and_saves(project):
     process = project.start("train", project.config(steps=100_000))
     wait_for_line(process, "step ")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = project.summary()
     assert summary["stopped_early"] and 0 < summary["steps"] < 100_000
-    assert (project.folder / "runs" / "run" / "checkpoints" / f"step_{summary['steps']:06d}" / "model.safetensors").is_file()
+    assert (
+        project.folder / "runs" / "run" / "checkpoints" / f"step_{summary['steps']:06d}" / "model.safetensors"
+    ).is_file()
 
 
 def wait_for_line(process, start: str) -> None:

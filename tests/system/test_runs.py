@@ -13,7 +13,9 @@ from antiphon.run_config import RunConfig
 def train(project, *overrides, **sections) -> int:
     path = project.config(**sections)
     import_folder(path)
-    return build.train(load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig), overwrite=True)
+    return build.train(
+        load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig), overwrite=True
+    )
 
 
 def rollout(**changes):

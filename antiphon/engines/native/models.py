@@ -28,7 +28,7 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
     if not isinstance(model, PreTrainedModel):
         model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
     _require_supported(model)
-    prepared: Any = model.to(device=device, dtype=dtype).eval()  # type: ignore[arg-type]
+    prepared: Any = model.to(device=device, dtype=dtype).eval()
     prepared.set_attn_implementation(NAME)
     speed_up_linears(prepared)
     return prepared
@@ -36,10 +36,10 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
 
 def longest(model: Any, configured: int) -> int:
     """Most tokens of a sequence: what is `configured`, else what the model was made for."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not configured and limit is None:
-        raise UnsupportedError(f"{type(model).__name__} has no length limit of its own; set max_length")
-    return int(configured or limit)
+    limit: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if configured or limit is not None:
+        return configured or int(limit)
+    raise UnsupportedError(f"{type(model).__name__} has no length limit of its own; set max_length")
 
 
 def end_tokens(model: Any) -> list[int]:

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.engines.native_support import VOCABULARY, Host, make_host, make_model, prompt
 
 from antiphon.engines.base import WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.errors import StateError, UnsupportedError, WeightsError
 from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling
+from tests.unit.engines.native_support import VOCABULARY, Host, make_host, make_model, prompt
 
 
 class Letters:

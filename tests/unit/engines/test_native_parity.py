@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.engines.native_support import FAMILIES, Host, make_host, prompt
 
 from antiphon.types import FinishReason, OnUpdate
+from tests.unit.engines.native_support import FAMILIES, Host, make_host, prompt
 
 TOLERANCE = 1e-4
 EXACT = [OnUpdate.RECOMPUTE, OnUpdate.RESTART, OnUpdate.DRAIN]

@@ -77,18 +77,11 @@ def test_inversion_follows_the_distribution(size: int) -> None:
     logits = torch.randn(size) * 2
     uniform = (np.arange(40_000) + 0.5) / 40_000  # every quantile once: counts are exact up to rounding at the edges
     mass = torch.exp(logits - logits.max())[None]
-    whole = size // 256 * 256
-    blocks = torch.tensor(
-        [
-            [
-                *(mass[0, i : i + 256].sum() for i in range(0, whole, 256)),
-                *([mass[0, whole:].sum()] if whole < size else []),
-            ]
-        ]
-    )
-    tokens = torch.cat(
-        [invert(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u)) for u in uniform.reshape(20, 2000)]
-    )
+    blocks = torch.stack([part.sum() for part in mass[0].split(256)])[None]
+    draws = [
+        invert(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u)) for u in uniform.reshape(20, 2000)
+    ]
+    tokens = torch.cat(draws)
     counts = torch.bincount(tokens, minlength=size).numpy()
     assert np.abs(counts - 40_000 * torch.softmax(logits.double(), -1).numpy()).max() <= 1.01
 

@@ -81,7 +81,7 @@ def reference_gradient(directory, samples: list[Sample], algorithm: AlgorithmCon
         case "token_mean":
             loss = sum(losses) / sum(counts)
         case "sequence_mean_token_mean":
-            loss = sum(l / c for l, c in zip(losses, counts, strict=True)) / len(losses)
+            loss = sum(loss / count for loss, count in zip(losses, counts, strict=True)) / len(losses)
         case "sequence_mean_token_sum":
             loss = sum(losses) / len(losses)
         case "sequence_mean_token_sum_norm":
@@ -113,7 +113,9 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     lengths = data.draw(st.lists(st.integers(2, 40), min_size=2, max_size=9))
-    samples = [make_sample(rng, length, i, temperature=float(rng.choice([0.75, 1.0]))) for i, length in enumerate(lengths)]
+    samples = [
+        make_sample(rng, length, i, temperature=float(rng.choice([0.75, 1.0]))) for i, length in enumerate(lengths)
+    ]
     samples += siblings(rng, data.draw(st.integers(0, 4)))
     algorithm = AlgorithmConfig(aggregation=data.draw(st.sampled_from(AGGREGATIONS)), entropy_coefficient=0.01)
     chunk = data.draw(st.sampled_from([3, 17, 4096]))
@@ -131,7 +133,9 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_is_that_of_a_padded_forward(model_directories, kind, aggregation):
     rng = np.random.default_rng(3)
-    samples = [make_sample(rng, length, i, temperature=[1.0, 0.75][i % 2]) for i, length in enumerate((40, 2, 9, 17, 5))]
+    samples = [
+        make_sample(rng, length, i, temperature=[1.0, 0.75][i % 2]) for i, length in enumerate((40, 2, 9, 17, 5))
+    ]
     samples += siblings(rng, 4)
     algorithm = AlgorithmConfig(aggregation=aggregation, entropy_coefficient=0.02)
     learner = make_learner(model_directories[kind])
@@ -165,5 +169,7 @@ def test_gradient_checkpointing_does_not_change_it(model_directories):
     rng = np.random.default_rng(6)
     samples = [make_sample(rng, int(n), i) for i, n in enumerate(rng.integers(2, 30, 8))]
     plain = gradient_of(make_learner(model_directories["llama"]), samples, AlgorithmConfig(), 64)
-    saved = gradient_of(make_learner(model_directories["llama"], gradient_checkpointing=True), samples, AlgorithmConfig(), 64)
+    saved = gradient_of(
+        make_learner(model_directories["llama"], gradient_checkpointing=True), samples, AlgorithmConfig(), 64
+    )
     assert relative(saved, plain) < 1e-5

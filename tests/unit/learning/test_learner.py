@@ -1,6 +1,7 @@
 """The learner: schedule, updates, checkpoints."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
         model = AutoModelForCausalLM.from_pretrained(directory)
         ((packs,),) = [update.packs for update in supervised_batch(examples(5), 22).updates]
         for pack, scored in zip(packs, learner.score(list(packs)), strict=True):
-            pairs = [np.split(array, np.cumsum(pack.lengths)[1:-1:2]) for array in (pack.tokens, scored)]  # prompt, response
+            pairs = [
+                np.split(array, np.cumsum(pack.lengths)[1:-1:2]) for array in (pack.tokens, scored)
+            ]  # prompt, response
             for tokens, got in zip(*pairs, strict=True):
                 logits = model(torch.from_numpy(tokens)[None].long()).logits[0].log_softmax(-1).detach()
                 want = [float(logits[i - 1, tokens[i]]) if i >= 4 else 0.0 for i in range(len(tokens))]
@@ -87,7 +90,7 @@ def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
 def test_schedule_rises_then_falls_to_its_end(schedule, warmup, total, final):
     config = OptimizerConfig(schedule=schedule, warmup_steps=warmup, final_ratio=final)
     rates = [rate_at(config, n, total) for n in range(total + 1)]
-    assert all(b >= a for a, b in zip(rates[:warmup], rates[1:warmup], strict=False))
-    assert all(b <= a + 1e-12 for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert all(b >= a for a, b in pairwise(rates[:warmup]))
+    assert all(b <= a + 1e-12 for a, b in pairwise(rates[warmup:]))
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else final)

@@ -13,7 +13,16 @@ from antiphon.rollout.admission import Admission, GroupState
 from antiphon.rollout.config import RolloutConfig
 from antiphon.types import AttemptId, AttemptStatus, PolicyVersion
 
-RATIOS = [Fraction(0), Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(3, 2), Fraction(2), Fraction(11, 4)]
+RATIOS = [
+    Fraction(0),
+    Fraction(1, 10),
+    Fraction(1, 4),
+    Fraction(1, 2),
+    Fraction(1),
+    Fraction(3, 2),
+    Fraction(2),
+    Fraction(11, 4),
+]
 
 
 def config(**changes) -> RolloutConfig:
@@ -76,7 +85,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         if usable:
             self.finished[attempt.group][attempt] = started
         if change.retry:
-            assert not usable and change.retry.sibling == attempt.sibling and change.retry.attempt == attempt.attempt + 1
+            assert (
+                not usable and change.retry.sibling == attempt.sibling and change.retry.attempt == attempt.attempt + 1
+            )
             self.running[change.retry] = self.version
         rest = {a for a in self.running if a.group == attempt.group}
         assert change.completed == (usable and len(self.finished[attempt.group]) == self.config.group_size)
@@ -167,7 +178,9 @@ def run_step(admission: Admission) -> list[int]:
     return ages
 
 
-@pytest.mark.parametrize(("ratio", "steady"), [(0, [0] * 4), (0.5, [1, 1, 0, 0]), (1, [1] * 4), (1.5, [2, 2, 1, 1]), (2, [2] * 4)])
+@pytest.mark.parametrize(
+    ("ratio", "steady"), [(0, [0] * 4), (0.5, [1, 1, 0, 0]), (1, [1] * 4), (1.5, [2, 2, 1, 1]), (2, [2] * 4)]
+)
 def test_steady_state_ages(ratio, steady):
     admission = Admission(config(async_ratio=ratio))
     ages = [run_step(admission) for _ in range(8)]

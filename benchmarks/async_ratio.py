@@ -1,0 +1,87 @@
+"""What asynchrony gains and costs: the tiny recipe at several asynchronous ratios, from the same warm start.
+
+    python benchmarks/async_ratio.py [--seeds 5] [--steps 100]
+
+For each seed one supervised warm start, then reinforcement learning from it with alpha 0, 0.5, 1 and 2, one CPU thread a
+process; and, so that synchronous training is given its best, alpha 0 with two threads in each phase. The order of the
+settings rotates with the seed, so that a machine that is slower for a while is so for all of them.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import mean, median
+
+from _common import ROOT, table, write_result
+from _runs import Finished, run
+
+RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
+SETTINGS = {
+    "sync": ("rollout.async_ratio=0",),
+    "sync, 2 threads": ("rollout.async_ratio=0", "engine.threads=2", "learner.threads=2"),
+    "alpha 0.5": ("rollout.async_ratio=0.5",),
+    "alpha 1": ("rollout.async_ratio=1",),
+    "alpha 2": ("rollout.async_ratio=2",),
+}
+WARM_UP = 5  # steps left out of the times
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=100)
+    arguments.add_argument("--runs", type=Path, default=Path("runs/async_ratio"))
+    options = arguments.parse_args()
+    found: dict[str, list[Finished]] = {name: [] for name in SETTINGS}
+    for seed in range(options.seeds):
+        warm = run("sft", RECIPE, f"warm-{seed}", f"seed={seed}", runs=options.runs)
+        names = list(SETTINGS)
+        for name in names[seed % len(names) :] + names[: seed % len(names)]:
+            overrides = (f"seed={seed}", f"steps={options.steps}", "sft=null", f"model.path={warm.checkpoint}")
+            label = f"{name.replace(' ', '-').replace(',', '')}-{seed}"
+            found[name].append(run("train", RECIPE, label, *overrides, *SETTINGS[name], runs=options.runs))
+            print(f"seed {seed}  {name:16}  {describe(found[name][-1])}", flush=True)
+    figures = report(found)
+    print(f"\nwritten to {write_result('async_ratio', figures)}")
+
+
+def step_seconds(finished: Finished) -> float:
+    return median(finished.column("step/seconds")[WARM_UP:])
+
+
+def describe(finished: Finished) -> str:
+    return f"{step_seconds(finished):.3f} s a step, accuracy {finished.summary['accuracy_after']:.3f}"
+
+
+def report(found: dict[str, list[Finished]]) -> dict[str, float]:
+    rows, figures = [], {}
+    for name, finished in found.items():
+        key = name.replace(" ", "_").replace(",", "").replace(".", "_")
+        numbers = {
+            "step_seconds": mean(map(step_seconds, finished)),
+            "learner_waits_share": mean(mean(f.column("step/wait_groups_share")[WARM_UP:]) for f in finished),
+            "age_mean": mean(mean(f.column("age/mean")[WARM_UP:]) for f in finished),
+            "mismatch_kl": mean(mean(f.column("learner/mismatch_kl")[WARM_UP:]) for f in finished),
+            "accuracy_before": mean(f.summary["accuracy_before"] for f in finished),
+            "accuracy": mean(f.summary["accuracy_after"] for f in finished),
+            "accuracy_lowest": min(f.summary["accuracy_after"] for f in finished),
+        }
+        rows.append([name, *(f"{value:.4f}" for value in numbers.values())])
+        figures |= {f"{key}_{measure}": value for measure, value in numbers.items()}
+    print("\n" + table(["setting", *list(numbers)], rows))
+    # Pairs of one seed ran within minutes of each other; their ratio is steadier than the ratio of the means.
+    sync = min(("sync", "sync, 2 threads"), key=lambda name: mean(map(step_seconds, found[name])))
+    speedups = {
+        name: median(step_seconds(s) / step_seconds(a) for s, a in zip(found[sync], found[name], strict=True))
+        for name in SETTINGS
+        if name.startswith("alpha")
+    }
+    best = max(speedups, key=lambda name: speedups[name])
+    print(f"\n{best} is {speedups[best]:.2f} times as fast a step as {sync!r}")
+    key = best.replace(" ", "_").replace(".", "_")
+    figures["speedup_best_async_over_best_sync"] = speedups[best]
+    figures["accuracy_best_async_minus_sync"] = figures[f"{key}_accuracy"] - figures["sync_accuracy"]
+    return figures
+
+
+if __name__ == "__main__":
+    main()
