@@ -82,6 +82,41 @@ def test_an_old_or_mixed_cache_is_not_shared() -> None:
     assert errors[~mixed].max() < 1e-4 and mixed.sum() == 17
 
 
+def test_what_is_half_read_when_weights_change_is_not_shared_but_what_is_unread_is_exact() -> None:
+    host = make_host(slots=4, prefill_tokens=7)
+    host.add("half read", prompt(0, 30), max_tokens=4)
+    host.add("unread", prompt(1, 30), max_tokens=4)
+    host.step(2)
+    host.publish(1, OnUpdate.KEEP)
+    host.add("same", prompt(0, 30), max_tokens=4, seed=1)
+    host.add("same beginning", prompt(0, 28) + prompt(5, 9), max_tokens=4)
+    host.run()
+    assert host.logprob_errors()[0][4:].max() < 1e-4
+    flagged = {name: any(d.mixed_cache.any() for d in deltas) for name, deltas in host.deltas.items()}
+    assert flagged == {"half read": True, "unread": False, "same": False, "same beginning": False}
+
+
+def test_a_short_prompt_does_not_take_a_long_conversations_place() -> None:
+    host = make_host(slots=2, prefill_tokens=512)
+    conversation = prompt(0, 90)
+    host.add("conversation", conversation, max_tokens=2)
+    host.run()
+    host.add("short", conversation[:10] + prompt(1, 3), max_tokens=2)
+    host.run()
+    before = read(host)
+    host.add("next turn", conversation + host.tokens("conversation") + prompt(2, 4), max_tokens=2)
+    host.run()
+    assert read(host) - before == 1 + 4
+
+
+def test_the_cache_grows_with_its_sequences() -> None:
+    host = make_host(slots=3, prefill_tokens=512)
+    for i, length in enumerate((100, 60, 4)):
+        host.add(f"r{i}", prompt(i, length), max_tokens=60 - 25 * i, seed=i)
+    host.run()
+    assert len(host.tokens("r0")) == 60 and host.logprob_errors()[0].max() < 1e-4
+
+
 def test_recomputation_shares_too_and_keeps_to_its_budget() -> None:
     host = make_host(slots=4, prefill_tokens=16)
     for i in range(4):
@@ -274,6 +309,10 @@ def test_sleep_gives_the_cache_back() -> None:
     host.step()
     with pytest.raises(StateError, match="1 requests"):
         host.engine.sleep()
+    host.run()
+    host.engine.sleep()
+    host.engine.wake()
+    host.add("again", prompt(0, 9), max_tokens=8, seed=3)
     host.run()
     host.engine.sleep()
     host.add("waits", prompt(0, 9), max_tokens=8, seed=2)

@@ -1,0 +1,153 @@
+"""The engine pool places requests; the engines here answer when the test says so."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from antiphon.rollout.pool import EnginePool
+from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.waits import Waits
+
+
+class HeldGeneration:
+    """A request that ends when told."""
+
+    def __init__(self, request):
+        self.request = request
+        self.aborted = False
+        self.done = asyncio.get_running_loop().create_future()
+
+    async def result(self):
+        return await self.done
+
+    def abort(self):
+        self.aborted = True
+
+    def finish(self):
+        nothing = np.zeros(2)
+        self.done.set_result(
+            Completion(
+                tokens=nothing.astype(np.int32),
+                logprobs=nothing.astype(np.float32),
+                versions=nothing.astype(np.int32),
+                finish=FinishReason.STOP,
+            )
+        )
+
+
+class HeldEngine:
+    """An engine with `capacity` slots that is slow to load."""
+
+    def __init__(self, capacity=4):
+        self.capacity = capacity
+        self.version = 0
+        self.started: list[HeldGeneration] = []
+        self.may_load = asyncio.Event()
+
+    def start(self, request):
+        self.started.append(HeldGeneration(request))
+        return self.started[-1]
+
+    async def load(self, update, mode):
+        await self.may_load.wait()
+        self.version = update.version
+
+
+def request(name, **changes):
+    return GenerateRequest(id=name, tokens=np.array([1], np.int32), sampling=Sampling(max_tokens=4), **changes)
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def pool_of(*engines):
+    return EnginePool(engines, Waits(), timeout=30)
+
+
+def test_requests_wait_for_room_and_go_by_priority():
+    async def main():
+        engine = HeldEngine(capacity=4)
+        pool = pool_of(engine)
+        tasks = [asyncio.create_task(pool.generate(request(f"r{i}"))) for i in range(6)]
+        await settle()
+        urgent = asyncio.create_task(pool.generate(request("urgent", priority=-1)))
+        await settle()
+        assert [g.request.id for g in engine.started] == ["r0", "r1", "r2", "r3", "r4"]
+        engine.started[0].finish()
+        await settle()
+        assert engine.started[-1].request.id == "urgent"
+        for generation in engine.started[1:]:
+            generation.finish()
+        await settle()
+        engine.started[-1].finish()
+        await asyncio.gather(urgent, *tasks)
+        assert pool.generated_tokens == 14
+
+    asyncio.run(main())
+
+
+def test_load_is_spread_and_siblings_stay_together():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        pool = pool_of(one, two)
+        for name in ("a", "b", "a", "b"):
+            asyncio.create_task(pool.generate(request(f"{name}{len(one.started) + len(two.started)}", affinity=name)))
+            await settle()
+        assert [g.request.affinity for g in one.started] == ["a", "a"]
+        assert [g.request.affinity for g in two.started] == ["b", "b"]
+
+    asyncio.run(main())
+
+
+def test_a_request_goes_only_to_an_engine_that_holds_its_version():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        pool = pool_of(one, two)
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        fresh = asyncio.create_task(pool.generate(request("fresh", min_version=1)))
+        old = asyncio.create_task(pool.generate(request("old")))
+        await settle()
+        assert [g.request.id for g in one.started + two.started] == ["old"]
+        two.may_load.set()
+        await settle()
+        assert [g.request.id for g in two.started] == ["fresh"], "the slow engine delays itself only"
+        assert not loading.done()
+        one.may_load.set()
+        await loading
+        for generation in one.started + two.started:
+            generation.finish()
+        await asyncio.gather(fresh, old)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["queued", "running"])
+def test_cancelling_gives_the_place_back(when):
+    async def main():
+        engine = HeldEngine(capacity=1)
+        pool = pool_of(engine)
+        first = asyncio.create_task(pool.generate(request("first")))
+        await settle()
+        second = asyncio.create_task(pool.generate(request("second")))
+        third = asyncio.create_task(pool.generate(request("third")))
+        await settle()
+        victim = second if when == "queued" else first
+        running = len(engine.started)
+        victim.cancel()
+        await settle()
+        assert victim.cancelled()
+        if when == "running":
+            assert engine.started[0].aborted
+            assert len(engine.started) == running + 1
+        for _ in range(3):
+            for generation in engine.started:
+                if not generation.done.done():
+                    generation.finish()
+            await settle()
+        assert third.done() and not third.cancelled()
+        assert {g.request.id for g in engine.started} >= {"first", "third"}
+
+    asyncio.run(main())

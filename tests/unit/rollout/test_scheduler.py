@@ -1,0 +1,189 @@
+"""The scheduler drives attempts; here they are futures that the test resolves in the order it likes."""
+
+import asyncio
+
+import pytest
+
+from antiphon.errors import RolloutError, StallError
+from antiphon.rollout.admission import Admission
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.filters import spread
+from antiphon.rollout.scheduler import Scheduler
+from antiphon.types import (
+    AttemptStatus,
+    Failure,
+    GroupOutcome,
+    Message,
+    Prompt,
+    Score,
+    Trajectory,
+    TrajectoryMeta,
+)
+from antiphon.waits import Waits
+
+
+class Stage:
+    """Attempts that wait for the test, and what became of them."""
+
+    def __init__(self, **config):
+        defaults = {"groups_per_step": 2, "group_size": 2, "async_ratio": 1.0, "sampling": {"max_tokens": 8}}
+        self.config = RolloutConfig(**{**defaults, **config})
+        self.running: dict[object, asyncio.Future] = {}
+        self.cancelled: list[object] = []
+        self.prompts = 0
+
+    def prompt(self):
+        self.prompts += 1
+        return Prompt(id=str(self.prompts - 1), task="t", messages=(Message("user", "?"),))
+
+    async def attempt(self, prompt, attempt, started):
+        self.running[attempt] = asyncio.get_running_loop().create_future()
+        try:
+            score = await self.running[attempt]
+        except asyncio.CancelledError:
+            self.cancelled.append(attempt)
+            raise
+        finally:
+            del self.running[attempt]
+        failure = None if isinstance(score, float) else Failure(source="environment", message="it broke")
+        return Trajectory(
+            meta=TrajectoryMeta(
+                id=attempt,
+                prompt_id=prompt.id,
+                task="t",
+                started=started,
+                newest=started,
+                status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
+                score=Score.ungraded("it broke") if failure else Score.of(score),
+                failure=failure,
+            ),
+            payload=(),
+        )
+
+    def scheduler(self, keep=None, timeout=60.0):
+        return Scheduler(
+            admission=Admission(self.config),
+            next_prompt=self.prompt,
+            run_attempt=self.attempt,
+            keep=keep,
+            waits=Waits(),
+            timeout=timeout,
+        )
+
+    async def end(self, group, score=1.0):
+        """Let the running attempts of a group end."""
+        for attempt in [attempt for attempt in self.running if attempt.group == group]:
+            if attempt in self.running and not self.running[attempt].done():
+                self.running[attempt].set_result(score)
+                await settle()
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(main):
+    async def body():
+        async with asyncio.TaskGroup() as owner:
+            await asyncio.wait_for(main(owner), 30)
+
+    asyncio.run(body())
+
+
+def test_groups_flow_and_slots_come_back():
+    async def main(owner):
+        stage = Stage()
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        assert stage.prompts == 4 and len(stage.running) == 8
+        for group in (1, 0, 2):
+            await stage.end(group)
+        groups = await scheduler.next_step()
+        assert [group.id for group in groups] == [0, 1]
+        assert all(len(group.trajectories) == 2 for group in groups)
+        assert stage.prompts == 4, "slots are held while a step trains"
+        assert scheduler.publish().n == 1
+        assert stage.prompts == 6
+        scheduler.stop()
+        await settle()
+        assert not stage.running
+
+    run(main)
+
+
+def test_redundant_siblings_are_cancelled():
+    async def main(owner):
+        stage = Stage(redundancy=1)
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        first, second, third = [a for a in stage.running if a.group == 0]
+        for attempt in (third, first):
+            stage.running[attempt].set_result(1.0)
+        await settle()
+        assert stage.cancelled == [second]
+        scheduler.stop()
+
+    run(main)
+
+
+def test_a_failed_attempt_is_tried_again():
+    async def main(owner):
+        stage = Stage()
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        victim = next(iter(stage.running))
+        stage.running[victim].set_result(None)
+        await settle()
+        assert any(a.sibling == victim.sibling and a.attempt == 1 for a in stage.running if a.group == 0)
+        assert scheduler.failures == {"environment": 1}
+        scheduler.stop()
+
+    run(main)
+
+
+def test_filtered_groups_are_replaced():
+    async def main(owner):
+        stage = Stage()
+        scheduler = stage.scheduler(keep=spread)
+        scheduler.start(owner)
+        await settle()
+        await stage.end(0, 1.0)
+        assert scheduler.groups_ended[GroupOutcome.FILTERED] == 1
+        assert stage.prompts == 5
+        one, two = [a for a in stage.running if a.group == 1]
+        stage.running[one].set_result(1.0)
+        stage.running[two].set_result(0.0)
+        await settle()
+        assert scheduler.admission.state(1) is not None
+        scheduler.stop()
+
+    run(main)
+
+
+def test_when_everything_fails_the_run_ends_with_the_reason():
+    async def main(owner):
+        stage = Stage(max_attempts=1)
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        for group in range(2):
+            await stage.end(group, None)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main)
+    assert caught.group_contains(RolloutError, match="the last 2 groups failed, .*: it broke")
+
+
+def test_waiting_for_groups_has_a_deadline_and_names_what_it_waits_for():
+    async def main(owner):
+        scheduler = Stage().scheduler(timeout=0.05)
+        scheduler.start(owner)
+        with pytest.raises(StallError, match=r"learner waited more than 0\.05 s for groups to complete"):
+            await scheduler.next_step()
+        scheduler.stop()
+
+    run(main)
