@@ -154,18 +154,15 @@ class Run:
                 for p in prompts
             ]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
-            metrics = await self._wait(parts.learner.step(batch), "step", "the learner")
-            self._record(step, sft.steps, {f"sft/{name}": value for name, value in metrics.items()})
-            if self._stopping.is_set():
+            trained = await self._wait(parts.learner.step(batch), "step", "the learner")
+            metrics = {f"sft/{name}": value for name, value in trained.items()}
+            due = step % sft.evaluate_every == 0
+            if due and validation is not None:
+                metrics["sft/accuracy"] = (await validation).accuracy
+            self._record(step, sft.steps, metrics, show=due)
+            if self._stopping.is_set() or metrics.get("sft/accuracy", -1.0) >= (sft.stop_accuracy or 2.0):
                 break
-            if sft.stop_accuracy and step % sft.evaluate_every == 0:
-                if validation is not None:
-                    accuracy = (await validation).accuracy
-                    parts.view.message(
-                        f"warm start: validation accuracy {accuracy:.3f} at step {step - sft.evaluate_every}"
-                    )
-                    if accuracy >= sft.stop_accuracy:
-                        break
+            if due and sft.stop_accuracy:
                 await self._publish(owner)
                 validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
         if validation is not None:
@@ -304,12 +301,13 @@ class Run:
             "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
         }
 
-    def _record(self, step: int, steps: int, metrics: dict[str, float]) -> None:
+    def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)
         reduced = self.parts.metrics.flush(step)
         for tracker in self.parts.trackers:
             tracker.log(step, reduced)
-        self.parts.view.step(step, steps, reduced, self.parts.waits)
+        if show:
+            self.parts.view.step(step, steps, reduced, self.parts.waits)
 
     async def _save(self, step: int) -> None:
         """Write a checkpoint, and remove those beyond `keep_last`."""

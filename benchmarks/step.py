@@ -11,6 +11,7 @@ proportional set size of all processes of a system. TRL gets a virtual environme
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -37,39 +38,6 @@ REWARD = """import zlib
 def spread(prompt, transcript):  # differs between siblings, as good as at random: a checksum of the text
     return zlib.crc32(transcript.response.encode()) / 2**32
 """
-CONFIG = """name: step
-steps: {steps}
-model:
-  path: {folder}/model
-tasks:
-  - name: sums
-    prompts:
-      source: jsonl
-      path: {folder}/prompts.jsonl
-    reward: step_reward:spread
-rollout:
-  groups_per_step: {groups}
-  group_size: {siblings}
-  async_ratio: {ratio}
-  timeout: 3600.0
-  sampling:
-    max_tokens: {tokens}
-learner:
-  device: cpu
-  threads: {learner}
-  tokens_per_pack: {pack}
-  logits_chunk: {chunk}
-  optimizer:
-    learning_rate: {rate}
-engine:
-  device: cpu
-  threads: {engine}
-  slots: {slots}
-  max_length: 128
-record:
-  directory: {folder}/runs
-  live: "off"
-"""
 
 
 @dataclass
@@ -92,9 +60,6 @@ class Measured:
         return statistics.median(self.peaks) / 2**30
 
 
-# --- what both are given -----------------------------------------------------------------------------------------------
-
-
 def endless_model(folder: Path) -> None:
     """SmolLM2 in `folder`, without an end token: every completion gets as many tokens as it may have."""
     source = smollm2()
@@ -110,9 +75,7 @@ def trl_python() -> Path:
     """The interpreter of TRL's environment, made at the first call."""
     home = Path.home() / ".cache" / "antiphon" / "venvs" / f"trl-{TRL['trl']}"
     python = home / "bin" / "python"
-    check = (
-        f"from importlib.metadata import version as v; assert all(v(p).split('+')[0] == n for p, n in {TRL}.items())"
-    )
+    check = f"from importlib.metadata import version as v; assert all(v(p).startswith(n) for p, n in {TRL}.items())"
     if not python.exists() or subprocess.run([python, "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
         print("installing TRL; this happens once", flush=True)
         venv.create(home, with_pip=True)
@@ -124,13 +87,10 @@ def trl_python() -> Path:
 def trl_command(folder: Path, args: argparse.Namespace) -> tuple[list[str], Path]:
     """How to run TRL, and the file where a line appears after each step."""
     metrics = folder / "metrics.jsonl"
-    spec: dict[str, object] = {
-        "model": str(folder / "model"),
-        "metrics": str(metrics),
-        "output": str(folder / "output"),
-    }
+    spec: dict[str, object] = {"model": str(folder / "model"), "metrics": str(metrics)}
+    spec |= {"output": str(folder / "output"), "questions": QUESTIONS}
     spec |= {"prompts_per_step": GROUPS, "group_size": SIBLINGS, "tokens": TOKENS, "steps": args.warm + args.steps}
-    spec |= {"threads": THREADS, "micro_batch": args.trl_micro, "learning_rate": LEARNING_RATE, "questions": QUESTIONS}
+    spec |= {"threads": THREADS, "micro_batch": args.trl_micro, "learning_rate": LEARNING_RATE}
     (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
     return [str(trl_python()), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
 
@@ -141,34 +101,37 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
     (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     (folder / "step_reward.py").write_text(REWARD, encoding="utf-8")
     learner, engine = (args.learner_threads, 1) if ratio else (THREADS, THREADS)
-    sizes = {
-        "groups": GROUPS,
-        "siblings": SIBLINGS,
-        "slots": GROUPS * SIBLINGS,
-        "tokens": TOKENS,
-        "rate": LEARNING_RATE,
+    prompts_from = {"source": "jsonl", "path": str(folder / "prompts.jsonl")}
+    config: dict[str, object] = {
+        "name": "step",
+        "steps": args.warm + args.steps,
+        "model": {"path": str(folder / "model")},
+        "tasks": [{"name": "sums", "prompts": prompts_from, "reward": "step_reward:spread"}],
+        "rollout": {"groups_per_step": GROUPS, "group_size": SIBLINGS, "async_ratio": ratio, "timeout": 3600.0}
+        | {"sampling": {"max_tokens": TOKENS}},
+        "learner": {"device": "cpu", "threads": learner, "optimizer": {"learning_rate": LEARNING_RATE}}
+        | {"tokens_per_pack": args.tokens_per_pack, "logits_chunk": args.logits_chunk},
+        "engine": {"device": "cpu", "threads": engine, "slots": GROUPS * SIBLINGS, "max_length": 128},
+        "record": {"directory": str(folder / "runs"), "live": "off"},
     }
-    sizes |= {"steps": args.warm + args.steps, "pack": args.tokens_per_pack, "chunk": args.logits_chunk}
-    config = CONFIG.format(folder=folder, ratio=ratio, learner=learner, engine=engine, **sizes)
-    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
     command = [sys.executable, "-m", "antiphon.cli", "train", str(folder / "config.yaml")]
     return command, folder / "runs" / "step" / "metrics.jsonl"
 
 
-# --- running and watching ----------------------------------------------------------------------------------------------
-
-
 def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured) -> list[dict[str, float]]:
     """Run a system to its end, watching its memory once it is warm; returns the lines of its timed steps."""
-    peak, done = 0, 0
+    peak = 0
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
             done = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+            began = time.perf_counter()
             sizes = memory(process.pid) if done >= warm else Counter()
             if sizes.total() > peak:
                 peak, into.parts = sizes.total(), sizes
-            time.sleep(SAMPLE_SECONDS)
+            # Counting 4 GB takes the kernel 0.1 s of a core, which must not be what we measure.
+            time.sleep(max(SAMPLE_SECONDS, 20 * (time.perf_counter() - began)))
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode} of {' '.join(command)}:\n{log.read_text()[-3000:]}")
     into.peaks.append(peak)
@@ -178,17 +141,11 @@ def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured)
 def memory(root: int) -> Counter[str]:
     """Proportional set size in bytes of a process and all below it: what several of them share counts once."""
     sizes: Counter[str] = Counter()
-    try:
-        tree = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return sizes
-    for number, process in enumerate(tree):
-        try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # it has just ended
-        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-        sizes[f"process {number}"] += kib["Pss:"] * 1024
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
+            with contextlib.suppress(OSError):  # it has just ended
+                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                sizes[f"process {process.pid}"] = next(int(x.split()[1]) for x in lines if x.startswith("Pss:")) * 1024
     return sizes
 
 
@@ -205,9 +162,6 @@ def measure_ours(folder: Path, args: argparse.Namespace, into: Measured, ratio: 
         assert line["length/mean"] == TOKENS and line["age/max"] == ratio and line["learner/grad_norm"] > 0, line
         into.steps.append(line["step/seconds"])
         into.learner.append(line["learner/seconds"])
-
-
-# --- what comes out ----------------------------------------------------------------------------------------------------
 
 
 def matmul_gflops(threads: int, size: int = 2048, tries: int = 5) -> float:

@@ -54,6 +54,8 @@ COLUMNS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "evaluation/accuracy", "{:.3f}"),
     ("loss", "learner/loss", "{:.4f}"),
+    ("likelihood loss", "sft/loss", "{:.4f}"),
+    ("accuracy", "sft/accuracy", "{:.3f}"),
     ("age", "age/mean", "{:.2f}"),
     ("length", "length/mean", "{:.1f}"),
     ("live", "groups/live", "{:.0f}"),
@@ -110,6 +112,7 @@ def trend(values: "deque[float]") -> str:
 ROWS = (
     ("reward", (("", "reward/mean", "{:.3f}"), ("ungraded", "reward/ungraded", "{:.3g}"))),
     ("accuracy", (("", "evaluation/accuracy", "{:.3f}"),)),
+    ("warm start", (("loss", "sft/loss", "{:.4f}"), ("sampled accuracy", "sft/accuracy", "{:.3f}"))),
     (
         "learner",
         (

@@ -132,7 +132,9 @@ def test_log_probs_agree_token_by_token(model, tmp_path, mode, temperature):
     assert max(exact) < TOLERANCE
     assert len(exact) > 200 and {d.finish for found in deltas.values() for d in found} >= set(FinishReason) - {None}
     versions = {int(v) for key in keys for v in column["versions"][key]}
-    assert len(versions) > (1 if mode is OnUpdate.DRAIN else 2), "updates came in mid-flight; draining skips to the newest"
+    assert len(versions) > (1 if mode is OnUpdate.DRAIN else 2), (
+        "updates came in mid-flight; draining skips to the newest"
+    )
     assert bool(mixed) == (mode is OnUpdate.KEEP), "only a kept cache is mixed"
     if mixed:
         print(f"kept cache: mean |difference| {np.mean(mixed):.2e} over {len(mixed)} flagged tokens")

@@ -13,5 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_examples(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.path", list(os.sys.path))
-    result = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testfile(
+        str(ROOT / "docs" / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
     assert result.failed == 0

@@ -83,10 +83,10 @@ def test_an_old_or_mixed_cache_is_not_shared() -> None:
 
 
 def test_what_is_half_read_when_weights_change_is_not_shared_but_what_is_unread_is_exact() -> None:
-    host = make_host(slots=4, prefill_tokens=7)
+    host = make_host(slots=4, prefill_tokens=25)
     host.add("half read", prompt(0, 30), max_tokens=4)
-    host.add("unread", prompt(1, 30), max_tokens=4)
-    host.step(2)
+    host.add("unread", prompt(1, 8), max_tokens=4)
+    host.step()
     host.publish(1, OnUpdate.KEEP)
     host.add("same", prompt(0, 30), max_tokens=4, seed=1)
     host.add("same beginning", prompt(0, 28) + prompt(5, 9), max_tokens=4)
