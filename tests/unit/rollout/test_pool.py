@@ -93,8 +93,9 @@ def test_load_is_spread_and_siblings_stay_together():
     async def main():
         one, two = HeldEngine(), HeldEngine()
         pool = pool_of(one, two)
+        tasks = []
         for name in ("a", "b", "a", "b"):
-            asyncio.create_task(pool.generate(request(f"{name}{len(one.started) + len(two.started)}", affinity=name)))
+            tasks.append(asyncio.create_task(pool.generate(request(f"{name}{len(tasks)}", affinity=name))))
             await settle()
         assert [g.request.affinity for g in one.started] == ["a", "a"]
         assert [g.request.affinity for g in two.started] == ["b", "b"]
