@@ -25,7 +25,6 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
     Update,
-    concatenate,
 )
 
 SAMPLING = Sampling(max_tokens=8)
@@ -68,16 +67,17 @@ def sample(length, streams=None):
     )
 
 
-def pack(*lengths, streams=None):
+def pack(*lengths, streams=None, parents=None):
     total = sum(lengths)
     floats = np.zeros(total, np.float32)
     return Pack(
         tokens=np.zeros(total, np.int32),
         lengths=np.array(lengths, np.int32),
+        parents=np.array(parents or [-1] * len(lengths), np.int32),
         loss_mask=np.ones(total, np.bool_),
         logprobs=floats,
         advantages=floats,
-        coefficients=floats,
+        coefficients=floats.astype(np.float64),
         temperatures=floats + 1,
         streams=streams or Streams(),
     )
@@ -163,13 +163,11 @@ def test_adding_a_stream_leaves_the_original():
     assert TEACHER in two and TEACHER not in one
 
 
-def test_concatenation_demands_the_same_streams():
-    one = Streams({VALUES: np.zeros((2, 2), np.float32)})
-    two = Streams({VALUES: np.ones((3, 2), np.float32)})
-    assert concatenate([one, two])[VALUES].sum() == 6
-    assert concatenate([]).length is None
-    with pytest.raises(ValueError, match="differ in their streams"):
-        concatenate([one, Streams()])
+def test_a_pack_is_a_forest_of_pieces():
+    shared = pack(4, 2, 3, parents=[-1, 0, 0])
+    assert shared.parents.tolist() == [-1, 0, 0]
+    with pytest.raises(ValueError, match=r"parents \[-1, 2, 0\] are not a forest"):
+        pack(4, 2, 3, parents=[-1, 2, 0])
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------------

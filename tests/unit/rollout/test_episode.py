@@ -1,6 +1,7 @@
 """Episodes: what is sampled is what is trained, turns and masks, and failures that are data."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_turns_alternate_with_observations_that_are_not_trained_on():
         (6, 9, 0.5, "2"),
         (10, 12, 0.5, "1"),
     ]
-    for earlier, later in zip(requests, requests[1:], strict=False):
+    for earlier, later in itertools.pairwise(requests):
         assert later.tokens[: len(earlier.tokens)].tolist() == earlier.tokens.tolist(), "each turn extends the last"
     assert len({request.sampling.seed for request in requests}) == 3
     assert trajectory.meta.score.value == 1.5 and trajectory.meta.turns == 3
