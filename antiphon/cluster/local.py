@@ -125,7 +125,7 @@ class LocalHandle:
         try:
             self._connection.send_bytes(pickle.dumps((key, method, args), protocol=pickle.HIGHEST_PROTOCOL))
         except OSError:
-            self._end(self._obituary())
+            self._read()  # why it died may be there already, unread
             raise _death(self._reason) from None
 
     def _read(self) -> None:
