@@ -99,12 +99,14 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         cluster = LocalCluster(debug=config.cluster.debug, logs=directory.logs)
         stack.push_async_callback(cluster.close)
         model = await model_directory(cluster, config.model.path, directory.path / "model", config.seed)
+        # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
+        grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
         learner, learners = _start_learner(cluster, "learner", model, config)
         reference: Learner | None = None
         references: list[WorkerHandle] = []
         if config.algorithm.kl_coefficient:
             reference, references = _start_learner(cluster, "reference", model, config)
-        pool, episodes, renderer, engines = await _start_rollouts(stack, cluster, model, config, waits)
+        pool, episodes, renderer, engines = await _start_rollouts(cluster, model, grading, config, waits)
 
         yield Run(
             Parts(
@@ -141,16 +143,15 @@ def _start_learner(
 
 
 async def _start_rollouts(
-    stack: AsyncExitStack, cluster: LocalCluster, model: Path, config: RunConfig, waits: Waits
+    cluster: LocalCluster, model: Path, grading: GradingPool, config: RunConfig, waits: Waits
 ) -> tuple[EnginePool, Episodes, Renderer, list[WorkerHandle]]:
-    """Engines, graders and what runs episodes on them."""
+    """Engines, and what runs episodes on them."""
+    renderer = Renderer(model)
     handles: list[WorkerHandle] = [
         cluster.spawn(f"engine-{index}", ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
         for index in range(config.engine.replicas)
     ]
     engines = [WorkerEngine(handle) for handle in handles]
-    renderer = Renderer(model)
-    grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
     ready = asyncio.gather(*(engine.ready() for engine in engines))
     await waits.wait(ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout)
     pool = EnginePool(engines, waits, config.rollout.timeout)
@@ -218,7 +219,8 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         cluster = LocalCluster(debug=config.cluster.debug)
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
-        _, episodes, _, workers = await _start_rollouts(stack, cluster, directory, config, waits)
+        grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
+        _, episodes, _, workers = await _start_rollouts(cluster, directory, grading, config, waits)
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)

@@ -46,15 +46,16 @@ TASK = r"""
 class Project:
     """A folder with a configuration and the user's code beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
+        self.model = model
         (folder / "mytask.py").write_text(textwrap.dedent(TASK))
 
     def config(self, **sections) -> Path:
         config = {
             "name": "run",
             "steps": 3,
-            "model": {"path": "mytask:build"},
+            "model": {"path": str(self.model)},
             "tasks": [
                 {
                     "name": "digits",
@@ -95,6 +96,15 @@ class Project:
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The model that `mytask:build` makes, made once."""
+    directory, functions = tmp_path_factory.mktemp("model"), {}
+    exec(textwrap.dedent(TASK), functions)
+    functions["build"](directory, 0)
+    return directory
+
+
 @pytest.fixture
-def project(tmp_path) -> Project:
-    return Project(tmp_path)
+def project(tmp_path, model) -> Project:
+    return Project(tmp_path, model)

@@ -82,7 +82,10 @@ def test_two_turns_in_an_environment(project):
 
 def test_processes_and_a_warm_start(project):
     sft = {"steps": 4, "batch_size": 8, "optimizer": {"learning_rate": 1e-2}}
-    path = project.config(sft=sft, checkpoint={"every": 1, "keep_last": 2}, record={"trackers": ["tensorboard"]})
+    model = {"path": "mytask:build"}
+    path = project.config(
+        model=model, sft=sft, checkpoint={"every": 1, "keep_last": 2}, record={"trackers": ["tensorboard"]}
+    )
     done = project.run("train", path, f"record.directory={project.folder}/runs")
     assert done.returncode == 0, done.stderr
     assert "step 3/3" in done.stdout and "held-out accuracy" in done.stdout
