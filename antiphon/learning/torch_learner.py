@@ -19,6 +19,7 @@ from antiphon.algorithms.registry import LOSSES
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.attention import PackLayout
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.lean import make_lean
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
 from antiphon.types import FloatArray, Pack, TrainBatch, Update, WeightsUpdate
@@ -37,6 +38,8 @@ class TorchLearner(Worker):
         self.device = resolve_device(config.device)
         self.model = load_model(model_path, attention=PACKED_ATTENTION, device=self.device)
         self.model.train()
+        if config.dtype == "float32":  # under autocast layers run in the precision it chooses
+            make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.head = head_weight(self.model)
