@@ -30,6 +30,7 @@ import numpy as np
 
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.errors import DataError
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
@@ -43,8 +44,9 @@ from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
+from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import AttemptId, Group, GroupOutcome, PolicyVersion, Prompt, Sampling, Trajectory
+from antiphon.types import AttemptId, Group, GroupOutcome, IntArray, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
 from antiphon.workers import WorkerHandle
@@ -66,7 +68,7 @@ class Parts:
     pool: EnginePool
     episodes: Episodes
     renderer: Renderer
-    next_prompt: Callable[[], Prompt]
+    mixture: Mixture
     next_example: Callable[[], Prompt]  # of supervised fine-tuning
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
@@ -148,11 +150,7 @@ class Run:
         await parts.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
-            prompts = [parts.next_example() for _ in range(sft.batch_size)]
-            examples = [
-                (parts.renderer.encode_prompt(p.messages), parts.renderer.encode_response(p.payload[sft.response]))
-                for p in prompts
-            ]
+            examples = [self._example(sft.response) for _ in range(sft.batch_size)]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
             trained = await self._wait(parts.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
@@ -170,6 +168,15 @@ class Run:
         await self._publish(owner)
         return _now() - began
 
+    def _example(self, response: str) -> tuple[IntArray, IntArray]:
+        """The next prompt and the answer that its payload holds, as tokens."""
+        prompt = self.parts.next_example()
+        text = prompt.payload.get(response)
+        if not isinstance(text, str):
+            known = ", ".join(map(str, prompt.payload))
+            raise DataError(f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}")
+        return self.parts.renderer.encode_prompt(prompt.messages), self.parts.renderer.encode_response(text)
+
     # --- reinforcement learning ----------------------------------------------------------------------------------------
 
     async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
@@ -181,7 +188,7 @@ class Run:
         began = _now()
         scheduler = Scheduler(
             admission=Admission(config.rollout, self.version),
-            next_prompt=parts.next_prompt,
+            next_prompt=parts.mixture.next,
             run_attempt=self._attempt,
             keep=parts.keep,
             waits=parts.waits,
@@ -312,7 +319,7 @@ class Run:
     async def _save(self, step: int) -> None:
         """Write a checkpoint, and remove those beyond `keep_last`."""
         directory = self.parts.directory.checkpoints / f"step_{step:06d}"
-        progress = {"step": step, "version": self.version.n, "seed": self.config.seed}
+        progress = {"step": step, "version": self.version.n, "mixture": self.parts.mixture.state()}
         await self._wait(self.parts.learner.save(directory, progress), "checkpoint", "the learner")
         kept = sorted(self.parts.directory.checkpoints.glob("step_??????"))
         for old in kept[: -self.config.checkpoint.keep_last]:

@@ -22,7 +22,7 @@ from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
-from antiphon.types import FloatArray, Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.shared_memory import send
 from antiphon.workers import Worker
 
@@ -120,7 +120,10 @@ class TorchLearner(Worker):
         self.scheduler.step()
         computed = max(totals.pop("tokens", 0.0), 1.0)
         loss = totals.pop("loss", 0.0)
-        return {"loss": loss, "grad_norm": norm} | {name: value / computed for name, value in totals.items()}
+        metrics = {"loss": loss, "grad_norm": norm} | {name: value / computed for name, value in totals.items()}
+        if metrics.get("mixed_share"):
+            metrics["mixed_mismatch_kl"] /= metrics["mixed_share"]  # over the flagged tokens alone
+        return metrics
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         """Add the pack's gradient; returns sums over its loss tokens."""
@@ -139,10 +142,11 @@ class TorchLearner(Worker):
         loss.backward()
         with torch.no_grad():
             difference = inputs.behaviour - logprobs
-            sums = metrics | {
-                "entropy": entropies,
-                "mismatch_kl": difference.neg().exp() - 1 + difference,  # k3 of KL(behaviour ‖ policy)
-            }
+            mismatch = difference.neg().exp() - 1 + difference  # k3 of KL(behaviour ‖ policy)
+            sums = metrics | {"entropy": entropies, "mismatch_kl": mismatch}
+            if MIXED_CACHE in inputs.streams:
+                mixed = inputs.streams[MIXED_CACHE].float()
+                sums |= {"mixed_share": mixed, "mixed_mismatch_kl": mismatch * mixed}
             return {name: value.sum().item() for name, value in sums.items()} | {
                 "loss": loss.item(),
                 "tokens": float(len(logprobs)),
