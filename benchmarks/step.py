@@ -4,10 +4,11 @@
 
 Both get the same model directory, the same chat prompts and the same work: 8 prompts x 8 siblings x exactly 64 tokens a
 step, one AdamW update, no reference model, rewards that differ between siblings so that every sequence is trained on.
-TRL and ours synchronous have two CPU threads, since their phases take turns; ours asynchronous has one for the engine and
-`--learner-threads` for the learner. All three run one after the other, and again in each round; the first `--warm` steps
-of each run are left out, and figures are medians of what remains. Memory is the peak over those steps of the summed
-proportional set size of all processes of a system. TRL gets a virtual environment of its own in the user's cache.
+TRL has two CPU threads, as do ours in each phase of a synchronous step: the learner with two, or two engines with one each.
+Ours asynchronous has one for the engine and `--learner-threads` for the learner. All three run one after the other, and
+again in each round; the first `--warm` steps of each run are left out, and figures are medians of what remains. Memory is
+the peak over those steps of the summed proportional set size of all processes of a system. TRL gets a virtual environment
+of its own in the user's cache.
 """
 
 import argparse
@@ -100,7 +101,7 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
     prompts = "".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS)
     (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     (folder / "step_reward.py").write_text(REWARD, encoding="utf-8")
-    learner, engine = (args.learner_threads, 1) if ratio else (THREADS, THREADS)
+    learner, engines = (args.learner_threads, 1) if ratio else (THREADS, THREADS)
     prompts_from = {"source": "jsonl", "path": str(folder / "prompts.jsonl")}
     config: dict[str, object] = {
         "name": "step",
@@ -111,7 +112,13 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
         | {"sampling": {"max_tokens": TOKENS}},
         "learner": {"device": "cpu", "threads": learner, "optimizer": {"learning_rate": LEARNING_RATE}}
         | {"tokens_per_pack": args.tokens_per_pack, "logits_chunk": args.logits_chunk},
-        "engine": {"device": "cpu", "threads": engine, "slots": GROUPS * SIBLINGS, "max_length": 128},
+        "engine": {
+            "device": "cpu",
+            "replicas": engines,
+            "threads": 1,
+            "slots": GROUPS * SIBLINGS // engines,
+            "max_length": 128,
+        },
         "record": {"directory": str(folder / "runs"), "live": "off"},
     }
     (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
@@ -211,7 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trl-micro", type=int, default=16, help="TRL's per_device_train_batch_size")
     parser.add_argument("--learner-threads", type=int, default=1, help="of ours asynchronous")
     parser.add_argument("--tokens-per-pack", type=int, default=600, help="micro-batch of ours")
-    parser.add_argument("--logits-chunk", type=int, default=256, help="of ours")
+    parser.add_argument("--logits-chunk", type=int, default=512, help="of ours")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 

@@ -39,7 +39,7 @@ class _TokenLogprobs(torch.autograd.Function):
             probabilities = (logits - normaliser[:, None]).exp_()
             entropies.append(normaliser - torch.einsum("nv,nv->n", probabilities, logits))
             normalisers.append(normaliser)
-        kept = logits if len(hidden) <= chunk else None
+        kept = probabilities if len(hidden) <= chunk else None
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, scale, torch.cat(normalisers), entropy, kept)
         ctx.chunk = chunk
@@ -50,20 +50,23 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_logprobs, grad_entropies = gradients
         hidden, weight, targets, scale, normalisers, entropies, kept = ctx.saved_tensors
         with_entropy = bool(grad_entropies.any())
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden, grad_weight = torch.empty_like(hidden), None
         for part in range(0, len(hidden), ctx.chunk):
             span = slice(part, part + ctx.chunk)
-            logits = _logits(hidden[span], weight, scale[span]) if kept is None else kept
-            logprobs = logits - normalisers[span, None]
+            p = kept
+            if p is None:
+                p = _logits(hidden[span], weight, scale[span]).sub_(normalisers[span, None]).exp_()
             # d logprob_y / d z = onehot_y - p;  d entropy / d z = -p (log p + entropy)
-            factor = -grad_logprobs[span, None]
+            gradient = p * -grad_logprobs[span, None]
             if with_entropy:
-                factor = factor - grad_entropies[span, None] * (logprobs + entropies[span, None])
-            gradient = logprobs.exp_().mul_(factor)
+                gradient.sub_((torch.xlogy(p, p) + p * entropies[span, None]) * grad_entropies[span, None])
             gradient.scatter_add_(1, targets[span, None], grad_logprobs[span, None])
             gradient = gradient.mul_(scale[span, None]).to(hidden.dtype)
             grad_hidden[span] = gradient @ weight
-            grad_weight.addmm_(gradient.T, hidden[span])
+            if grad_weight is None:
+                grad_weight = gradient.T @ hidden[span]
+            else:
+                grad_weight.addmm_(gradient.T, hidden[span])
         return grad_hidden, grad_weight, None, None, None
 
 
