@@ -4,9 +4,11 @@ An engine lives where its device is. What the controller holds is an `InferenceE
 engines that run in a worker process of ours. The worker's side is an `EngineCore`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from antiphon.types import (
     BoolArray,
@@ -24,7 +26,7 @@ __all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Tokens that one engine step added to one request; `finish` on the last. `restarted` drops what came before."""
+    """Tokens that were added to one request; `finish` on the last. `restarted` drops what came before."""
 
     request: str
     tokens: IntArray  # [D]
@@ -33,6 +35,21 @@ class Delta:
     mixed_cache: BoolArray  # [D]
     finish: FinishReason | None = None
     restarted: bool = False
+
+    @staticmethod
+    def join(deltas: Sequence["Delta"]) -> "Delta":
+        """One delta with the effect of several, at least one, in a row."""
+        first = max((i for i, delta in enumerate(deltas) if delta.restarted), default=0)
+        parts = deltas[first:]
+        return Delta(
+            request=parts[0].request,
+            tokens=np.concatenate([delta.tokens for delta in parts]),
+            logprobs=np.concatenate([delta.logprobs for delta in parts]),
+            versions=np.concatenate([delta.versions for delta in parts]),
+            mixed_cache=np.concatenate([delta.mixed_cache for delta in parts]),
+            finish=parts[-1].finish,
+            restarted=parts[0].restarted,
+        )
 
 
 class EngineCore(Protocol):

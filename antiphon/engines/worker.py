@@ -8,8 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-import numpy as np
-
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
 from antiphon.registry import Registry, import_path
@@ -27,7 +25,7 @@ from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry("engine", {"native": "antiphon.engines.native.open:open_engine"})
 
-BUNDLE_SECONDS = 0.1
+BUNDLE_SECONDS = 0.25
 
 
 class EngineWorker(Worker):
@@ -83,7 +81,7 @@ class EngineWorker(Worker):
         due = now - self._sent >= BUNDLE_SECONDS or not self.core.busy
         ready = [key for key, deltas in self._waiting.items() if due or deltas[-1].finish]
         if ready:
-            self.emit([delta for key in ready for delta in self._waiting.pop(key)])
+            self.emit([Delta.join(self._waiting.pop(key)) for key in ready])
         if due:
             self._sent = now
 
@@ -182,12 +180,12 @@ class WorkerGeneration:
             self._changed.clear()
             await self._changed.wait()
         finished = asyncio.get_running_loop().time()
-        mixed = np.concatenate([d.mixed_cache for d in self._deltas])
+        whole = Delta.join(self._deltas)
         return Completion(
-            tokens=np.concatenate([d.tokens for d in self._deltas]),
-            logprobs=np.concatenate([d.logprobs for d in self._deltas]),
-            versions=np.concatenate([d.versions for d in self._deltas]),
-            finish=self._deltas[-1].finish or FinishReason.ABORT,
-            streams=Streams({MIXED_CACHE: mixed}),
+            tokens=whole.tokens,
+            logprobs=whole.logprobs,
+            versions=whole.versions,
+            finish=whole.finish or FinishReason.ABORT,
+            streams=Streams({MIXED_CACHE: whole.mixed_cache}),
             timing=Timing(queued=self._queued, started=self._first, finished=finished),
         )

@@ -48,14 +48,17 @@ class EnginePool:
         self._members = [_Member(engine) for engine in engines]
         self._waits = waits
         self._timeout = timeout
-        self._pending: list[_Pending] = []  # a heap
+        self._pending: dict[
+            int, list[_Pending]
+        ] = {}  # least version -> a heap; few at a time, so most are never looked at
         self._numbers = itertools.count()
         self._homes: OrderedDict[str, _Member] = OrderedDict()  # affinity -> where it was served last
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Run one request to its end. Cancelling this aborts the request wherever it is."""
         placed: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._pending, _Pending(request.priority, next(self._numbers), request, placed))
+        queue = self._pending.setdefault(request.min_version, [])
+        heapq.heappush(queue, _Pending(request.priority, next(self._numbers), request, placed))
         self._dispatch()
         handle: GenerationHandle | None = None
         try:
@@ -87,24 +90,21 @@ class EnginePool:
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""
-        kept = []
-        while self._pending and any(member.has_room for member in self._members):
-            pending = heapq.heappop(self._pending)
-            if pending.placed.done():  # cancelled while it waited
-                continue
-            member = self._choose(pending.request)
-            if member is None:
-                kept.append(pending)
-            else:
+        while free := [member for member in self._members if member.has_room]:
+            newest = max(member.engine.version for member in free)
+            waiting = {version: queue for version, queue in self._pending.items() if version <= newest}
+            if not waiting:
+                return
+            version, queue = min(waiting.items(), key=lambda item: item[1][0])
+            pending = heapq.heappop(queue)
+            if not queue:
+                del self._pending[version]
+            if not pending.placed.done():  # else cancelled while it waited
+                member = self._choose(pending.request, [m for m in free if m.engine.version >= version])
                 member.running += 1
                 pending.placed.set_result(member)
-        for pending in kept:
-            heapq.heappush(self._pending, pending)
 
-    def _choose(self, request: GenerateRequest) -> _Member | None:
-        eligible = [m for m in self._members if m.has_room and m.engine.version >= request.min_version]
-        if not eligible:
-            return None
+    def _choose(self, request: GenerateRequest, eligible: list[_Member]) -> _Member:
         home = self._homes.get(request.affinity)
         member = home if home in eligible else min(eligible, key=lambda m: m.running)
         if request.affinity:

@@ -147,7 +147,7 @@ class GradingPool:
         ahead = len(self._pending) + sum(len(worker.batch) for worker in self._workers)
         patience = ahead * 2 * (self._config.deadline + START_SECONDS)
         return await self._waits.wait(
-            grading.verdict, name="grade", owner=f"prompt {prompt.id}", on="the grading pool", deadline=patience
+            grading.verdict, name="grade", owner="attempt", on=f"the grade of prompt {prompt.id}", deadline=patience
         )
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it lea
 from antiphon.errors import DataError
 from antiphon.types import IntArray, Message
 
+REMEMBERED = 256  # texts and their tokens: the siblings of a group ask for the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"
 
 
@@ -22,6 +24,7 @@ class Renderer:
         if not (self.directory / "tokenizer.json").is_file():
             raise DataError(f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained")
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+        self._encode = lru_cache(maxsize=REMEMBERED)(self._encode_anew)
         self.eos_ids = self._read_eos_ids()
         """Tokens that end a completion, ascending."""
 
@@ -69,8 +72,10 @@ class Renderer:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         return cast(str, self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> IntArray:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
+    def _encode_anew(self, text: str, *, add_special_tokens: bool) -> IntArray:
+        tokens = np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
+        tokens.setflags(write=False)  # it may be handed out again
+        return tokens
 
     def _read_eos_ids(self) -> tuple[int, ...]:
         """The tokenizer's, and those of generation_config.json, where chat models list what ends a turn."""

@@ -125,6 +125,26 @@ def test_a_request_goes_only_to_an_engine_that_holds_its_version():
     asyncio.run(main())
 
 
+def test_what_must_wait_for_a_version_keeps_its_place_among_the_others():
+    async def main():
+        engine = HeldEngine(capacity=1)
+        pool = pool_of(engine)
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        versions = {"new": 1, "old": 0, "newer": 1, "older": 0}
+        tasks = [asyncio.create_task(pool.generate(request(n, min_version=v))) for n, v in versions.items()]
+        await settle()
+        assert [g.request.id for g in engine.started] == ["old", "older"], "the engine has nothing newer"
+        engine.may_load.set()
+        await loading
+        for finished in range(len(tasks)):
+            engine.started[finished].finish()
+            await settle()
+        assert [g.request.id for g in engine.started] == ["old", "older", "new", "newer"]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("when", ["queued", "running"])
 def test_cancelling_gives_the_place_back(when):
     async def main():
