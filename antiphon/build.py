@@ -106,6 +106,7 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         references: list[WorkerHandle] = []
         if config.algorithm.kl_coefficient:
             reference, references = _start_learner(cluster, "reference", model, config)
+        response = config.sft.response if config.sft else ""
         pool, episodes, renderer, engines = await _start_rollouts(cluster, model, grading, config, waits)
 
         yield Run(
@@ -117,9 +118,8 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
                 reference=reference,
                 pool=pool,
                 episodes=episodes,
-                renderer=renderer,
                 mixture=mixture,
-                next_example=examples.next,
+                next_example=lambda: renderer.encode_example(examples.next(), response),
                 validation=validation,
                 test=test,
                 keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,

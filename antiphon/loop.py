@@ -30,7 +30,6 @@ import numpy as np
 
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.errors import DataError
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
@@ -45,7 +44,6 @@ from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, Group, GroupOutcome, IntArray, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
@@ -67,9 +65,8 @@ class Parts:
     reference: Learner | None
     pool: EnginePool
     episodes: Episodes
-    renderer: Renderer
     mixture: Mixture
-    next_example: Callable[[], Prompt]  # of supervised fine-tuning
+    next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
     keep: KeepGroup | None
@@ -150,7 +147,7 @@ class Run:
         await parts.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
-            examples = [self._example(sft.response) for _ in range(sft.batch_size)]
+            examples = [parts.next_example() for _ in range(sft.batch_size)]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
             trained = await self._wait(parts.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
@@ -167,15 +164,6 @@ class Run:
             await validation
         await self._publish(owner)
         return _now() - began
-
-    def _example(self, response: str) -> tuple[IntArray, IntArray]:
-        """The next prompt and the answer that its payload holds, as tokens."""
-        prompt = self.parts.next_example()
-        text = prompt.payload.get(response)
-        if not isinstance(text, str):
-            known = ", ".join(map(str, prompt.payload))
-            raise DataError(f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}")
-        return self.parts.renderer.encode_prompt(prompt.messages), self.parts.renderer.encode_response(text)
 
     # --- reinforcement learning ----------------------------------------------------------------------------------------
 
