@@ -60,7 +60,7 @@ class Parts:
 
     config: RunConfig
     waits: Waits
-    workers: Sequence[WorkerHandle]  # whose death is the run's
+    workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
     learner: Learner
     reference: Learner | None
     pool: EnginePool
@@ -290,6 +290,7 @@ class Run:
             "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
             "length/max": float(max(meta.completion_tokens for meta in metas)),
             "length/truncated": float(np.mean([meta.truncated for meta in metas])),
+            "engines/live": float(self.parts.pool.engines),
             "groups/live": float(scheduler.admission.live),
             "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
             "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),

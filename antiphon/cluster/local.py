@@ -102,6 +102,10 @@ class LocalHandle:
         """See `WorkerHandle.on_event`."""
         self._callback = callback
 
+    def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
+        """See `WorkerHandle.on_death`."""
+        self._death.add_done_callback(lambda _: callback(_death(self._reason)))
+
     async def died(self) -> None:
         """See `WorkerHandle.died`."""
         await asyncio.shield(self._death)

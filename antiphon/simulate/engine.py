@@ -22,6 +22,7 @@ from pydantic import Field
 
 from antiphon.config import Config
 from antiphon.engines.base import Delta
+from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.types import (
     MIXED_CACHE,
     Completion,
@@ -34,6 +35,8 @@ from antiphon.types import (
 )
 
 Length = Callable[[GenerateRequest], int]
+
+SAMPLED = 1  # the token that all completions consist of
 
 
 class EngineSpeed(Config):
@@ -78,12 +81,14 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """An `InferenceEngine` on the running loop's clock. `length` says how many tokens a request gets."""
+    """An `InferenceEngine` on the running loop's clock. `length` says how many tokens a request gets in all: one that
+    another engine began gets the rest."""
 
     def __init__(self, speed: EngineSpeed, length: Length, version: int = 0) -> None:
         self.speed = speed
         self.version = version
         self.capacity = speed.slots
+        self.dead: AntiphonError | None = None
         self.sampled_tokens = 0
         self.read_tokens = 0
         self.preemptions = 0
@@ -108,9 +113,12 @@ class SimulatedEngine:
 
     def start(self, request: GenerateRequest) -> "SimulatedGeneration":
         """See `InferenceEngine.start`."""
+        target = max(1, min(self._length(request) - _resumed(request), request.sampling.max_tokens))
         generation = SimulatedGeneration(self, request)
-        target = max(1, min(self._length(request), request.sampling.max_tokens))
-        sequence = _Sequence(request, next(self._orders), target, generation)
+        sequence = generation.sequence = _Sequence(request, next(self._orders), target, generation)
+        if self.dead is not None:
+            generation.fail(self.dead)
+            return generation
         self._known[request.id] = sequence
         heapq.heappush(self._queue, (sequence.place, sequence))
         if len(self._running) < self.capacity:
@@ -125,13 +133,30 @@ class SimulatedEngine:
         sequence = self._known.pop(request)
         if request in self._running:
             self._leave(sequence)
-        self._tell(sequence, FinishReason.ABORT)
+        sequence.generation.finish(self.completion(sequence, FinishReason.ABORT))
         self._look_at_next_iteration()
+
+    # --- faults --------------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Die now, as a killed process does."""
+        self._catch_up()
+        self._stop_timer()
+        self.dead = WorkerDied("a simulated engine crashed")
+        for sequence in self._known.values():
+            if sequence.request.id in self._running:
+                self._leave(sequence)
+            sequence.generation.fail(self.dead)
+        self._known.clear()
+        if self._draining is not None:
+            self._draining[1].set_exception(self.dead)
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """See `InferenceEngine.load`."""
+        if self.dead is not None:
+            raise self.dead
         if mode is OnUpdate.DRAIN and self._running:
             if self._draining is not None:  # replaced: who waits for it gets the newer one
                 self._draining = update, self._draining[1]
@@ -149,6 +174,8 @@ class SimulatedEngine:
             self._stop_timer()
         await asyncio.sleep(self.speed.load)
         self._paused -= 1
+        if self.dead is not None:
+            raise self.dead
         self.version = update.version
         reading = 0
         for sequence in list(self._running.values()):
@@ -231,7 +258,7 @@ class SimulatedEngine:
                 update, loaded = self._draining
                 self._draining = None
                 task = asyncio.ensure_future(self._swap(update, OnUpdate.DRAIN))
-                task.add_done_callback(lambda _: loaded.set_result(None))
+                task.add_done_callback(lambda swapped: _pass_on(swapped, loaded))
             return
         self._began = asyncio.get_running_loop().time()
         self._reading, self._unread = self.speed.prefill * reading + self._unread, 0.0
@@ -256,7 +283,8 @@ class SimulatedEngine:
             self._leave(sequence)
             del self._known[sequence.request.id]
             limit = sequence.target == sequence.request.sampling.max_tokens
-            self._tell(sequence, FinishReason.LENGTH if limit else FinishReason.STOP)
+            reason = FinishReason.LENGTH if limit else FinishReason.STOP
+            sequence.generation.finish(self.completion(sequence, reason))
         self._begin_stretch(0)
 
     def _until_end(self) -> int:
@@ -309,28 +337,40 @@ class SimulatedEngine:
             heapq.heappush(self._queue, (sequence.place, sequence))
             self.preemptions += 1
 
-    def _tell(self, sequence: _Sequence, finish: FinishReason) -> None:
-        count = sequence.done
+    def completion(self, sequence: _Sequence, finish: FinishReason) -> Completion:
+        """What a sequence has."""
+        running = sequence.request.id in self._running
+        count = self._iterations - sequence.born if running else sequence.done
         versions = np.zeros(count, np.int32)
         for first, version in sequence.spans:
             versions[first:] = version
         mixed = np.zeros(count, np.bool_)
         if sequence.mixed_from is not None:
             mixed[sequence.mixed_from :] = True
-        sequence.generation.finish(
-            Completion(
-                tokens=np.zeros(count, np.int32),
-                logprobs=np.zeros(count, np.float32),
-                versions=versions,
-                finish=finish,
-                streams=Streams({MIXED_CACHE: mixed}),
-                timing=Timing(
-                    queued=sequence.generation.queued,
-                    started=sequence.generation.began,
-                    finished=asyncio.get_running_loop().time(),
-                ),
-            )
+        generation = sequence.generation
+        finished = asyncio.get_running_loop().time()
+        return Completion(
+            tokens=np.full(count, SAMPLED, np.int32),
+            logprobs=np.zeros(count, np.float32),
+            versions=versions,
+            finish=finish,
+            streams=Streams({MIXED_CACHE: mixed}),
+            timing=Timing(queued=generation.queued, started=generation.began, finished=finished),
         )
+
+
+def _resumed(request: GenerateRequest) -> int:
+    """Tokens at the request's end that an engine before made: ones. What was not sampled here is zeros."""
+    others = np.flatnonzero(request.tokens != SAMPLED)
+    return len(request.tokens) - int(others[-1]) - 1 if len(others) else len(request.tokens)
+
+
+def _pass_on(done: "asyncio.Task[None]", to: "asyncio.Future[None]") -> None:
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(None)
 
 
 class SimulatedGeneration:
@@ -341,6 +381,7 @@ class SimulatedGeneration:
         self.request = request
         self.queued = loop.time()
         self.began = 0.0
+        self.sequence: _Sequence  # set by the engine
         self._engine = engine
         self._completion: asyncio.Future[Completion] = loop.create_future()
 
@@ -359,6 +400,10 @@ class SimulatedGeneration:
             finish=whole.finish,
         )
 
+    def partial(self) -> Completion:
+        """See `GenerationHandle.partial`."""
+        return self._engine.completion(self.sequence, FinishReason.ABORT)
+
     def abort(self) -> None:
         """See `GenerationHandle.abort`."""
         self._engine.abort(self.request.id)
@@ -366,3 +411,8 @@ class SimulatedGeneration:
     def finish(self, completion: Completion) -> None:
         """The engine is done with it."""
         self._completion.set_result(completion)
+
+    def fail(self, error: AntiphonError) -> None:
+        """The engine died."""
+        self._completion.set_exception(error)
+        self._completion.exception()  # read, so that asyncio does not report an error that nobody waits for

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.rollout.pool import EnginePool
 from antiphon.simulate.clock import run
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.waits import Waits
 
 SPEED = EngineSpeed(slots=3, iteration=1.0, per_sequence=0.25, per_token=0.01, prefill=0.1)
 
@@ -155,3 +157,19 @@ def test_new_weights_in_mid_flight(mode):
         case OnUpdate.DRAIN:
             assert (loaded, ended) == (18.0, 18.0)
             assert versions == [0] * 6
+
+
+def test_a_crash_keeps_what_was_made_and_another_engine_makes_the_rest():
+    async def main():
+        speed = EngineSpeed(slots=2, iteration=1.0)
+        first, second = (SimulatedEngine(speed, length=lambda r: 6) for _ in range(2))
+        pool = EnginePool([first, second], Waits(), timeout=60)
+        task = asyncio.create_task(pool.generate(request("a")))
+        await asyncio.sleep(2.5)
+        first.crash()
+        completion = await task
+        assert len(completion.tokens) == 6
+        assert (first.sampled_tokens, second.sampled_tokens, pool.requeued_tokens) == (2, 4, 2)
+        assert asyncio.get_running_loop().time() == 2.5 + 4
+
+    run(main())
