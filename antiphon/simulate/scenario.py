@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
@@ -86,6 +87,28 @@ class Outcome:
     sampled_tokens: int
     read_tokens: int
     preemptions: int
+
+    def table(self) -> dict[str, float | int]:
+        """What a person wants to know of it."""
+
+        def column(name: str) -> list[float]:
+            return [step[name] for step in self.steps]
+
+        seconds = sum(column("step/seconds"))
+        return {
+            "steps": len(self.steps),
+            "seconds a step": seconds / len(self.steps),
+            "tokens a second, trained": sum(column("learner/tokens")) / seconds,
+            "tokens a second, sampled": self.sampled_tokens / seconds,
+            "share of the learner's time spent waiting": fmean(column("step/wait_groups_share")),
+            "age, mean": fmean(column("age/mean")),
+            "age, greatest": max(column("age/max")),
+            "groups dropped: stale": sum(column("groups/stale")),
+            "groups dropped: filtered": sum(column("groups/filtered")),
+            "groups dropped: failed": sum(column("groups/failed")),
+            "tokens read": self.read_tokens,
+            "preemptions": self.preemptions,
+        }
 
 
 class _Silent:

@@ -1,7 +1,12 @@
 """Whole runs in virtual time."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from antiphon.cli import app
+from antiphon.config import load
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
@@ -37,3 +42,20 @@ def test_overlap_hides_the_shorter_phase():
     synchronous = simulate(scenario(rollout={"async_ratio": 0})).summary["train_seconds"]
     overlapping = simulate(scenario(rollout={"async_ratio": 1})).summary["train_seconds"]
     assert overlapping < synchronous
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[3].glob("scenarios/*.yaml")), ids=lambda path: path.stem)
+def test_the_scenarios_of_the_repository_load(path):
+    assert load(path, model=ScenarioConfig).name == path.stem
+
+
+def test_the_command_prints_what_it_came_to(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "steps: 3\nrollout: {groups_per_step: 2, group_size: 2, sampling: {max_tokens: 500}}\nengines: {count: 2}\n"
+    )
+    result = CliRunner().invoke(app, ["simulate", str(path), "rollout.async_ratio=0"])
+    assert result.exit_code == 0, result.output
+    assert "seconds a step" in result.output and "preemptions" in result.output
+    broken = CliRunner().invoke(app, ["simulate", str(path), "engines.speed.slot=4"])
+    assert broken.exit_code == 2 and "slots" in broken.output
