@@ -159,7 +159,7 @@ async def _start_rollouts(
     engines = [WorkerEngine(handle) for handle in handles]
     ready = asyncio.gather(*(engine.ready() for engine in engines))
     await waits.wait(ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout)
-    pool = EnginePool(engines, waits, config.rollout.timeout, tell)
+    pool = EnginePool(engines, waits, config.rollout.timeout, config.rollout.engine_timeout, tell)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,

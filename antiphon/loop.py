@@ -20,7 +20,7 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 import asyncio
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +92,16 @@ class Run:
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self.parts.workers, self._train)
+        return await supervised(self._guards(), self._train)
 
     async def sft(self) -> dict[str, Any]:
         """Supervised fine-tuning alone; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self.parts.workers, self._sft_alone)
+        return await supervised(self._guards(), self._sft_alone)
+
+    def _guards(self) -> list[Coroutine[Any, Any, None]]:
+        """What ends the run from the side: the death of a worker, or of the last engine."""
+        return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch()]
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -340,11 +344,13 @@ class Run:
         return summary
 
 
-async def supervised(workers: Sequence[WorkerHandle], main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
-    """Run `main` in a task group in which the death of a worker is an error; of all errors, raise the first."""
+async def supervised(
+    guards: Sequence[Coroutine[Any, Any, None]], main: Callable[[asyncio.TaskGroup], Awaitable[T]]
+) -> T:
+    """Run `main` in a task group beside `guards`, which end only by raising; of all errors, raise the first."""
     try:
         async with asyncio.TaskGroup() as owner:
-            watchers = [owner.create_task(worker.died(), name="watcher") for worker in workers]
+            watchers = [owner.create_task(guard, name="guard") for guard in guards]
             result = await main(owner)
             for watcher in watchers:
                 watcher.cancel()

@@ -48,3 +48,6 @@ class WorkerHandle(Protocol):
 
     async def close(self) -> None:
         """End the worker: politely first, by force after a grace period."""
+
+    def kill(self) -> None:
+        """End the worker by force; it then counts as one that died."""

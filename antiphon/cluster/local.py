@@ -123,6 +123,13 @@ class LocalHandle:
             await self._loop.run_in_executor(None, self._runner.join, GRACE)
         self._end(f"worker {self.name} was closed")
 
+    def kill(self) -> None:
+        """See `WorkerHandle.kill`. A thread cannot be ended from outside; it is left alone and no longer listened to."""
+        if isinstance(self._runner, threading.Thread):
+            self._end(f"worker {self.name} was given up")
+        else:
+            self._runner.kill()
+
     def _post(self, key: int | None, method: str, args: tuple[Any, ...]) -> None:
         if self._death.done():
             raise _death(self._reason)

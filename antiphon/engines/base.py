@@ -122,3 +122,9 @@ class InferenceEngine(Protocol):
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load published weights; returns when every later token comes from them."""
+
+    async def health(self) -> None:
+        """Return once the engine has answered: at the latest after the step it is at."""
+
+    def kill(self) -> None:
+        """End the engine by force: it is dead when this returns, or soon after."""

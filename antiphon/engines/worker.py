@@ -127,6 +127,14 @@ class WorkerEngine:
         """Take the KV cache again."""
         await self.handle.call("wake")
 
+    async def health(self) -> None:
+        """See `InferenceEngine.health`."""
+        await self.handle.call("limits")
+
+    def kill(self) -> None:
+        """See `InferenceEngine.kill`."""
+        self.handle.kill()
+
     def forget(self, request: str) -> None:
         """Listen no more to a request that ended."""
         self._requests.pop(request, None)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from antiphon.engines.base import GenerationHandle, InferenceEngine
-from antiphon.errors import WorkerDied
+from antiphon.errors import StallError, WorkerDied
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.waits import Waits
 
@@ -51,14 +51,17 @@ class EnginePool:
         engines: Sequence[InferenceEngine],
         waits: Waits,
         timeout: float,
+        engine_timeout: float = 60.0,
         on_loss: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """`on_loss` is told of each engine that died."""
+        """A wait that takes `timeout` seconds fails the run, an engine that is silent for `engine_timeout` is killed.
+        `on_loss` is told of each engine that died."""
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died, and read again by those that went on
         self._members = [_Member(engine) for engine in engines]
         self._waits = waits
         self._timeout = timeout
+        self._engine_timeout = engine_timeout
         self._on_loss = on_loss
         self._loss: WorkerDied | None = None  # of the last engine
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
@@ -127,11 +130,28 @@ class EnginePool:
 
         await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
 
+    async def watch(self) -> None:
+        """Find engines that have died unnoticed or hang, and kill the latter; runs until it is cancelled."""
+        while True:
+            await asyncio.gather(*map(self._check, self._members))
+            await asyncio.sleep(self._engine_timeout / 4)
+
+    async def _check(self, member: _Member) -> None:
+        try:
+            await self._waits.wait(
+                member.engine.health(), name="health", owner="pool", on="an engine", deadline=self._engine_timeout
+            )
+        except WorkerDied as error:
+            self._lose(member, error)
+        except StallError:
+            member.engine.kill()
+            self._lose(member, WorkerDied(f"an engine did not answer for {self._engine_timeout:g} s and was killed"))
+
     def _lose(self, member: _Member, error: WorkerDied) -> None:
         """Go on without an engine; raise `error` if it was the last."""
         if member in self._members:
             self._members.remove(member)
-            self._on_loss(f"{error}; {len(self._members)} engines go on")
+            self._on_loss(f"{error}; engines left: {len(self._members)}")
         if not self._members:
             self._loss = error
             for pending in itertools.chain.from_iterable(self._pending.values()):

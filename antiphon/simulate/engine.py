@@ -88,7 +88,9 @@ class SimulatedEngine:
         self.speed = speed
         self.version = version
         self.capacity = speed.slots
-        self.dead: AntiphonError | None = None
+        self.dead: WorkerDied | None = None
+        self._hung: asyncio.Future[None] | None = None
+        self._factor = 1.0
         self.sampled_tokens = 0
         self.read_tokens = 0
         self.preemptions = 0
@@ -148,8 +150,35 @@ class SimulatedEngine:
                 self._leave(sequence)
             sequence.generation.fail(self.dead)
         self._known.clear()
-        if self._draining is not None:
-            self._draining[1].set_exception(self.dead)
+        waiting = [self._hung, self._draining[1] if self._draining is not None else None]
+        for future in waiting:
+            if future is not None and not future.done():
+                future.set_exception(self.dead)
+                future.exception()  # read, so that asyncio does not report an error that nobody waits for
+
+    def kill(self) -> None:
+        """See `InferenceEngine.kill`."""
+        if self.dead is None:
+            self.crash()
+
+    def hang(self) -> None:
+        """Stand still for ever: nothing ends, nothing is answered, until it is killed."""
+        self._interrupt()
+        self._paused += 1
+        self._hung = asyncio.get_running_loop().create_future()
+
+    def slow_down(self, factor: float) -> None:
+        """Take `factor` times as long from now on; 1 is as fast as at first."""
+        self._interrupt()
+        self._factor = factor
+        self._begin_stretch(0)
+
+    async def health(self) -> None:
+        """See `InferenceEngine.health`."""
+        if self.dead is None and self._hung is not None:
+            await asyncio.shield(self._hung)
+        if self.dead is not None:
+            raise self.dead
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -167,15 +196,11 @@ class SimulatedEngine:
         await self._swap(update, mode)
 
     async def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        self._interrupt()
         self._paused += 1
-        self._catch_up()
-        if self._timer is not None:
-            self._unread = max(self._began + self._reading - asyncio.get_running_loop().time(), 0.0)
-            self._stop_timer()
         await asyncio.sleep(self.speed.load)
+        await self.health()
         self._paused -= 1
-        if self.dead is not None:
-            raise self.dead
         self.version = update.version
         reading = 0
         for sequence in list(self._running.values()):
@@ -205,6 +230,13 @@ class SimulatedEngine:
             self._reading = 0.0
             self._credit(whole)
 
+    def _interrupt(self) -> None:
+        """End the stretch here: what is unread stays so, and the iteration under way will start over."""
+        self._catch_up()
+        if self._timer is not None:
+            self._unread = max(self._began + self._reading - asyncio.get_running_loop().time(), 0.0)
+            self._stop_timer()
+
     def _credit(self, iterations: int) -> None:
         self._iterations += iterations
         self._cached += iterations * len(self._running)
@@ -213,14 +245,15 @@ class SimulatedEngine:
     def _seconds(self, iterations: int) -> float:
         speed, n = self.speed, len(self._running)
         first = speed.iteration + speed.per_sequence * n + speed.per_token * self._cached
-        return iterations * first + speed.per_token * n * iterations * (iterations - 1) / 2
+        growing = speed.per_token * n * iterations * (iterations - 1) / 2
+        return self._factor * (iterations * first + growing)
 
     def _iterations_in(self, seconds: float) -> int:
         """Iterations that end within `seconds`."""
         if seconds <= 0 or not self._running:
             return 0
         one = self._seconds(1)
-        growth = self.speed.per_token * len(self._running) / 2
+        growth = self._factor * self.speed.per_token * len(self._running) / 2
         linear = one - growth
         if growth:
             guess = (math.sqrt(linear * linear + 4 * growth * seconds) - linear) / (2 * growth)
@@ -261,7 +294,7 @@ class SimulatedEngine:
                 task.add_done_callback(lambda swapped: _pass_on(swapped, loaded))
             return
         self._began = asyncio.get_running_loop().time()
-        self._reading, self._unread = self.speed.prefill * reading + self._unread, 0.0
+        self._reading, self._unread = self._factor * self.speed.prefill * reading + self._unread, 0.0
         until_full = (self.speed.memory - self._cached) // len(self._running)
         self._set_timer(max(1, min(self._until_end(), until_full)))
 

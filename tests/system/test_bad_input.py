@@ -84,7 +84,7 @@ def test_a_run_goes_on_when_one_of_its_engines_is_killed(project):
     victim.kill()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "worker engine-0 was killed by SIGKILL" in out and "1 engines go on" in out
+    assert "worker engine-0 was killed by SIGKILL" in out and "engines left: 1" in out
     assert project.summary()["steps"] == 40
 
 

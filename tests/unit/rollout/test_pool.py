@@ -186,7 +186,7 @@ def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have
     async def main():
         one, two = HeldEngine(), HeldEngine()
         told = []
-        pool = EnginePool([one, two], Waits(), 30, told.append)
+        pool = EnginePool([one, two], Waits(), 30, on_loss=told.append)
         task = asyncio.create_task(pool.generate(request("a")))
         await settle()
         one.started[0].die()
@@ -197,7 +197,7 @@ def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have
         again.finish()
         assert (await task).tokens.tolist() == [7, 0, 0]
         assert (pool.engines, pool.requeued_tokens, pool.generated_tokens) == (1, 1, 3)
-        assert told == ["the engine was killed; 1 engines go on"]
+        assert told == ["the engine was killed; engines left: 1"]
 
     asyncio.run(main())
 

@@ -173,3 +173,39 @@ def test_a_crash_keeps_what_was_made_and_another_engine_makes_the_rest():
         assert asyncio.get_running_loop().time() == 2.5 + 4
 
     run(main())
+
+
+def test_a_hung_engine_is_killed_and_its_requests_go_on_elsewhere():
+    async def main():
+        speed = EngineSpeed(slots=1, iteration=1.0)
+        engines = [SimulatedEngine(speed, length=lambda r: 6) for _ in range(2)]
+        told = []
+        pool = EnginePool(engines, Waits(), 600, 30, told.append)
+        watch = asyncio.create_task(pool.watch())
+        tasks = [asyncio.create_task(pool.generate(request(name))) for name in "ab"]
+        await asyncio.sleep(2.5)
+        engines[0].hang()
+        loading = asyncio.create_task(pool.load(update(1), OnUpdate.KEEP))
+        done = await asyncio.gather(*tasks)
+        await loading
+        watch.cancel()
+        assert [len(completion.tokens) for completion in done] == [6, 6]
+        assert told == ["an engine did not answer for 30 s and was killed; engines left: 1"]
+        assert (pool.engines, pool.requeued_tokens) == (1, 2)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) < 2.5 + 2 * 30 + 12
+
+
+def test_a_slow_engine_takes_longer():
+    async def main():
+        engine = SimulatedEngine(EngineSpeed(iteration=1.0), length=lambda r: 6)
+        handle = engine.start(request("a"))
+        await asyncio.sleep(2)
+        engine.slow_down(5)
+        await asyncio.sleep(10)
+        engine.slow_down(1)
+        await handle.result()
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 2 + 2 * 5 + 2
