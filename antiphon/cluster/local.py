@@ -23,6 +23,7 @@ from typing import Any
 
 from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.registry import import_path
+from antiphon.waits import fail
 from antiphon.workers import Worker
 
 GRACE = 10.0  # seconds a worker has to end by itself
@@ -164,12 +165,9 @@ class LocalHandle:
         self._loop.remove_reader(self._connection.fileno())
         self._connection.close()
         error = _death(reason)
-        self._death.set_exception(error)
-        self._death.exception()  # read, so that asyncio does not report an error that nobody watched for
+        fail(self._death, error)
         for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
-                answer.exception()
+            fail(answer, error)
         self._calls.clear()
 
     def _obituary(self) -> str | AntiphonError:

@@ -22,6 +22,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
+from antiphon.waits import fail
 from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry("engine", {"native": "antiphon.engines.native.open:open_engine"})
@@ -153,8 +154,7 @@ class WorkerEngine:
         for generation in self._requests.values():
             generation.fail(error)
         for loaded in self._loads.values():
-            if not loaded.done():
-                loaded.set_exception(error)
+            fail(loaded, error)
         self._requests.clear()
         self._loads.clear()
 

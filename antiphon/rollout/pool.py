@@ -17,7 +17,7 @@ import numpy as np
 from antiphon.engines.base import GenerationHandle, InferenceEngine
 from antiphon.errors import StallError, WorkerDied
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.waits import Waits
+from antiphon.waits import Waits, fail
 
 T = TypeVar("T")
 
@@ -155,8 +155,7 @@ class EnginePool:
         if not self._members:
             self._loss = error
             for pending in itertools.chain.from_iterable(self._pending.values()):
-                if not pending.placed.done():
-                    pending.placed.set_exception(error)
+                fail(pending.placed, error)
             raise error
 
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:

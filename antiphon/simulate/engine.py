@@ -33,6 +33,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
+from antiphon.waits import fail
 
 Length = Callable[[GenerateRequest], int]
 
@@ -150,11 +151,10 @@ class SimulatedEngine:
                 self._leave(sequence)
             sequence.generation.fail(self.dead)
         self._known.clear()
-        waiting = [self._hung, self._draining[1] if self._draining is not None else None]
-        for future in waiting:
-            if future is not None and not future.done():
-                future.set_exception(self.dead)
-                future.exception()  # read, so that asyncio does not report an error that nobody waits for
+        if self._hung is not None:
+            fail(self._hung, self.dead)
+        if self._draining is not None:
+            fail(self._draining[1], self.dead)
 
     def kill(self) -> None:
         """See `InferenceEngine.kill`."""
@@ -401,7 +401,7 @@ def _resumed(request: GenerateRequest) -> int:
 def _pass_on(done: "asyncio.Task[None]", to: "asyncio.Future[None]") -> None:
     error = done.exception()
     if error is not None:
-        to.set_exception(error)
+        fail(to, error)
     else:
         to.set_result(None)
 
@@ -447,5 +447,4 @@ class SimulatedGeneration:
 
     def fail(self, error: AntiphonError) -> None:
         """The engine died."""
-        self._completion.set_exception(error)
-        self._completion.exception()  # read, so that asyncio does not report an error that nobody waits for
+        fail(self._completion, error)
