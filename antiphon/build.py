@@ -106,20 +106,20 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         references: list[WorkerHandle] = []
         if config.algorithm.kl_coefficient:
             reference, references = _start_learner(cluster, "reference", model, config)
-        pool, episodes, renderer, engines = await _start_rollouts(cluster, model, grading, config, waits)
+        response = config.sft.response if config.sft else ""
+        pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, view.message)
 
         yield Run(
             Parts(
                 config=config,
                 waits=waits,
-                workers=[*learners, *references, *engines],
+                workers=[*learners, *references],
                 learner=learner,
                 reference=reference,
                 pool=pool,
                 episodes=episodes,
-                renderer=renderer,
                 mixture=mixture,
-                next_example=examples.next,
+                next_example=lambda: renderer.encode_example(examples.next(), response),
                 validation=validation,
                 test=test,
                 keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
@@ -143,18 +143,23 @@ def _start_learner(
 
 
 async def _start_rollouts(
-    cluster: LocalCluster, model: Path, grading: GradingPool, config: RunConfig, waits: Waits
-) -> tuple[EnginePool, Episodes, Renderer, list[WorkerHandle]]:
+    cluster: LocalCluster,
+    model: Path,
+    grading: GradingPool,
+    config: RunConfig,
+    waits: Waits,
+    tell: Callable[[str], None] = print,
+) -> tuple[EnginePool, Episodes, Renderer]:
     """Engines, and what runs episodes on them."""
     renderer = Renderer(model)
-    handles: list[WorkerHandle] = [
+    handles = [
         cluster.spawn(f"engine-{index}", ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
         for index in range(config.engine.replicas)
     ]
     engines = [WorkerEngine(handle) for handle in handles]
     ready = asyncio.gather(*(engine.ready() for engine in engines))
     await waits.wait(ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout)
-    pool = EnginePool(engines, waits, config.rollout.timeout)
+    pool = EnginePool(engines, waits, config.rollout.timeout, config.rollout.engine_timeout, tell)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
@@ -168,7 +173,7 @@ async def _start_rollouts(
         max_length=min(engine.max_length for engine in engines),
         seed=config.seed,
     )
-    return pool, episodes, renderer, handles
+    return pool, episodes, renderer
 
 
 class ModelBuilder(Worker):
@@ -220,13 +225,13 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
-        _, episodes, _, workers = await _start_rollouts(cluster, directory, grading, config, waits)
+        _, episodes, _ = await _start_rollouts(cluster, directory, grading, config, waits)
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)
             return await episodes.run(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        result = await supervised(workers, lambda _: evaluate(prompts, samples, run))
+        result = await supervised((), lambda _: evaluate(prompts, samples, run))
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     return {
         "prompts": len(prompts),

@@ -109,6 +109,20 @@ def evaluate(
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="YAML file of the scenario.")],
+    overrides: Overrides = None,
+) -> None:
+    """Play a run in virtual time: the real loop and scheduler, on parts that take their time and compute nothing."""
+    with _outcome():
+        from antiphon.config import load
+        from antiphon.simulate.scenario import ScenarioConfig
+        from antiphon.simulate.scenario import simulate as play
+
+        _table("measure", "value", play(load(scenario, overrides or (), model=ScenarioConfig)).table())
+
+
+@app.command()
 def doctor() -> None:
     """Show what this machine has for Antiphon, and how to install what it lacks."""
     with _outcome():

@@ -20,7 +20,7 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 import asyncio
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ import numpy as np
 
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.errors import DataError
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
@@ -45,7 +44,6 @@ from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, Group, GroupOutcome, IntArray, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
@@ -62,14 +60,13 @@ class Parts:
 
     config: RunConfig
     waits: Waits
-    workers: Sequence[WorkerHandle]  # whose death is the run's
+    workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
     learner: Learner
     reference: Learner | None
     pool: EnginePool
     episodes: Episodes
-    renderer: Renderer
     mixture: Mixture
-    next_example: Callable[[], Prompt]  # of supervised fine-tuning
+    next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
     keep: KeepGroup | None
@@ -95,12 +92,16 @@ class Run:
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self.parts.workers, self._train)
+        return await supervised(self._guards(), self._train)
 
     async def sft(self) -> dict[str, Any]:
         """Supervised fine-tuning alone; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self.parts.workers, self._sft_alone)
+        return await supervised(self._guards(), self._sft_alone)
+
+    def _guards(self) -> list[Coroutine[Any, Any, None]]:
+        """What ends the run from the side: the death of a worker, or of the last engine."""
+        return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch()]
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Run:
         await parts.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
-            examples = [self._example(sft.response) for _ in range(sft.batch_size)]
+            examples = [parts.next_example() for _ in range(sft.batch_size)]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
             trained = await self._wait(parts.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
@@ -167,15 +168,6 @@ class Run:
             await validation
         await self._publish(owner)
         return _now() - began
-
-    def _example(self, response: str) -> tuple[IntArray, IntArray]:
-        """The next prompt and the answer that its payload holds, as tokens."""
-        prompt = self.parts.next_example()
-        text = prompt.payload.get(response)
-        if not isinstance(text, str):
-            known = ", ".join(map(str, prompt.payload))
-            raise DataError(f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}")
-        return self.parts.renderer.encode_prompt(prompt.messages), self.parts.renderer.encode_response(text)
 
     # --- reinforcement learning ----------------------------------------------------------------------------------------
 
@@ -302,6 +294,7 @@ class Run:
             "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
             "length/max": float(max(meta.completion_tokens for meta in metas)),
             "length/truncated": float(np.mean([meta.truncated for meta in metas])),
+            "engines/live": float(self.parts.pool.engines),
             "groups/live": float(scheduler.admission.live),
             "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
             "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
@@ -351,11 +344,13 @@ class Run:
         return summary
 
 
-async def supervised(workers: Sequence[WorkerHandle], main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
-    """Run `main` in a task group in which the death of a worker is an error; of all errors, raise the first."""
+async def supervised(
+    guards: Sequence[Coroutine[Any, Any, None]], main: Callable[[asyncio.TaskGroup], Awaitable[T]]
+) -> T:
+    """Run `main` in a task group beside `guards`, which end only by raising; of all errors, raise the first."""
     try:
         async with asyncio.TaskGroup() as owner:
-            watchers = [owner.create_task(worker.died(), name="watcher") for worker in workers]
+            watchers = [owner.create_task(guard, name="guard") for guard in guards]
             result = await main(owner)
             for watcher in watchers:
                 watcher.cancel()

@@ -5,7 +5,7 @@ a pack. Arrays are numpy; lengths are checked on construction. Times are seconds
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -210,6 +210,19 @@ class Completion:
     def __post_init__(self) -> None:
         _require_length("Completion", len(self.tokens), logprobs=self.logprobs, versions=self.versions)
         self.streams.check_length("Completion", len(self.tokens))
+
+    @staticmethod
+    def join(pieces: Sequence["Completion"]) -> "Completion":
+        """One completion that was sampled in several pieces, each going on where the one before was cut off."""
+        first, last = pieces[0], pieces[-1]
+        return Completion(
+            tokens=np.concatenate([piece.tokens for piece in pieces]),
+            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+            versions=np.concatenate([piece.versions for piece in pieces]),
+            finish=last.finish,
+            streams=Streams({spec: np.concatenate([p.streams[spec] for p in pieces]) for spec in last.streams}),
+            timing=Timing(queued=first.timing.queued, started=first.timing.started, finished=last.timing.finished),
+        )
 
 
 # --- trajectories ------------------------------------------------------------------------------------------------------

@@ -10,11 +10,18 @@ import itertools
 from collections import defaultdict
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from antiphon.errors import StallError
 
 T = TypeVar("T")
+
+
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """End a future with an error, unless it has ended. Whoever waits gets the error; if nobody does, asyncio says nothing."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # read: this is what keeps asyncio quiet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

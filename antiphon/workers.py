@@ -8,6 +8,8 @@ the cluster's business.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from antiphon.errors import AntiphonError
+
 Emit = Callable[[Any], None]
 
 
@@ -38,8 +40,14 @@ class WorkerHandle(Protocol):
     def on_event(self, callback: Callable[[Any], None]) -> None:
         """Call `callback` with everything the worker emits."""
 
+    def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
+        """Call `callback` once the worker has ended, with the error that its callers get."""
+
     async def died(self) -> None:
         """Return never; raise `WorkerDied` when the worker ends before `close`."""
 
     async def close(self) -> None:
         """End the worker: politely first, by force after a grace period."""
+
+    def kill(self) -> None:
+        """End the worker by force; it then counts as one that died."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.registry import import_path
+from antiphon.waits import fail
 from antiphon.workers import Worker
 
 GRACE = 10.0  # seconds a worker has to end by itself
@@ -102,6 +103,10 @@ class LocalHandle:
         """See `WorkerHandle.on_event`."""
         self._callback = callback
 
+    def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
+        """See `WorkerHandle.on_death`."""
+        self._death.add_done_callback(lambda _: callback(_death(self._reason)))
+
     async def died(self) -> None:
         """See `WorkerHandle.died`."""
         await asyncio.shield(self._death)
@@ -118,6 +123,13 @@ class LocalHandle:
             self._runner.kill()
             await self._loop.run_in_executor(None, self._runner.join, GRACE)
         self._end(f"worker {self.name} was closed")
+
+    def kill(self) -> None:
+        """See `WorkerHandle.kill`. A thread cannot be ended from outside; it is left alone and no longer listened to."""
+        if isinstance(self._runner, threading.Thread):
+            self._end(f"worker {self.name} was given up")
+        else:
+            self._runner.kill()
 
     def _post(self, key: int | None, method: str, args: tuple[Any, ...]) -> None:
         if self._death.done():
@@ -153,12 +165,9 @@ class LocalHandle:
         self._loop.remove_reader(self._connection.fileno())
         self._connection.close()
         error = _death(reason)
-        self._death.set_exception(error)
-        self._death.exception()  # read, so that asyncio does not report an error that nobody watched for
+        fail(self._death, error)
         for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
-                answer.exception()
+            fail(answer, error)
         self._calls.clear()
 
     def _obituary(self) -> str | AntiphonError:

@@ -37,6 +37,19 @@ class Delta:
     restarted: bool = False
 
     @staticmethod
+    def empty(request: str, *, finish: FinishReason | None = None, restarted: bool = False) -> "Delta":
+        """A delta without tokens."""
+        return Delta(
+            request=request,
+            tokens=np.empty(0, np.int32),
+            logprobs=np.empty(0, np.float32),
+            versions=np.empty(0, np.int32),
+            mixed_cache=np.empty(0, np.bool_),
+            finish=finish,
+            restarted=restarted,
+        )
+
+    @staticmethod
     def join(deltas: Sequence["Delta"]) -> "Delta":
         """One delta with the effect of several, at least one, in a row."""
         first = max((i for i, delta in enumerate(deltas) if delta.restarted), default=0)
@@ -91,12 +104,15 @@ class GenerationHandle(Protocol):
     async def result(self) -> Completion:
         """The whole completion; after `abort`, what there was."""
 
+    def partial(self) -> Completion:
+        """What is known of the completion now, as if it were aborted here; of a dead engine, what it had told."""
+
     def abort(self) -> None:
         """End the request; `result` then returns the partial completion."""
 
 
 class InferenceEngine(Protocol):
-    """An engine as the pool sees it."""
+    """An engine as the pool sees it. Once it has died, `load` and the results of all requests raise `WorkerDied`."""
 
     version: int
     capacity: int
@@ -106,3 +122,9 @@ class InferenceEngine(Protocol):
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load published weights; returns when every later token comes from them."""
+
+    async def health(self) -> None:
+        """Return once the engine has answered: at the latest after the step it is at."""
+
+    def kill(self) -> None:
+        """End the engine by force: it is dead when this returns, or soon after."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
+from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.registry import Registry, import_path
 from antiphon.types import (
     MIXED_CACHE,
@@ -21,6 +22,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
+from antiphon.waits import fail
 from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry("engine", {"native": "antiphon.engines.native.open:open_engine"})
@@ -97,6 +99,7 @@ class WorkerEngine:
         self._requests: dict[str, WorkerGeneration] = {}
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
+        handle.on_death(self._on_death)
 
     async def ready(self) -> None:
         """Return once the engine has loaded its model."""
@@ -105,7 +108,10 @@ class WorkerEngine:
     def start(self, request: GenerateRequest) -> "WorkerGeneration":
         """Send a request to the engine."""
         generation = self._requests[request.id] = WorkerGeneration(self, request)
-        self.handle.send("add", request)
+        try:
+            self.handle.send("add", request)
+        except WorkerDied as error:
+            generation.fail(error)
         return generation
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
@@ -122,6 +128,14 @@ class WorkerEngine:
         """Take the KV cache again."""
         await self.handle.call("wake")
 
+    async def health(self) -> None:
+        """See `InferenceEngine.health`."""
+        await self.handle.call("limits")
+
+    def kill(self) -> None:
+        """See `InferenceEngine.kill`."""
+        self.handle.kill()
+
     def forget(self, request: str) -> None:
         """Listen no more to a request that ended."""
         self._requests.pop(request, None)
@@ -136,6 +150,14 @@ class WorkerEngine:
             if (generation := self._requests.get(delta.request)) is not None:
                 generation.receive(delta)
 
+    def _on_death(self, error: AntiphonError) -> None:
+        for generation in self._requests.values():
+            generation.fail(error)
+        for loaded in self._loads.values():
+            fail(loaded, error)
+        self._requests.clear()
+        self._loads.clear()
+
 
 class WorkerGeneration:
     """A `GenerationHandle`: collects deltas, streams them to whoever iterates, and joins them in `result`."""
@@ -145,6 +167,7 @@ class WorkerGeneration:
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = asyncio.Event()
+        self._error: AntiphonError | None = None
         self._queued = asyncio.get_running_loop().time()
         self._first = 0.0
 
@@ -158,9 +181,22 @@ class WorkerGeneration:
             self._engine.forget(self.request.id)
         self._changed.set()
 
+    def fail(self, error: AntiphonError) -> None:
+        """The engine died."""
+        self._error = error
+        self._changed.set()
+
     def abort(self) -> None:
         """See `GenerationHandle.abort`."""
-        self._engine.handle.send("abort", self.request.id)
+        if self._error is None:
+            self._engine.handle.send("abort", self.request.id)
+
+    async def _change(self) -> None:
+        """Wait for the next delta."""
+        if self._error is not None:
+            raise self._error
+        self._changed.clear()
+        await self._changed.wait()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         position = 0
@@ -171,21 +207,22 @@ class WorkerGeneration:
                 yield delta
                 if delta.finish is not None:
                     return
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
 
     async def result(self) -> Completion:
         """See `GenerationHandle.result`."""
         while not self._deltas or self._deltas[-1].finish is None:
-            self._changed.clear()
-            await self._changed.wait()
-        finished = asyncio.get_running_loop().time()
-        whole = Delta.join(self._deltas)
+            await self._change()
+        return self.partial()
+
+    def partial(self) -> Completion:
+        """See `GenerationHandle.partial`."""
+        whole = Delta.join([Delta.empty(self.request.id), *self._deltas])
         return Completion(
             tokens=whole.tokens,
             logprobs=whole.logprobs,
             versions=whole.versions,
             finish=whole.finish or FinishReason.ABORT,
             streams=Streams({MIXED_CACHE: whole.mixed_cache}),
-            timing=Timing(queued=self._queued, started=self._first, finished=finished),
+            timing=Timing(queued=self._queued, started=self._first, finished=asyncio.get_running_loop().time()),
         )

@@ -19,6 +19,7 @@ Entry = tuple[float, float]  # value, weight
 # Metrics of the loop whose names say something else than their reduction.
 DECLARED: Mapping[str, Reduction] = {
     "groups/filtered": "sum",
+    "engines/live": "last",
     "groups/live": "last",
     "learner/lr": "last",
     "learner/seconds": "sum",

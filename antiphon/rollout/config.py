@@ -55,6 +55,8 @@ class RolloutConfig(Config):
     """Completions in one episode."""
     timeout: float = Field(600.0, gt=0.0)
     """Seconds after which any wait fails the run."""
+    engine_timeout: float = Field(60.0, gt=0.0)
+    """Seconds an engine may be silent; then it is killed, and its requests go on elsewhere. Longer than any engine step."""
     sampling: SamplingConfig
 
     @property

@@ -31,7 +31,7 @@ from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
 from antiphon.tasks.rewards import REWARDS
 from antiphon.types import Prompt, Score, ScoreStatus
-from antiphon.waits import Waits
+from antiphon.waits import Waits, fail
 
 START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
 LARGEST_BATCH = 64  # enough to pay for the message; few, because a hanging item holds up those behind it
@@ -323,8 +323,7 @@ class GradingPool:
         waiting = [*self._pending, *(grading for worker in self._workers for grading in worker.batch)]
         futures: list[asyncio.Future[Any]] = [*self._started, *(grading.verdict for grading in waiting)]
         for future in futures:
-            if not future.done():
-                future.set_exception(self._broken)
+            fail(future, self._broken)
 
 
 def _ending(code: int) -> str:

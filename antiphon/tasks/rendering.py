@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
 
 from antiphon.errors import DataError
-from antiphon.types import IntArray, Message
+from antiphon.types import IntArray, Message, Prompt
 
 REMEMBERED = 256  # texts and their tokens: the siblings of a group ask for the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"
@@ -63,6 +63,14 @@ class Renderer:
         """Tokens of an answer that was written, not sampled, closed by the end-of-sequence token."""
         tokens = self._encode(text, add_special_tokens=False)
         return np.append(tokens, np.int32(self._tokenizer.eos_token_id)).astype(np.int32)
+
+    def encode_example(self, prompt: Prompt, response: str) -> tuple[IntArray, IntArray]:
+        """The prompt, and the answer that its payload holds under `response`, as tokens."""
+        text = prompt.payload.get(response)
+        if not isinstance(text, str):
+            known = ", ".join(map(str, prompt.payload))
+            raise DataError(f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}")
+        return self.encode_prompt(prompt.messages), self.encode_response(text)
 
     def decode(self, tokens: IntArray) -> str:
         """The text, without special tokens."""

@@ -77,6 +77,17 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
     assert not [child for child in psutil.process_iter() if str(project.folder) in " ".join(arguments(child))]
 
 
+def test_a_run_goes_on_when_one_of_its_engines_is_killed(project):
+    process = project.start("train", project.config(steps=40, engine={"replicas": 2}))
+    wait_for_line(process, "step ")
+    victim = next(c for c in psutil.Process(process.pid).children(recursive=True) if is_worker(c, "engine-0"))
+    victim.kill()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "worker engine-0 was killed by SIGKILL" in out and "engines left: 1" in out
+    assert project.summary()["steps"] == 40
+
+
 def test_ctrl_c_stops_after_the_step_and_saves(project):
     process = project.start("train", project.config(steps=100_000))
     wait_for_line(process, "step ")

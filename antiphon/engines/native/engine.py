@@ -117,7 +117,7 @@ class NativeEngine:
             if slot is None:
                 return
             self._release(slot)
-        self._outbox.append(_empty_delta(request, finish=FinishReason.ABORT))
+        self._outbox.append(Delta.empty(request, finish=FinishReason.ABORT))
 
     @property
     def busy(self) -> bool:
@@ -151,7 +151,7 @@ class NativeEngine:
         if mode is OnUpdate.RESTART:
             for slot in running[table.length[running] > table.prompt[running]].tolist():
                 table.length[slot] = table.prompt[slot]
-                self._outbox.append(_empty_delta(table.requests[slot].id, restarted=True))
+                self._outbox.append(Delta.empty(table.requests[slot].id, restarted=True))
 
     def sleep(self) -> None:
         """Give back the KV cache. `StateError` if requests are running; queued ones wait until `wake`."""
@@ -298,15 +298,3 @@ def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:
             slots += followers
             rows += [row_of[leader]] * len(followers)
     return np.array(rows, np.int64), np.array(slots, np.int64)
-
-
-def _empty_delta(request: str, *, finish: FinishReason | None = None, restarted: bool = False) -> Delta:
-    return Delta(
-        request=request,
-        tokens=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        versions=np.empty(0, np.int32),
-        mixed_cache=np.empty(0, np.bool_),
-        finish=finish,
-        restarted=restarted,
-    )

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from antiphon.errors import WorkerDied
 from antiphon.rollout.pool import EnginePool
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.waits import Waits
@@ -24,16 +25,23 @@ class HeldGeneration:
     def abort(self):
         self.aborted = True
 
+    def partial(self):
+        return completion([7], FinishReason.ABORT)
+
+    def die(self):
+        self.done.set_exception(WorkerDied("the engine was killed"))
+
     def finish(self):
-        nothing = np.zeros(2)
-        self.done.set_result(
-            Completion(
-                tokens=nothing.astype(np.int32),
-                logprobs=nothing.astype(np.float32),
-                versions=nothing.astype(np.int32),
-                finish=FinishReason.STOP,
-            )
-        )
+        self.done.set_result(completion([0, 0], FinishReason.STOP))
+
+
+def completion(tokens, finish):
+    return Completion(
+        tokens=np.array(tokens, np.int32),
+        logprobs=np.zeros(len(tokens), np.float32),
+        versions=np.zeros(len(tokens), np.int32),
+        finish=finish,
+    )
 
 
 class HeldEngine:
@@ -170,5 +178,41 @@ def test_cancelling_gives_the_place_back(when):
             await settle()
         assert third.done() and not third.cancelled()
         assert {g.request.id for g in engine.started} >= {"first", "third"}
+
+    asyncio.run(main())
+
+
+def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        told = []
+        pool = EnginePool([one, two], Waits(), 30, on_loss=told.append)
+        task = asyncio.create_task(pool.generate(request("a")))
+        await settle()
+        one.started[0].die()
+        await settle()
+        (again,) = two.started
+        assert again.request.tokens.tolist() == [1, 7]
+        assert again.request.sampling.max_tokens == 3
+        again.finish()
+        assert (await task).tokens.tolist() == [7, 0, 0]
+        assert (pool.engines, pool.requeued_tokens, pool.generated_tokens) == (1, 1, 3)
+        assert told == ["the engine was killed; engines left: 1"]
+
+    asyncio.run(main())
+
+
+def test_nothing_waits_for_an_engine_once_the_last_is_dead():
+    async def main():
+        engine = HeldEngine(capacity=1)
+        pool = pool_of(engine)
+        tasks = [asyncio.create_task(pool.generate(request(name))) for name in "abc"]
+        await settle()
+        engine.started[0].die()
+        await settle()
+        tasks.append(asyncio.create_task(pool.generate(request("late"))))
+        engine.started[1].die()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [WorkerDied] * 4
 
     asyncio.run(main())
