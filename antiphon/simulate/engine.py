@@ -105,7 +105,7 @@ class SimulatedEngine:
         self._known: dict[str, _Sequence] = {}  # queued or running
         self._prefixes: Counter[str] = Counter()  # running sequences of each affinity
         self._draining: tuple[WeightsUpdate, asyncio.Future[None]] | None = None
-        self._paused = 0  # loads under way
+        self._paused = 0  # reasons to stand still: loads under way, and hanging
         # The stretch under way: it began then, with that much to read, and will be looked at by the timer.
         self._began = 0.0
         self._reading = 0.0  # seconds

@@ -35,7 +35,6 @@ class SimulatedLearner:
 
     def __init__(self, speed: LearnerSpeed) -> None:
         self.speed = speed
-        self.trained_tokens = 0
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `Learner.begin`."""
@@ -44,7 +43,6 @@ class SimulatedLearner:
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`."""
         tokens = sum(len(pack.tokens) for update in batch.updates for rank in update.packs for pack in rank)
-        self.trained_tokens += tokens
         seconds = self.speed.step + self.speed.per_token * tokens
         await asyncio.sleep(seconds)
         return {"seconds": seconds, "tokens": float(tokens)}
@@ -64,7 +62,7 @@ class SimulatedLearner:
 
 
 class SimulatedTokenizer:
-    """Prompts of as many zeros as their payload says; completions without text."""
+    """Prompts of as many zeros as their messages say; completions without text."""
 
     eos_ids: tuple[int, ...] = ()
 
@@ -82,21 +80,19 @@ class SimulatedTokenizer:
 
 
 class SimulatedJudge:
-    """Scores 1 with the prompt's own probability of success, after a latency."""
+    """Scores 1 with the prompt's own probability of success, after a latency. Both are drawn with the attempt's own seed."""
 
     def __init__(self, latency: DistributionConfig, success: DistributionConfig, seed: int) -> None:
         self._latency = latency
         self._success = success
         self._seed = seed
-        self._asked = 0
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict; who asks again may hear another."""
-        self._asked += 1
-        await asyncio.sleep(self._latency.draw(self._seed, "latency", self._asked))
+        """The verdict."""
+        seed = transcript.turns[-1].sampling.seed
+        await asyncio.sleep(self._latency.draw(seed, "latency"))
         chance = self._success.draw(self._seed, "success", prompt.id)
-        drawn = generator(self._seed, "verdict", prompt.id, self._asked).random()
-        return Score.of(float(drawn < chance))
+        return Score.of(float(generator(seed, "verdict").random() < chance))
 
 
 def simulated_prompts(count: int, tokens: DistributionConfig, seed: int, task: str) -> list[Prompt]:
