@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from antiphon.types import WeightsUpdate
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,13 +45,10 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[Tens
     return tuple(places)
 
 
-def digest(buffer: NDArray[np.uint8], places: Sequence[TensorPlace]) -> int:
-    """A checksum of the layout and of every bucket of the buffer, in order. Guards against torn and misplaced data, not
-    against an adversary: what can write here can do worse."""
-    value = zlib.crc32(repr(tuple(places)).encode())
-    for start in range(0, len(buffer), BUCKET_BYTES):
-        value = zlib.crc32(buffer[start : start + BUCKET_BYTES].data, value)
-    return value
+def layout_digest(places: Sequence[TensorPlace]) -> int:
+    """Where the digest of a version begins: the CRC-32 of its layout, to be continued with the bytes of the buffer. Guards
+    against torn and misplaced data, not against an adversary: what can write here can do worse."""
+    return zlib.crc32(repr(tuple(places)).encode())
 
 
 def shared_directory(name: str) -> Path:

@@ -1,5 +1,10 @@
-"""Weights between processes of one machine: each version is a file in shared memory, mapped by both ends."""
+"""Weights between processes of one machine: each version is a file in shared memory.
 
+Neither end maps the whole file: written and checked a bucket at a time, loaded a tensor at a time, it costs a process no
+memory of its own.
+"""
+
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -8,7 +13,7 @@ import torch
 
 from antiphon.errors import WeightsError
 from antiphon.types import WeightsUpdate
-from antiphon.weights.base import BUCKET_BYTES, Manifest, digest, plan
+from antiphon.weights.base import BUCKET_BYTES, Manifest, layout_digest, plan
 
 
 def send(named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Path) -> WeightsUpdate:
@@ -20,32 +25,34 @@ def send(named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Pat
     places = plan(
         (n, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for n, t in tensors
     )
-    size = places[-1].offset + -(-places[-1].size // 64) * 64
     path = directory / f"weights-{version:08d}"
-    buffer = np.memmap(path, dtype=np.uint8, mode="w+", shape=(size,))
-    for place, (_, tensor) in zip(places, tensors, strict=True):
-        flat = tensor.contiguous().view(-1).view(torch.uint8)
-        for start in range(0, place.size, BUCKET_BYTES):
-            stop = min(start + BUCKET_BYTES, place.size)
-            buffer[place.offset + start : place.offset + stop] = flat[start:stop].cpu().numpy()
-    return WeightsUpdate(version=version, location=str(path), manifest=Manifest(places, size, digest(buffer, places)))
+    digest, size = layout_digest(places), 0
+    with path.open("wb") as file:
+        for place, (_, tensor) in zip(places, tensors, strict=True):
+            buckets = tensor.contiguous().view(-1).view(torch.uint8).split(BUCKET_BYTES)
+            for bucket in (bytes(place.offset - size), *(bucket.cpu().numpy() for bucket in buckets)):
+                file.write(bucket)
+                digest = zlib.crc32(bucket, digest)
+            size = place.offset + place.size
+    return WeightsUpdate(version=version, location=str(path), manifest=Manifest(places, size, digest))
 
 
 def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of an update, read-only views that live while they are iterated; `WeightsError` on a wrong digest."""
+    """The tensors of an update, views that live while they are iterated; `WeightsError` on a wrong digest."""
     manifest: Manifest = update.manifest
+    digest = layout_digest(manifest.tensors)
     try:
-        buffer = np.memmap(update.location, dtype=np.uint8, mode="c", shape=(manifest.size,))
-    except (OSError, ValueError) as error:
+        with open(update.location, "rb") as file:
+            while bucket := file.read(BUCKET_BYTES):
+                digest = zlib.crc32(bucket, digest)
+    except OSError as error:
         raise WeightsError(
             f"weights of version {update.version} cannot be read at {update.location}: {error}"
         ) from error
-    found = digest(buffer, manifest.tensors)
-    if found != manifest.digest:
+    if digest != manifest.digest:
         raise WeightsError(
-            f"weights of version {update.version} arrived with digest {found:08x}, sent with {manifest.digest:08x}: not loaded"
+            f"weights of version {update.version} arrived with digest {digest:08x}, sent with {manifest.digest:08x}: not loaded"
         )
-    flat = torch.from_numpy(buffer)
     for place in manifest.tensors:
-        raw = flat[place.offset : place.offset + place.size]
-        yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)
+        raw = np.memmap(update.location, dtype=np.uint8, mode="c", offset=place.offset, shape=(place.size,))
+        yield place.name, torch.from_numpy(raw).view(getattr(torch, place.dtype)).view(place.shape)
