@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from antiphon.errors import DataError
 from antiphon.learning.learner import LEARNERS, Learner, WorkerLearner
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run, supervised
+from antiphon.record.events import Events, write_trace
 from antiphon.record.live import make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory
@@ -92,6 +94,11 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
         for tracker in trackers:
             stack.callback(tracker.close)
+        events = Events()
+        if config.record.events:
+            stack.callback(write_trace, directory.events, directory.trace)
+            sink = stack.enter_context(directory.events.open("w", encoding="utf-8"))
+            events = Events(asyncio.get_running_loop().time, sink)
         exchange = shared_directory(config.name)
         stack.callback(shutil.rmtree, exchange)
 
@@ -107,12 +114,13 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         if config.algorithm.kl_coefficient:
             reference, references = _start_learner(cluster, "reference", model, config)
         response = config.sft.response if config.sft else ""
-        pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, view.message)
+        pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
 
         yield Run(
             Parts(
                 config=config,
                 waits=waits,
+                events=events,
                 workers=[*learners, *references],
                 learner=learner,
                 reference=reference,
@@ -123,6 +131,7 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
                 validation=validation,
                 test=test,
                 keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
+                sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
                 stages=[STAGES.resolve(name) for name in config.learner.stages],
                 estimate=ADVANTAGES.resolve(config.algorithm.advantage),
                 directory=directory,
@@ -148,18 +157,25 @@ async def _start_rollouts(
     grading: GradingPool,
     config: RunConfig,
     waits: Waits,
+    events: Events,
     tell: Callable[[str], None] = print,
 ) -> tuple[EnginePool, Episodes, Renderer]:
     """Engines, and what runs episodes on them."""
     renderer = Renderer(model)
-    handles = [
-        cluster.spawn(f"engine-{index}", ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
-        for index in range(config.engine.replicas)
-    ]
-    engines = [WorkerEngine(handle) for handle in handles]
-    ready = asyncio.gather(*(engine.ready() for engine in engines))
-    await waits.wait(ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout)
-    pool = EnginePool(engines, waits, config.rollout.timeout, config.rollout.engine_timeout, tell)
+    names = (f"engine-{number}" for number in count())
+
+    async def engine() -> WorkerEngine:
+        made = WorkerEngine(
+            cluster.spawn(next(names), ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
+        )
+        await made.ready()
+        return made
+
+    ready = asyncio.gather(*(engine() for _ in range(config.engine.replicas)))
+    engines = await waits.wait(
+        ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout
+    )
+    pool = EnginePool(engines, waits, config.rollout, events=events, on_loss=tell, respawn=engine)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
@@ -225,13 +241,13 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
-        _, episodes, _ = await _start_rollouts(cluster, directory, grading, config, waits)
+        pool, episodes, _ = await _start_rollouts(cluster, directory, grading, config, waits, Events())
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)
             return await episodes.run(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        result = await supervised((), lambda _: evaluate(prompts, samples, run))
+        result = await supervised((pool.watch(),), lambda _: evaluate(prompts, samples, run))
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     return {
         "prompts": len(prompts),

@@ -7,13 +7,15 @@ traceback), 130 interrupted. Anything else is a bug and shows its traceback.
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from antiphon import __version__
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, ConfigError
 
 if TYPE_CHECKING:
     from antiphon.run_config import RunConfig
@@ -110,16 +112,36 @@ def evaluate(
 
 @app.command()
 def simulate(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="YAML file of the scenario.")],
+    scenario: Annotated[str | None, typer.Argument(metavar="SCENARIO", help="YAML file of the scenario.")] = None,
     overrides: Overrides = None,
+    events: Annotated[Path | None, typer.Option(help="Write every event there, one JSON object a line.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a picture there, for ui.perfetto.dev.")] = None,
+    chaos: Annotated[int, typer.Option(help="Instead: so many drawn scenarios with faults, each checked.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the first drawn scenario.")] = 0,
 ) -> None:
     """Play a run in virtual time: the real loop and scheduler, on parts that take their time and compute nothing."""
     with _outcome():
+        if chaos:
+            from antiphon.simulate.chaos import chaos_runs
+
+            _table("how runs ended", "seeds", chaos_runs(range(seed, seed + chaos), events, print))
+            return
+        if scenario is None:
+            raise ConfigError("give the YAML file of a scenario, or --chaos N")
         from antiphon.config import load
+        from antiphon.record.events import write_trace
         from antiphon.simulate.scenario import ScenarioConfig
         from antiphon.simulate.scenario import simulate as play
 
-        _table("measure", "value", play(load(scenario, overrides or (), model=ScenarioConfig)).table())
+        with ExitStack() as stack:
+            if trace is not None and events is None:
+                events = Path(stack.enter_context(TemporaryDirectory())) / "events.jsonl"
+            sink = stack.enter_context(events.open("w", encoding="utf-8")) if events else None
+            outcome = play(load(scenario, overrides or (), model=ScenarioConfig), sink)
+            if sink and trace and events:
+                sink.flush()
+                write_trace(events, trace)
+        _table("measure", "value", outcome.table())
 
 
 @app.command()

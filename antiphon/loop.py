@@ -18,6 +18,7 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 """
 
 import asyncio
+import gc
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,27 +31,44 @@ import numpy as np
 
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.engines.base import InferenceEngine
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
+from antiphon.record.events import Events
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
-from antiphon.rollout.admission import Admission
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
-from antiphon.types import AttemptId, Group, GroupOutcome, IntArray, PolicyVersion, Prompt, Sampling, Trajectory
+from antiphon.types import (
+    AttemptId,
+    Group,
+    GroupOutcome,
+    IntArray,
+    OnUpdate,
+    PolicyVersion,
+    Prompt,
+    Sampling,
+    Trajectory,
+)
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
 from antiphon.workers import WorkerHandle
 
 T = TypeVar("T")
 
+COLLECT = (
+    50_000,
+    20,
+    20,
+)  # Python's collector: what a run makes lives long, and by default it is looked through all the time
 EVALUATION_PRIORITY = -1  # before rollouts: training waits for it
 
 
@@ -60,6 +78,7 @@ class Parts:
 
     config: RunConfig
     waits: Waits
+    events: Events
     workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
     learner: Learner
     reference: Learner | None
@@ -70,6 +89,7 @@ class Parts:
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
     keep: KeepGroup | None
+    sampler: SamplingLoop | None
     stages: Sequence[Stage]
     estimate: Advantages
     directory: RunDirectory
@@ -88,6 +108,8 @@ class Run:
         self.version = PolicyVersion(0, 0)
         self._stopping = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
+        self._between_steps = asyncio.Lock()  # while it is free, the learner's weights are those of `version`
+        parts.pool.refresh = self._refresh
 
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
@@ -162,7 +184,8 @@ class Run:
             if self._stopping.is_set() or metrics.get("sft/accuracy", -1.0) >= (sft.stop_accuracy or 2.0):
                 break
             if due and sft.stop_accuracy:
-                await self._publish(owner)
+                async with self._between_steps:
+                    await self._publish(owner)
                 validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
         if validation is not None:
             await validation
@@ -179,12 +202,14 @@ class Run:
         await parts.learner.begin(config.algorithm, config.learner.optimizer, updates)
         began = _now()
         scheduler = Scheduler(
-            admission=Admission(config.rollout, self.version),
+            config=config.rollout,
+            version=self.version,
             next_prompt=parts.mixture.next,
-            run_attempt=self._attempt,
+            episodes=parts.episodes,
+            sampler=parts.sampler,
             keep=parts.keep,
             waits=parts.waits,
-            timeout=config.rollout.timeout,
+            events=parts.events,
         )
         scheduler.start(owner)
         steps = await self._steps(owner, scheduler)
@@ -208,11 +233,12 @@ class Run:
             if groups is None:
                 return step - 1
             waited = self.parts.waits.spent("learner", "groups") - waited
-            metrics = self._describe(groups, scheduler)
-            metrics |= await self._learn(groups)
-            await self._publish(owner)
-            scheduler.publish()
-            seconds = _now() - began
+            async with self._between_steps:
+                metrics = self._describe(groups, scheduler)
+                metrics |= await self._learn(groups)
+                await self._publish(owner)
+                scheduler.publish()
+            seconds = max(_now() - began, 1e-9)  # in virtual time a step may take none
             tokens = sum(t.meta.completion_tokens for group in groups for t in group.trajectories)
             metrics |= {
                 "step/seconds": seconds,
@@ -226,9 +252,6 @@ class Run:
             if config.checkpoint.every and step % config.checkpoint.every == 0 and step < config.steps:
                 await self._save(step)
         return config.steps
-
-    async def _attempt(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
-        return await self.parts.episodes.run(prompt, attempt, started, self.config.rollout.sampling.sampling())
 
     async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
@@ -260,6 +283,16 @@ class Run:
 
         self.version = version
         self._loading = owner.create_task(load(), name=f"load version {version.n}")
+
+    async def _refresh(self, engine: InferenceEngine) -> None:
+        """Give an engine that took the place of another the weights of now."""
+        async with self._between_steps:
+            await self._settle()
+            if engine.version < self.version.n:
+                publish = self.parts.learner.publish(self.version.n, self.parts.exchange)
+                update = await self._wait(publish, "publish", "the learner")
+                await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
+                remove(update)
 
     async def _settle(self) -> None:
         if self._loading is not None:
@@ -295,11 +328,12 @@ class Run:
             "length/max": float(max(meta.completion_tokens for meta in metas)),
             "length/truncated": float(np.mean([meta.truncated for meta in metas])),
             "engines/live": float(self.parts.pool.engines),
+            "attempts/dispatched": float(scheduler.admission.dispatched),
             "groups/live": float(scheduler.admission.live),
             "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
             "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
             "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-        }
+        } | scheduler.bias.metrics()
 
     def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)
@@ -348,6 +382,8 @@ async def supervised(
     guards: Sequence[Coroutine[Any, Any, None]], main: Callable[[asyncio.TaskGroup], Awaitable[T]]
 ) -> T:
     """Run `main` in a task group beside `guards`, which end only by raising; of all errors, raise the first."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*COLLECT)
     try:
         async with asyncio.TaskGroup() as owner:
             watchers = [owner.create_task(guard, name="guard") for guard in guards]
@@ -357,6 +393,8 @@ async def supervised(
         return result
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

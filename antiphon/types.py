@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,9 @@ class StreamSpec:
     shape: tuple[int, ...] = ()
 
 
+_dtype = lru_cache(maxsize=None)(np.dtype)
+
+
 class Streams:
     """Per-token arrays beside the tokens: values [L, M], top-k teacher logits [L, K], routed experts [L, layers, k], a
     user's own. Keyed by what was declared, immutable, all of one length."""
@@ -126,7 +130,7 @@ class Streams:
     def __init__(self, arrays: Mapping[StreamSpec, NDArray[Any]] | None = None) -> None:
         self._arrays = dict(arrays or {})
         for spec, array in self._arrays.items():
-            if str(array.dtype) != spec.dtype or array.shape[1:] != spec.shape:
+            if array.dtype != _dtype(spec.dtype) or array.shape[1:] != spec.shape:
                 raise ValueError(
                     f"stream {spec.name!r} is {array.dtype}{array.shape[1:]}, declared {spec.dtype}{spec.shape}"
                 )
@@ -320,9 +324,8 @@ class Failure:
     message: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptId:
-    """Which group, which sibling of it, and which try at that sibling."""
+class AttemptId(NamedTuple):
+    """Which group, which sibling of it, and which try at that sibling. A tuple: it is hashed at every turn."""
 
     group: int
     sibling: int

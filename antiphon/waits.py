@@ -24,7 +24,7 @@ def fail(future: asyncio.Future[Any], error: BaseException) -> None:
         future.exception()  # read: this is what keeps asyncio quiet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Wait:
     """One wait in progress."""
 
@@ -33,35 +33,56 @@ class Wait:
     on: str
     since: float  # seconds of the event loop's clock
     deadline: float  # seconds after `since`
+    task: "asyncio.Task[Any]"
+    expired: bool = False
 
 
 class Waits:
-    """The waits of one run."""
+    """The waits of one run.
+
+    Waits of equal deadlines end in the order they began, so each deadline has one queue and one timer, whatever waits.
+    """
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._open: dict[int, Wait] = {}
+        self._queues: dict[float, dict[int, Wait]] = {}  # deadline -> its open waits, oldest first
         self._spent: dict[tuple[str, str], float] = defaultdict(float)
 
     async def wait(self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float) -> T:
         """Await `awaitable` for at most `deadline` seconds; `StallError` afterwards."""
-        loop = asyncio.get_running_loop()
-        wait = Wait(name=name, owner=owner, on=on, since=loop.time(), deadline=deadline)
-        key = next(self._ids)
-        self._open[key] = wait
-        guard = asyncio.timeout(deadline)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        wait = Wait(name=name, owner=owner, on=on, since=loop.time(), deadline=deadline, task=task)
+        key, cancelling = next(self._ids), task.cancelling()
+        if deadline not in self._queues:
+            self._queues[deadline] = {}
+            loop.call_later(deadline, self._expire, deadline)
+        self._open[key] = self._queues[deadline][key] = wait
         try:
-            async with guard:
-                return await awaitable
-        except TimeoutError:
-            if not guard.expired():
-                raise
-            raise StallError(
-                f"{owner} waited more than {deadline:g} s for {on} ({name}). Waiting now:\n{self.table(loop.time())}"
-            ) from None
+            return await awaitable
+        except asyncio.CancelledError:
+            if wait.expired and task.uncancel() <= cancelling:
+                raise StallError(
+                    f"{owner} waited more than {deadline:g} s for {on} ({name}). Waiting now:\n{self.table(loop.time())}"
+                ) from None
+            raise
         finally:
             del self._open[key]
+            self._queues.get(deadline, {}).pop(key, None)
             self._spent[owner, name] += loop.time() - wait.since
+
+    def _expire(self, deadline: float) -> None:
+        """End the waits whose deadline has come, and come again for the next."""
+        loop, queue = asyncio.get_running_loop(), self._queues[deadline]
+        while queue and (oldest := next(iter(queue.values()))).since + deadline <= loop.time():
+            del queue[next(iter(queue))]
+            oldest.expired = True
+            oldest.task.cancel()
+        if queue:
+            loop.call_at(oldest.since + deadline, self._expire, deadline)
+        else:
+            del self._queues[deadline]
 
     def open(self) -> list[Wait]:
         """The waits in progress, oldest first."""

@@ -161,7 +161,7 @@ def _pieces(segments: Sequence[Segment]) -> list[_Piece]:
     return pieces
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Bin:
     used: int = 0
     members: list[int] = field(default_factory=list)
@@ -176,17 +176,22 @@ def _fill(segments: Sequence[Segment], budget: int) -> list[list[int]]:
     rest. A segment over the budget has a pack to itself."""
     cuts = [_prompt_length(segment) for segment in segments]
     prompts = [segment.tokens[:cut].tobytes() for segment, cut in zip(segments, cuts, strict=True)]
+    least = min((len(segment.tokens) - cut for segment, cut in zip(segments, cuts, strict=True)), default=0)
     bins: list[_Bin] = []
+    open_: list[_Bin] = []  # those that the shortest may still fit in
     for index in sorted(range(len(segments)), key=lambda i: (-cuts[i], prompts[i], -len(segments[i].tokens))):
         item = prompts[index], cuts[index], len(segments[index].tokens)
-        fitting = [b for b in bins if b.used + b.cost(*item) <= budget]
+        fitting = [b for b in open_ if b.used + b.cost(*item) <= budget]
         if not fitting:
-            bins.append(_Bin())
-            fitting = bins[-1:]
+            fitting = [_Bin()]
+            bins += fitting
+            open_ += fitting
         chosen = min(fitting, key=lambda b: b.cost(*item))  # where the prompt is, else the first
         chosen.used += chosen.cost(*item)
         chosen.members.append(index)
         chosen.prompts.add(prompts[index])
+        if chosen.used + least > budget:
+            open_.remove(chosen)
     return [b.members for b in bins]
 
 

@@ -14,3 +14,5 @@ class RecordConfig(Config):
     """Beside `metrics.jsonl`, which is always written."""
     live: Literal["auto", "on", "off"] = "auto"
     """Live view in the terminal; `auto` uses it where there is a terminal, and prints one line a step elsewhere."""
+    events: bool = False
+    """Write `events.jsonl` (admissions, attempts, requests, loads, steps) and, at the end, `trace.json` for ui.perfetto.dev."""

@@ -20,6 +20,7 @@ Entry = tuple[float, float]  # value, weight
 DECLARED: Mapping[str, Reduction] = {
     "groups/filtered": "sum",
     "engines/live": "last",
+    "attempts/dispatched": "last",
     "groups/live": "last",
     "learner/lr": "last",
     "learner/seconds": "sum",

@@ -3,6 +3,7 @@
 runs/<name>/config.yaml      the resolved configuration
             metrics.jsonl    one line a step
             summary.json     what the run came to
+            events.jsonl     trace.json     every event of the control plane, and a picture of them; if asked for
             checkpoints/     logs/     tensorboard/
 """
 
@@ -53,6 +54,16 @@ class RunDirectory:
     def summary(self) -> Path:
         """What the run came to."""
         return self.path / "summary.json"
+
+    @property
+    def events(self) -> Path:
+        """One JSON object an event, if asked for."""
+        return self.path / "events.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """The events as a picture for ui.perfetto.dev."""
+        return self.path / "trace.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -6,25 +6,31 @@ The rules (B groups a step, async ratio α):
   groups never exceed ceil((1+α)·B) + extra_groups.
 * The age of an attempt is the number of versions published since it started. A step takes only groups all of whose
   attempts are at most ceil(α) old, and with fractional α at most frac(α)·B groups of that greatest age. First-in
-  first-out without extra groups keeps this by construction; here it is checked at every step, and kept by `publish`
-  dropping what can no longer be used.
+  first-out without extra groups keeps this by construction; here it is checked at every step, and kept by `take` and
+  `publish` dropping what no later step can use.
+* Under a policy of rounds (the baselines) groups are admitted only by `begin_round`, when none is running.
 * Every attempt ends in exactly one terminal state, so dispatched = live + the sum of all terminal counts, always.
 
 ```
 group    RUNNING ──G usable──▶ COMPLETE ──take──▶ TAKEN ──publish──▶ (released: attempts TRAINED)
             │                     │
-            └─ failed, stale, cancelled; filtered ──▶ (released untrained)
+            └─ failed, stale, cancelled; filtered ──▶ (released untrained; what became stale by `take`: EXPIRED until publish)
 attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | FAILED (its group failed)
             └──▶ FAILED | REDUNDANT | STALE | CANCELLED
 ```
+
+Groups lie in the order of their admission, so also of the versions they were admitted at: what may be too old is a prefix,
+and no event looks at all groups.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice, takewhile
 
 from antiphon.errors import FreshnessError, StateError
-from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.config import Policy, RolloutConfig
 from antiphon.types import AttemptId, AttemptStatus, PolicyVersion
 
 
@@ -34,6 +40,7 @@ class GroupState(Enum):
     RUNNING = auto()
     COMPLETE = auto()
     TAKEN = auto()
+    EXPIRED = auto()  # too old for any later step; its slot is free once the step in hand is published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +51,20 @@ class Change:
     retry: AttemptId | None = None  # a new attempt to start
     completed: bool = False  # the group has its G usable attempts
     failed: bool = False  # the group cannot get them
+    stale: tuple[int, ...] = ()  # groups that no later step can use
 
 
-@dataclass(slots=True)
+Tell = Callable[[AttemptId, AttemptStatus], None]
+
+
+@dataclass(slots=True, eq=False)
 class _Group:
     id: int
+    admitted: PolicyVersion
     state: GroupState = GroupState.RUNNING
     attempts: dict[AttemptId, AttemptStatus] = field(default_factory=dict)
     started: dict[AttemptId, PolicyVersion] = field(default_factory=dict)
+    finished: int = 0  # attempts, while it runs
 
     def having(self, status: AttemptStatus) -> tuple[AttemptId, ...]:
         return tuple(attempt for attempt, is_now in self.attempts.items() if is_now is status)
@@ -59,19 +72,33 @@ class _Group:
     def oldest(self) -> PolicyVersion:
         """When the oldest attempt that may be trained on started."""
         usable = (AttemptStatus.RUNNING, AttemptStatus.FINISHED)
-        return min(self.started[attempt] for attempt, status in self.attempts.items() if status in usable)
+        started = (self.started[attempt] for attempt, status in self.attempts.items() if status in usable)
+        return min(started, default=self.admitted)
 
 
 class Admission:
-    """The state machine. `config` is the schedule; `version` the weights that attempts started now come from."""
+    """The state machine. `config` is the schedule; `version` the weights that attempts started now come from; `tell` hears
+    of every change of an attempt."""
 
-    def __init__(self, config: RolloutConfig, version: PolicyVersion = PolicyVersion(0, 0)) -> None:
+    def __init__(
+        self,
+        config: RolloutConfig,
+        version: PolicyVersion = PolicyVersion(0, 0),
+        tell: Tell = lambda attempt, status: None,
+    ) -> None:
         self.config = config
         self.version = version
         self.dispatched = 0
         self.ended: Counter[AttemptStatus] = Counter()
+        self.running = 0  # groups
+        self._tell = tell
         self._groups: dict[int, _Group] = {}  # live groups, in the order of admission
+        self._complete: dict[int, _Group] = {}
+        self._taken: list[_Group] = []
+        self._expired: list[_Group] = []
         self._next_group = 0
+        self._round = 0 if config.in_rounds else None  # groups that this round may still admit
+        self._redundancy = config.redundancy
 
     # --- looking -------------------------------------------------------------------------------------------------------
 
@@ -83,11 +110,12 @@ class Admission:
     @property
     def room(self) -> int:
         """Groups that may be admitted now."""
-        return self.config.capacity - self.live
+        room = self.config.capacity - self.live
+        return room if self._round is None else min(room, self._round)
 
     def live_attempts(self) -> int:
         """Attempts that have not ended."""
-        return sum(len(group.attempts) - self._ended_in(group) for group in self._groups.values())
+        return self.dispatched - self.ended.total()
 
     def state(self, group: int) -> GroupState | None:
         """The state of a live group; None once its slot is released."""
@@ -99,15 +127,47 @@ class Admission:
 
     # --- producing -----------------------------------------------------------------------------------------------------
 
-    def admit(self) -> tuple[AttemptId, ...]:
-        """Give a new group a slot and start its siblings, redundant ones included; `StateError` without room."""
+    def begin_round(self, groups: int, redundancy: int) -> None:
+        """Let the next round in: at most so many groups, with so many siblings beyond the group size each."""
+        if self.running:
+            raise StateError(f"a round cannot begin: {self.running} groups of the one before are running")
+        self._round, self._redundancy = min(groups, self.config.capacity - self.live), redundancy
+
+    def admit(self) -> tuple[int, tuple[AttemptId, ...]]:
+        """Give a new group a slot and start its siblings, redundant ones included; `StateError` without room. With a
+        sampling loop of the user's own, none is started."""
         if self.room <= 0:
             raise StateError(f"no room: {self.live} groups live, capacity {self.config.capacity}")
-        group = _Group(id=self._next_group)
+        group = _Group(id=self._next_group, admitted=self.version)
         self._next_group += 1
         self._groups[group.id] = group
-        siblings = range(self.config.group_size + self.config.redundancy)
-        return tuple(self._start(group, AttemptId(group.id, sibling, 0)) for sibling in siblings)
+        self.running += 1
+        if self._round is not None:
+            self._round -= 1
+        siblings = range(0 if self.config.sampler else self.config.group_size + self._redundancy)
+        return group.id, tuple(self._start(group, AttemptId(group.id, sibling, 0)) for sibling in siblings)
+
+    def start(self, group: int) -> AttemptId:
+        """One attempt more in a running group, for a sampling loop of the user's own."""
+        running = self._groups.get(group)
+        if running is None or running.state is not GroupState.RUNNING:
+            raise StateError(f"group {group} takes no more attempts")
+        return self._start(running, AttemptId(group, len(running.attempts), 0))
+
+    def drop(self, attempt: AttemptId) -> None:
+        """A running attempt is not needed any more."""
+        group = self._groups.get(attempt.group)
+        if group is not None and group.attempts[attempt] is AttemptStatus.RUNNING:
+            self._end(group, (attempt,), AttemptStatus.REDUNDANT)
+
+    def give_up(self, group: int) -> Change:
+        """A running group will get no more attempts, and fails."""
+        running = self._groups.get(group)
+        if running is None or running.state is not GroupState.RUNNING:
+            return Change()
+        abort = running.having(AttemptStatus.RUNNING)
+        self._release(running, AttemptStatus.FAILED)
+        return Change(abort=abort, failed=True)
 
     def finish(self, attempt: AttemptId, usable: bool) -> Change:
         """An attempt ran to its end. A late report of an attempt that was already ended changes nothing."""
@@ -117,9 +177,13 @@ class Admission:
         if not usable:
             return self._fail(group, attempt)
         group.attempts[attempt] = AttemptStatus.FINISHED
-        if len(group.having(AttemptStatus.FINISHED)) < self.config.group_size:
+        self._tell(attempt, AttemptStatus.FINISHED)
+        group.finished += 1
+        if group.finished < self.config.group_size:
             return Change()
         group.state = GroupState.COMPLETE
+        self.running -= 1
+        self._complete[group.id] = group
         redundant = group.having(AttemptStatus.RUNNING)
         self._end(group, redundant, AttemptStatus.REDUNDANT)
         return Change(abort=redundant, completed=True)
@@ -133,35 +197,47 @@ class Admission:
 
     # --- consuming -----------------------------------------------------------------------------------------------------
 
-    def take(self) -> tuple[int, ...] | None:
-        """The B groups of the step that begins now, or None while they are not ready."""
+    def take(self) -> tuple[tuple[int, ...], Change] | None:
+        """The B groups of the step that begins now, or None while they are not ready.
+
+        What no later step could use ends here, without waiting for the step: its attempts are to be aborted.
+        """
         chosen = self._choose()
         if chosen is None:
             return None
         self._check_fresh(chosen)
         for group in chosen:
             group.state = GroupState.TAKEN
-        return tuple(group.id for group in chosen)
+            del self._complete[group.id]
+        self._taken = chosen
+        too_old = [group for group in self._at_least(self.config.max_age) if group.state is not GroupState.TAKEN]
+        abort = tuple(attempt for group in too_old for attempt in group.having(AttemptStatus.RUNNING))
+        for group in too_old:
+            self._end_all(group, AttemptStatus.STALE)
+            group.state = GroupState.EXPIRED
+        self._expired = too_old
+        return tuple(group.id for group in chosen), Change(abort=abort, stale=tuple(group.id for group in too_old))
 
-    def publish(self) -> tuple[AttemptId, ...]:
-        """A new version exists: taken groups are released as trained, groups that became too old are dropped.
-
-        Returns the running attempts that were dropped and must be aborted.
-        """
-        for group in [g for g in self._groups.values() if g.state is GroupState.TAKEN]:
+    def publish(self) -> Change:
+        """A new version exists: taken groups are released as trained, groups that became too old are dropped."""
+        for group in self._taken:
             self._release(group, AttemptStatus.TRAINED)
+        for group in self._expired:
+            del self._groups[group.id]
+        self._taken, self._expired = [], []
         self.version = self.version.next()
-        dropped: list[AttemptId] = []
-        for group in self._expired():
-            dropped.extend(group.having(AttemptStatus.RUNNING))
+        dropped = self._unusable()
+        abort = tuple(attempt for group in dropped for attempt in group.having(AttemptStatus.RUNNING))
+        for group in dropped:
             self._release(group, AttemptStatus.STALE)
-        return tuple(dropped)
+        return Change(abort=abort, stale=tuple(group.id for group in dropped))
 
     def close(self) -> tuple[AttemptId, ...]:
         """The run ends: everything live is cancelled. Returns the running attempts."""
         running = [a for group in self._groups.values() for a in group.having(AttemptStatus.RUNNING)]
         for group in list(self._groups.values()):
             self._release(group, AttemptStatus.CANCELLED)
+        self._taken, self._expired = [], []
         return tuple(running)
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -170,37 +246,45 @@ class Admission:
         group.attempts[attempt] = AttemptStatus.RUNNING
         group.started[attempt] = self.version
         self.dispatched += 1
+        self._tell(attempt, AttemptStatus.RUNNING)
         return attempt
 
     def _fail(self, group: _Group, attempt: AttemptId) -> Change:
         self._end(group, (attempt,), AttemptStatus.FAILED)
+        if self.config.sampler:
+            return Change()
         if attempt.attempt + 1 < self.config.max_attempts:
             return Change(retry=self._start(group, AttemptId(group.id, attempt.sibling, attempt.attempt + 1)))
-        running = group.having(AttemptStatus.RUNNING)
-        if len(running) + len(group.having(AttemptStatus.FINISHED)) >= self.config.group_size:
+        if len(group.having(AttemptStatus.RUNNING) + group.having(AttemptStatus.FINISHED)) >= self.config.group_size:
             return Change()
-        self._release(group, AttemptStatus.FAILED)
-        return Change(abort=running, failed=True)
+        return self.give_up(group.id)
 
     def _choose(self) -> list[_Group] | None:
-        waiting = [group for group in self._groups.values() if group.state is not GroupState.TAKEN]
         size = self.config.groups_per_step
+        if len(self._complete) < size or (self.config.policy is Policy.BATCH and self.running):
+            return None
         if self.config.order == "fifo":
-            chosen = waiting[:size]
+            chosen = list(islice(self._groups.values(), size))
         else:
-            complete = [group for group in waiting if group.state is GroupState.COMPLETE]
-            chosen = sorted(complete, key=lambda group: group.oldest())[:size]  # stable: ties as admitted
+            chosen = sorted(self._complete.values(), key=lambda group: (group.oldest(), group.id))[:size]
             if self.config.on_expiry == "wait":
-                due = [group for group in waiting if self._age(group) == self.config.max_age][:size]
+                due = list(self._at_least(self.config.max_age))[:size]
                 chosen = due + [group for group in chosen if group not in due][: size - len(due)]
-        ready = len(chosen) == size and all(group.state is GroupState.COMPLETE for group in chosen)
-        return chosen if ready else None
+        return chosen if all(group.state is GroupState.COMPLETE for group in chosen) else None
 
-    def _expired(self) -> list[_Group]:
-        """Groups no step can use any more, now that a version was published."""
-        oldest = [group for group in self._groups.values() if self._age(group) == self.config.max_age]
-        beyond_share = oldest[self.config.max_oldest :] if self.config.max_oldest < self.config.groups_per_step else []
-        return [group for group in self._groups.values() if self._age(group) > self.config.max_age] + beyond_share
+    def _at_least(self, age: int) -> Iterator[_Group]:
+        """Groups that are so old now, taken ones included."""
+        old_enough = takewhile(lambda group: group.admitted.age(self.version) >= age, self._groups.values())
+        return (group for group in old_enough if group.state is GroupState.TAKEN or self._age(group) >= age)
+
+    def _unusable(self) -> list[_Group]:
+        """Groups that no step can use any more, now that a version was published."""
+        oldest = list(self._at_least(self.config.max_age))
+        usable = [group for group in oldest if self._age(group) == self.config.max_age]
+        if self.config.max_oldest < self.config.groups_per_step:
+            usable = usable[: self.config.max_oldest]
+        kept = {group.id for group in usable}
+        return [group for group in oldest if group.id not in kept]
 
     def _check_fresh(self, groups: list[_Group]) -> None:
         ages = [self._age(group) for group in groups]
@@ -211,15 +295,16 @@ class Admission:
         return group.oldest().age(self.version)
 
     def _release(self, group: _Group, status: AttemptStatus) -> None:
-        self._end(group, group.having(AttemptStatus.FINISHED) + group.having(AttemptStatus.RUNNING), status)
+        self._end_all(group, status)
         del self._groups[group.id]
+
+    def _end_all(self, group: _Group, status: AttemptStatus) -> None:
+        self.running -= group.state is GroupState.RUNNING
+        self._complete.pop(group.id, None)
+        self._end(group, group.having(AttemptStatus.FINISHED) + group.having(AttemptStatus.RUNNING), status)
 
     def _end(self, group: _Group, attempts: tuple[AttemptId, ...], status: AttemptStatus) -> None:
         for attempt in attempts:
             group.attempts[attempt] = status
+            self._tell(attempt, status)
         self.ended[status] += len(attempts)
-
-    @staticmethod
-    def _ended_in(group: _Group) -> int:
-        live = (AttemptStatus.RUNNING, AttemptStatus.FINISHED)
-        return sum(status not in live for status in group.attempts.values())

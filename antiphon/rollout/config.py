@@ -1,9 +1,10 @@
 """Configuration of producing samples. Importing it imports no torch."""
 
 import math
+from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from antiphon.config import Config
 from antiphon.types import OnUpdate, Sampling
@@ -28,9 +29,28 @@ class SamplingConfig(Config):
         return Sampling(**{**self.model_dump(), **changes})
 
 
+class Policy(StrEnum):
+    """When groups are let in. All but the first are the baselines it is measured against."""
+
+    QUEUE = "queue"
+    """One queue without a barrier: a slot that is free is given to the next group."""
+    BATCH = "batch"
+    """Synchronous rounds: groups_per_step groups at once, the next ones when all of them have ended. What a filter has
+    rejected is made up for by rounds that are as large, as far as extra_groups leave room for the surplus."""
+    ONE_STEP_OFF = "one_step_off"
+    """Rounds as above, one of them running while the one before is trained on."""
+    TAIL_BATCHING = "tail_batching"
+    """Short rounds of more groups than needed, of which the first to finish win; the prompts of the others wait for a long
+    round of their own, without extras. Source: RollPacker (Gao et al. 2025), section 4.1."""
+
+
 class RolloutConfig(Config):
     """Scheduling and freshness."""
 
+    policy: Policy = Policy.QUEUE
+    """`queue`; or a baseline to compare with: `batch`, `one_step_off`, `tail_batching`."""
+    placement: Literal["spread", "pinned"] = "spread"
+    """Siblings go where there is room, each by itself; or all of a group to one engine, as a request for G answers does."""
     groups_per_step: int = Field(gt=0)
     """B: groups that one training step consumes."""
     group_size: int = Field(8, gt=0)
@@ -49,6 +69,8 @@ class RolloutConfig(Config):
     """What happens to requests in flight when weights arrive."""
     filter: str | None = None
     """Which complete groups are trained on: `spread` drops groups whose scores are all equal; or package.module:function."""
+    sampler: str | None = None
+    """Your own way to sample a group, package.module:function; see `rollout.sampling_loop`."""
     max_attempts: int = Field(3, gt=0)
     """Tries at one sibling before its group fails."""
     max_turns: int = Field(1, gt=0)
@@ -57,7 +79,31 @@ class RolloutConfig(Config):
     """Seconds after which any wait fails the run."""
     engine_timeout: float = Field(60.0, gt=0.0)
     """Seconds an engine may be silent; then it is killed, and its requests go on elsewhere. Longer than any engine step."""
+    engine_restarts: int = Field(3, ge=0)
+    """Dead engines that are replaced in one run."""
+    environment_timeout: float = Field(120.0, gt=0.0)
+    """Seconds an environment may take to reset or to step; then the attempt has failed."""
     sampling: SamplingConfig
+
+    @model_validator(mode="after")
+    def _possible(self) -> "RolloutConfig":
+        if self.sampler and self.redundancy:
+            raise ValueError("a sampler of your own starts the siblings itself: redundancy must be 0")
+        ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)
+        if ratio is not None and self.async_ratio != ratio:
+            raise ValueError(f"policy {self.policy} has async_ratio {ratio:g}, not {self.async_ratio:g}")
+        if self.policy in (Policy.BATCH, Policy.ONE_STEP_OFF) and self.redundancy:
+            raise ValueError(f"policy {self.policy} waits for all: redundancy must be 0")
+        if self.policy is Policy.ONE_STEP_OFF and self.extra_groups:
+            raise ValueError("policy one_step_off has no use for extra_groups")
+        if self.policy is Policy.TAIL_BATCHING and not (self.extra_groups and self.order == "ready"):
+            raise ValueError("policy tail_batching takes the first to finish: it needs extra_groups and order: ready")
+        return self
+
+    @property
+    def in_rounds(self) -> bool:
+        """Groups are let in all at once, and not while any is running."""
+        return self.policy is not Policy.QUEUE
 
     @property
     def capacity(self) -> int:

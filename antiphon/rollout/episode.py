@@ -80,21 +80,65 @@ class _Recording:
         return [completion for completion in self.completions if completion is not None]
 
     def segment(self) -> Segment:
-        def column(of: Callable[[Completion], Any], fill: Any, dtype: Any) -> Any:
-            parts = [
-                np.full(len(tokens), fill, dtype) if completion is None else of(completion)
-                for tokens, completion in zip(self.tokens, self.completions, strict=True)
-            ]
-            return np.concatenate(parts)
-
+        tokens = np.concatenate(self.tokens)
+        length = len(tokens)
+        loss_mask, mixed = np.zeros(length, np.bool_), np.zeros(length, np.bool_)
+        logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int32)
+        start = 0
+        for part, completion in zip(self.tokens, self.completions, strict=True):
+            stop = start + len(part)
+            if completion is not None:
+                loss_mask[start:stop] = True
+                logprobs[start:stop] = completion.logprobs
+                versions[start:stop] = completion.versions
+                mixed[start:stop] = completion.streams[MIXED_CACHE]
+            start = stop
         return Segment(
-            tokens=np.concatenate(self.tokens),
-            loss_mask=column(lambda c: np.ones(len(c.tokens), np.bool_), False, np.bool_),
-            logprobs=column(lambda c: c.logprobs, 0.0, np.float32),
-            versions=column(lambda c: c.versions, 0, np.int32),
+            tokens=tokens,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            versions=versions,
             turns=tuple(self.turns),
-            streams=Streams({MIXED_CACHE: column(lambda c: c.streams[MIXED_CACHE], False, np.bool_)}),
+            streams=Streams({MIXED_CACHE: mixed}),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An attempt that was played and is not scored yet."""
+
+    attempt: AttemptId
+    prompt: Prompt
+    started: PolicyVersion
+    transcript: Transcript
+    failure: Failure | None
+    completion_tokens: int
+    recording: _Recording
+    timing: Timing
+
+    def trajectory(self, score: Score, finished: float) -> Trajectory:
+        """What it comes to with this score."""
+        recording, failure = self.recording, self.failure
+        if failure is None and score.status is not ScoreStatus.SCORED:
+            failure = Failure(source="reward", message=score.detail)
+        sampled = recording.sampled()
+        newest = max((int(c.versions.max()) for c in sampled if len(c.versions)), default=self.started.n)
+        meta = TrajectoryMeta(
+            id=self.attempt,
+            prompt_id=self.prompt.id,
+            task=self.prompt.task,
+            started=self.started,
+            newest=PolicyVersion(self.started.lineage, newest),
+            status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
+            score=score,
+            failure=failure,
+            prompt_tokens=len(recording.tokens[0]) if recording.tokens else 0,
+            completion_tokens=self.completion_tokens,
+            turns=len(recording.turns),
+            truncated=self.transcript.truncated,
+            timing=Timing(queued=self.timing.queued, started=self.timing.started, finished=finished),
+        )
+        return Trajectory(meta=meta, payload=(recording.segment(),) if sampled else ())
 
 
 class Episodes:
@@ -116,18 +160,36 @@ class Episodes:
         self._grade = grade
         self._environments = environments
         self._config = config
+        self._sampling = config.sampling.sampling()
         self._max_length = max_length
         self._seed = seed
 
     async def run(
-        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling, priority: int = 0
+        self,
+        prompt: Prompt,
+        attempt: AttemptId,
+        started: PolicyVersion,
+        sampling: Sampling | None = None,
+        priority: int = 0,
     ) -> Trajectory:
-        """Play one attempt and score it. What goes wrong in an environment or a grader is in the result, not raised."""
+        """Play one attempt and score it. What goes wrong in an environment or a grader is in the result, not raised.
+        `sampling` is by default what the configuration says."""
+        return await self.score(await self.play(prompt, attempt, started, sampling, priority))
+
+    async def play(
+        self,
+        prompt: Prompt,
+        attempt: AttemptId,
+        started: PolicyVersion,
+        sampling: Sampling | None = None,
+        priority: int = 0,
+    ) -> Played:
+        """Play one attempt to its end."""
         began = asyncio.get_running_loop().time()
         recording = _Recording(messages=list(prompt.messages))
         failure = None
         try:
-            await self._play(recording, prompt, attempt, started, sampling, priority)
+            await self._play(recording, prompt, attempt, started, sampling or self._sampling, priority)
         except EnvironmentFailed as error:
             failure = Failure(source="environment", message=str(error))
         truncated = bool(recording.turns) and recording.turns[-1].finish is FinishReason.LENGTH
@@ -135,28 +197,23 @@ class Episodes:
             failure = failure or Failure(
                 source="episode", message=f"a prompt of {recording.length} tokens leaves no room in {self._max_length}"
             )
-        score = Score.ungraded("the attempt failed")
-        if failure is None:
-            score = await self._grade(prompt, Transcript(recording.messages, recording.turns, truncated))
-            if score.status is not ScoreStatus.SCORED:
-                failure = Failure(source="reward", message=score.detail)
-        versions = [int(completion.versions.max()) for completion in recording.sampled() if len(completion.versions)]
-        meta = TrajectoryMeta(
-            id=attempt,
-            prompt_id=prompt.id,
-            task=prompt.task,
+        return Played(
+            attempt=attempt,
+            prompt=prompt,
             started=started,
-            newest=PolicyVersion(started.lineage, max(versions, default=started.n)),
-            status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
-            score=score,
+            transcript=Transcript(recording.messages, recording.turns, truncated),
             failure=failure,
-            prompt_tokens=len(recording.tokens[0]) if recording.tokens else 0,
             completion_tokens=sum(len(completion.tokens) for completion in recording.sampled()),
-            turns=len(recording.turns),
-            truncated=truncated,
+            recording=recording,
             timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
-        return Trajectory(meta=meta, payload=(recording.segment(),) if recording.sampled() else ())
+
+    async def score(self, played: Played) -> Trajectory:
+        """Score what was played, unless it had failed."""
+        score = Score.ungraded("the attempt failed")
+        if played.failure is None:
+            score = await self._grade(played.prompt, played.transcript)
+        return played.trajectory(score, asyncio.get_running_loop().time())
 
     async def _play(
         self,
@@ -170,7 +227,7 @@ class Episodes:
         world = self._environments[prompt.task]() if prompt.task in self._environments else None
         try:
             if world is not None:
-                observation, info = await _call(world.reset, derive(prompt.seed, "environment"))
+                observation, info = await self._call(world.reset, derive(prompt.seed, "environment"))
                 recording.state_key = info.get("state_key")
                 recording.messages.append(Message("user", observation))
             recording.add(self._tokenizer.encode_prompt(recording.messages))
@@ -192,7 +249,7 @@ class Episodes:
                     return
         finally:
             if world is not None:
-                await _call(world.close)
+                await self._call(world.close)
 
     async def _turn(
         self, recording: _Recording, request: GenerateRequest, world: Environment | None, last: bool
@@ -213,7 +270,7 @@ class Episodes:
         if world is None:
             recording.turns.append(turn)
             return False
-        observation, reward, terminated, truncated, info = await _call(world.step, action)
+        observation, reward, terminated, truncated, info = await self._call(world.step, action)
         recording.turns.append(replace(turn, reward=float(reward), state_key=recording.state_key))
         recording.state_key = info.get("state_key")
         if terminated or truncated or last or completion.finish is FinishReason.LENGTH:
@@ -224,11 +281,17 @@ class Episodes:
         recording.messages.append(said)
         return True
 
-
-async def _call(method: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's environment, plain or asynchronous. The named boundary at which its errors become data."""
-    try:
-        result = method(*args)
-        return await result if inspect.isawaitable(result) else result
-    except Exception as error:
-        raise EnvironmentFailed(f"{type(error).__name__}: {error}") from error
+    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a user's environment, plain or asynchronous. The named boundary at which its errors, and its silence,
+        become data."""
+        seconds = self._config.environment_timeout
+        limit = asyncio.timeout(seconds)
+        try:
+            result = method(*args)
+            if not inspect.isawaitable(result):
+                return result
+            async with limit:
+                return await result
+        except Exception as error:
+            late = f"{method.__name__} took more than {seconds:g} s" if limit.expired() else ""
+            raise EnvironmentFailed(late or f"{type(error).__name__}: {error}") from error

@@ -1,12 +1,14 @@
 """The engine pool: one queue of requests that engines pull from as they have room, and the loading of new weights.
 
 Requests wait here and not in an engine, so that a slow engine delays only what it already runs. A request goes only to
-an engine that holds at least the version it asks for.
+an engine that holds at least the version it asks for. Engines come and go while it works: the requests of one that dies
+or hangs go on elsewhere from the tokens they have, and another may take its place.
 """
 
 import asyncio
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,9 @@ from typing import TypeVar
 import numpy as np
 
 from antiphon.engines.base import GenerationHandle, InferenceEngine
-from antiphon.errors import StallError, WorkerDied
+from antiphon.errors import StallError, WeightsError, WorkerDied
+from antiphon.record.events import Events
+from antiphon.rollout.config import RolloutConfig
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.waits import Waits, fail
 
@@ -35,12 +39,59 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class _Member:
+    number: int
     engine: InferenceEngine
+    limit: float  # requests that may be sent to it
+    version: int  # of its weights, as of when the pool last looked
     running: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
+    open: bool = True  # takes requests; False once it is dead or retiring
+    noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `_Free`
 
-    @property
-    def has_room(self) -> bool:
-        return self.running < self.engine.capacity * AHEAD
+    def takes(self, version: int) -> bool:
+        """Whether a request for this version may go there now."""
+        return self.open and self.running < self.limit and self.version >= version
+
+
+class _Free:
+    """Engines with room, the least loaded first, by the version they hold.
+
+    A heap a version of (requests running, number, member). An entry that is not true any more stays until it comes to the
+    top, where it is dropped; each change of a member adds a true one, if there is none.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[tuple[int, int, _Member]]] = {}
+
+    def note(self, member: _Member) -> None:
+        """A member has changed."""
+        version, running = member.version, member.running
+        if member.takes(version) and (version, running) not in member.noted:
+            member.noted.add((version, running))
+            heapq.heappush(self._heaps.setdefault(version, []), (running, member.number, member))
+
+    def best(self, version: int, share: float) -> _Member | None:
+        """The least loaded engine with room that holds at least `version` and runs fewer than `share` requests."""
+        tops = [top for held in list(self._heaps) if held >= version and (top := self._top(held, share))]
+        return min(tops)[2] if tops else None
+
+    def newest(self, share: float) -> int:
+        """The newest version that such an engine holds; -1 if there is none."""
+        return max((held for held in list(self._heaps) if self._top(held, share)), default=-1)
+
+    def _top(self, version: int, share: float) -> tuple[int, int, _Member] | None:
+        heap = self._heaps[version]
+        while heap:
+            running, _, member = heap[0]
+            if member.running == running and member.version == version and member.takes(version):
+                return heap[0] if running < share else None
+            heapq.heappop(heap)
+            member.noted.discard((version, running))
+        del self._heaps[version]
+        return None
+
+
+async def _nothing(engine: InferenceEngine) -> None: ...
 
 
 class EnginePool:
@@ -50,29 +101,156 @@ class EnginePool:
         self,
         engines: Sequence[InferenceEngine],
         waits: Waits,
-        timeout: float,
-        engine_timeout: float = 60.0,
+        config: RolloutConfig,
+        *,
+        events: Events,
         on_loss: Callable[[str], None] = lambda message: None,
+        respawn: Callable[[], Awaitable[InferenceEngine]] | None = None,
     ) -> None:
-        """A wait that takes `timeout` seconds fails the run, an engine that is silent for `engine_timeout` is killed.
-        `on_loss` is told of each engine that died."""
+        """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs."""
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died, and read again by those that went on
-        self._members = [_Member(engine) for engine in engines]
+        self._members: list[_Member] = []
+        self._numbers = itertools.count()
         self._waits = waits
-        self._timeout = timeout
-        self._engine_timeout = engine_timeout
+        self._config = config
+        self._events = events
         self._on_loss = on_loss
-        self._loss: WorkerDied | None = None  # of the last engine
+        self._respawn = respawn
+        self.refresh: Callable[[InferenceEngine], Awaitable[None]] = _nothing  # gives a new engine the newest weights
+        self._restarts = config.engine_restarts if respawn else 0
+        self._coming = False  # an engine is being started
+        self._loss: WorkerDied | None = None  # of the last engine, when none will take its place
+        self._gone = asyncio.Event()  # an engine was lost
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
         self._pending: dict[int, list[_Pending]] = {}
-        self._numbers = itertools.count()
+        self._free = _Free()
+        self._outstanding = 0  # requests that wait or run
+        self._orders = itertools.count()
         self._homes: OrderedDict[str, _Member] = OrderedDict()  # affinity -> where it was served last
+        for engine in engines:
+            self.add(engine)
+
+    # --- engines -------------------------------------------------------------------------------------------------------
 
     @property
     def engines(self) -> int:
         """Engines that live."""
         return len(self._members)
+
+    @property
+    def _share(self) -> float:
+        """What each engine would run if all had the same. None is given more: the first to have loaded new weights would
+        take what is meant for all, and siblings would crowd where their prefix is."""
+        return math.ceil(self._outstanding / max(len(self._members), 1))
+
+    def add(self, engine: InferenceEngine) -> _Member:
+        """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
+        pinned = self._config.placement == "pinned"
+        limit = float("inf") if pinned else engine.capacity * AHEAD
+        member = _Member(next(self._numbers), engine, limit, engine.version)
+        self._members.append(member)
+        self._events.add("join", engine=member.number, version=member.version)
+        self._free.note(member)
+        self._dispatch()
+        return member
+
+    async def retire(self, engine: InferenceEngine) -> None:
+        """One engine less: it gets no more requests, and is let go when those it has are done."""
+        member = next(member for member in self._members if member.engine is engine)
+        member.open = False
+        while member.running:
+            member.idle.clear()
+            await self._wait(member.idle.wait(), "retire", "an engine to finish its requests")
+        if member in self._members:  # else it has died meanwhile
+            self._members.remove(member)
+            self._events.add("retired", engine=member.number)
+
+    async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them."""
+
+        async def load_one(member: _Member) -> None:
+            await self._with_weights(member, member.engine.load(update, mode))
+            self._dispatch()
+
+        await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
+
+    async def watch(self) -> None:
+        """Find engines that have died unnoticed or hang, kill the latter, and replace what is gone; runs until it is
+        cancelled."""
+        async with asyncio.TaskGroup() as owner:
+            owner.create_task(self._keep_checking(), name="health")
+            # By itself: what it waits for may need an engine that hangs to be found.
+            owner.create_task(self._keep_replacing(len(self._members)), name="replace")
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.gather(*map(self._check, self._members))
+            await asyncio.sleep(self._config.engine_timeout / 4)
+
+    async def _keep_replacing(self, wanted: int) -> None:
+        while self._restarts:
+            self._gone.clear()
+            if len(self._members) < wanted:
+                await self._replace()
+            else:
+                await self._gone.wait()
+
+    async def _replace(self) -> None:
+        assert self._respawn is not None
+        self._restarts, self._coming = self._restarts - 1, True
+        try:
+            member = self.add(await self._wait(self._respawn(), "respawn", "a new engine"))
+        except WorkerDied as error:
+            self._coming = False
+            self._give_up_if_empty(error)
+            return
+        self._coming = False
+        await self._with_weights(member, self.refresh(member.engine))
+        self._dispatch()
+
+    async def _with_weights(self, member: _Member, load: Awaitable[None]) -> None:
+        """Let an engine load; do without it if it cannot."""
+        try:
+            await load
+        except WorkerDied as error:
+            self._lose(member, error)
+        except WeightsError as error:
+            member.engine.kill()
+            self._lose(member, WorkerDied(f"an engine could not load weights and was killed: {error}"))
+        else:
+            self._look_at(member)
+
+    async def _check(self, member: _Member) -> None:
+        timeout = self._config.engine_timeout
+        try:
+            await self._waits.wait(
+                member.engine.health(), name="health", owner="pool", on="an engine", deadline=timeout
+            )
+        except WorkerDied as error:
+            self._lose(member, error)
+        except StallError:
+            member.engine.kill()
+            self._lose(member, WorkerDied(f"an engine did not answer for {timeout:g} s and was killed"))
+
+    def _lose(self, member: _Member, error: WorkerDied) -> None:
+        """Go on without an engine; raise `error` if it was the last and none will take its place."""
+        member.open = False
+        if member in self._members:
+            self._members.remove(member)
+            self._gone.set()
+            self._events.add("lost", engine=member.number)
+            self._on_loss(f"{error}; engines left: {len(self._members)}")
+        self._give_up_if_empty(error)
+
+    def _give_up_if_empty(self, error: WorkerDied) -> None:
+        if not (self._members or self._restarts or self._coming):
+            self._loss = error
+            for pending in itertools.chain.from_iterable(self._pending.values()):
+                fail(pending.placed, error)
+            raise error
+
+    # --- requests ------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Run one request to its end; if its engine dies, another goes on from the tokens it had made.
@@ -96,93 +274,86 @@ class EnginePool:
         """Run a request on one engine; what there is of it, if the engine dies."""
         if self._loss is not None:
             raise self._loss
+        self._outstanding += 1
         placed: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
         queue = self._pending.setdefault(request.min_version, [])
-        heapq.heappush(queue, _Pending(request.priority, next(self._numbers), request, placed))
+        heapq.heappush(queue, _Pending(request.priority, next(self._orders), request, placed))
         self._dispatch()
         handle: GenerationHandle | None = None
         try:
-            member = await self._wait(placed, "queue", "a free engine slot")
+            member = placed.result() if placed.done() else await self._wait(placed, "queue", "a free engine slot")
             handle = member.engine.start(request)
             try:
-                return await self._wait(handle.result(), "generation", "an engine")
+                completion = await self._wait(handle.result(), "generation", "an engine")
             except WorkerDied as error:
                 self._lose(member, error)
-                return handle.partial()
+                completion = handle.partial()
+            if self._events.on:
+                self._note_served(request, member, completion)
+            return completion
         except BaseException:
             if handle is not None:
                 handle.abort()
             raise
         finally:
+            self._outstanding -= 1
             if placed.done() and not placed.cancelled() and not placed.exception():
-                placed.result().running -= 1
+                self._leave(placed.result())
             self._dispatch()
 
-    async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them."""
+    def _leave(self, member: _Member) -> None:
+        member.running -= 1
+        self._look_at(member)
+        if not member.running:
+            member.idle.set()
 
-        async def load_one(member: _Member) -> None:
-            try:
-                await member.engine.load(update, mode)
-            except WorkerDied as error:
-                self._lose(member, error)
-            self._dispatch()
+    def _look_at(self, member: _Member) -> None:
+        """A member may have changed: it may hold new weights, it may have room."""
+        if member.version != member.engine.version:
+            member.version = member.engine.version
+            self._events.add("load", engine=member.number, version=member.version)
+        self._free.note(member)
 
-        await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
-
-    async def watch(self) -> None:
-        """Find engines that have died unnoticed or hang, and kill the latter; runs until it is cancelled."""
-        while True:
-            await asyncio.gather(*map(self._check, self._members))
-            await asyncio.sleep(self._engine_timeout / 4)
-
-    async def _check(self, member: _Member) -> None:
-        try:
-            await self._waits.wait(
-                member.engine.health(), name="health", owner="pool", on="an engine", deadline=self._engine_timeout
-            )
-        except WorkerDied as error:
-            self._lose(member, error)
-        except StallError:
-            member.engine.kill()
-            self._lose(member, WorkerDied(f"an engine did not answer for {self._engine_timeout:g} s and was killed"))
-
-    def _lose(self, member: _Member, error: WorkerDied) -> None:
-        """Go on without an engine; raise `error` if it was the last."""
-        if member in self._members:
-            self._members.remove(member)
-            self._on_loss(f"{error}; engines left: {len(self._members)}")
-        if not self._members:
-            self._loss = error
-            for pending in itertools.chain.from_iterable(self._pending.values()):
-                fail(pending.placed, error)
-            raise error
+    def _note_served(self, request: GenerateRequest, member: _Member, completion: Completion) -> None:
+        versions = completion.versions
+        self._events.add(
+            "served",
+            request=request.id,
+            engine=member.number,
+            finish=completion.finish,
+            tokens=len(completion.tokens),
+            versions=[int(versions.min()), int(versions.max())] if len(versions) else [],
+        )
 
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
-        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=self._timeout)
+        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=self._config.timeout)
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""
-        while free := [member for member in self._members if member.has_room]:
-            newest = max(member.engine.version for member in free)
-            waiting = {version: queue for version, queue in self._pending.items() if version <= newest}
-            if not waiting:
+        while self._pending and (newest := self._free.newest(self._share)) >= 0:
+            possible = [version for version in self._pending if version <= newest]
+            if not possible:
                 return
-            version, queue = min(waiting.items(), key=lambda item: item[1][0])
-            pending = heapq.heappop(queue)
-            if not queue:
+            version = min(possible, key=lambda version: self._pending[version][0])
+            pending = self._pending[version][0]
+            heapq.heappop(self._pending[version])
+            if not self._pending[version]:
                 del self._pending[version]
             if not pending.placed.done():  # else cancelled while it waited
-                member = self._choose(pending.request, [m for m in free if m.engine.version >= version])
+                member = self._choose(pending.request)
                 member.running += 1
+                self._free.note(member)
+                self._events.add("place", request=pending.request.id, engine=member.number)
                 pending.placed.set_result(member)
 
-    def _choose(self, request: GenerateRequest, eligible: list[_Member]) -> _Member:
-        home = self._homes.get(request.affinity)
-        member = home if home in eligible else min(eligible, key=lambda m: m.running)
+    def _choose(self, request: GenerateRequest) -> _Member:
+        home, pinned = self._homes.get(request.affinity), self._config.placement == "pinned"
+        if not (home and home.takes(request.min_version) and (pinned or home.running < self._share)):
+            home = self._free.best(request.min_version, self._share)
+            assert home is not None  # the caller has seen one
         if request.affinity:
-            self._homes[request.affinity] = member
+            self._homes[request.affinity] = home
             self._homes.move_to_end(request.affinity)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
-        return member
+        return home

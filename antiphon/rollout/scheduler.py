@@ -4,12 +4,18 @@ No barrier: an attempt that ends makes room, or completes its group, by itself. 
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from antiphon.errors import RolloutError
+from antiphon.record.events import Events
 from antiphon.rollout.admission import Admission, Change
+from antiphon.rollout.bias import BiasMeter
+from antiphon.rollout.config import Policy, RolloutConfig
+from antiphon.rollout.episode import Played
+from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
 from antiphon.types import (
     AttemptId,
     AttemptStatus,
@@ -17,19 +23,35 @@ from antiphon.types import (
     GroupOutcome,
     PolicyVersion,
     Prompt,
+    Sampling,
     Trajectory,
 )
 from antiphon.waits import Waits
 
 FILTERED_IN_A_ROW = 1000  # groups without one to train on, after which a filter is taken to reject everything
 
-RunAttempt = Callable[[Prompt, AttemptId, PolicyVersion], Awaitable[Trajectory]]
+DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINISHED, AttemptStatus.TRAINED}
+
 KeepGroup = Callable[[Group], bool]
+
+
+class Player(Protocol):
+    """What the scheduler needs of `Episodes`."""
+
+    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory: ...
+
+    async def play(
+        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
+    ) -> Played: ...
+
+    async def score(self, played: Played) -> Trajectory: ...
 
 
 @dataclass(slots=True)
 class _OpenGroup:
     prompt: Prompt
+    since: float
+    loop: asyncio.Task[None] | None = None  # the user's own
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sibling -> its usable trajectory
 
 
@@ -45,24 +67,31 @@ class Scheduler:
     def __init__(
         self,
         *,
-        admission: Admission,
+        config: RolloutConfig,
+        version: PolicyVersion,
         next_prompt: Callable[[], Prompt],
-        run_attempt: RunAttempt,
+        episodes: Player,
+        sampler: SamplingLoop | None = None,
         keep: KeepGroup | None,
         waits: Waits,
-        timeout: float,
+        events: Events,
     ) -> None:
-        self.admission = admission
+        self.config = config
+        self.admission = Admission(config, version, self._changed_to)
+        self.bias = BiasMeter()
         self.groups_ended: Counter[GroupOutcome] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
         self._fruitless = 0  # groups in a row that ended without anything to train on
         self._next_prompt = next_prompt
-        self._run_attempt = run_attempt
+        self._episodes = episodes
+        self._sampler = sampler
         self._keep = keep
         self._waits = waits
-        self._timeout = timeout
+        self._events = events
         self._open: dict[int, _OpenGroup] = {}
+        self._long_round = False
+        self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
         self._tasks: dict[AttemptId, asyncio.Task[None]] = {}
         self._owner: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
@@ -76,16 +105,23 @@ class Scheduler:
         """The B groups of the next training step, as soon as they are there."""
         while (taken := self.admission.take()) is None:
             self._changed.clear()
+            timeout = self.config.timeout
             await self._waits.wait(
-                self._changed.wait(), name="groups", owner="learner", on="groups to complete", deadline=self._timeout
+                self._changed.wait(), name="groups", owner="learner", on="groups to complete", deadline=timeout
             )
-        return [self._close_group(group) for group in taken]
+        chosen, change = taken
+        self._events.add("take", groups=chosen)
+        self._obey_stale(change)
+        groups = [self._close_group(group) for group in chosen]
+        for group in groups:
+            self.bias.trained(group)
+        return groups
 
     def publish(self) -> PolicyVersion:
         """A version was published: release slots, drop what became too old, admit. Returns the new version."""
-        self._abort(self.admission.publish())
-        for group in [group for group in self._open if self.admission.state(group) is None]:
-            self._drop(group, GroupOutcome.STALE)
+        change = self.admission.publish()
+        self._events.add("publish", version=self.admission.version.n)
+        self._obey_stale(change)
         self._admit()
         return self.admission.version
 
@@ -99,34 +135,80 @@ class Scheduler:
         """Cancel every attempt; nothing is admitted afterwards."""
         self._owner = None
         self._abort(self.admission.close())
+        for group in self._open:
+            self._end_loop(group)
         self._open.clear()
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        if self.config.in_rounds and not self.admission.running:
+            self._begin_round()
         while self._owner is not None and self.admission.room > 0:
-            prompt = self._next_prompt()
-            attempts = self.admission.admit()
-            self._open[attempts[0].group] = _OpenGroup(prompt)
+            prompt = self._deferred.popleft() if self._long_round else self._next_prompt()
+            group, attempts = self.admission.admit()
+            opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
+            self._events.add("admit", group=group, prompt=prompt.id)
             for attempt in attempts:
                 self._start(attempt)
+            if self._sampler is not None:
+                opened.loop = self._owner.create_task(self._sample(group, self._sampler), name=f"group {group}")
+
+    def _begin_round(self) -> None:
+        size = self.config.groups_per_step
+        self._long_round = self.config.policy is Policy.TAIL_BATCHING and len(self._deferred) >= size
+        if self._long_round:
+            self.admission.begin_round(size, redundancy=0)
+        else:
+            extra = 0 if self.config.policy is Policy.BATCH else self.config.extra_groups
+            self.admission.begin_round(size + extra, self.config.redundancy)
 
     def _start(self, attempt: AttemptId) -> None:
         assert self._owner is not None
+        prompt = self._open[attempt.group].prompt
+        self.bias.dispatched(prompt.task, prompt.id)
         self._tasks[attempt] = self._owner.create_task(self._attempt(attempt), name=f"attempt {attempt}")
 
     async def _attempt(self, attempt: AttemptId) -> None:
         """One attempt. Ends by itself, or is cancelled when nobody needs it any more."""
         started = self.admission.started(attempt)
-        trajectory = await self._run_attempt(self._open[attempt.group].prompt, attempt, started)
-        del self._tasks[attempt]
+        trajectory = await self._episodes.run(self._open[attempt.group].prompt, attempt, started)
+        if self._tasks.pop(attempt, None) is not None:  # else it was cancelled, and its environment failed to close
+            self._ended(trajectory)
+
+    def _ended(self, trajectory: Trajectory) -> None:
+        attempt = trajectory.meta.id
         usable = trajectory.meta.status is AttemptStatus.FINISHED
-        if usable:
+        self.bias.finished(trajectory.meta)
+        if usable and attempt.group in self._open:
             self._open[attempt.group].trajectories[attempt.sibling] = trajectory
         elif trajectory.meta.failure is not None:
             self.failures[trajectory.meta.failure.source] += 1
             self.last_failure = trajectory.meta.failure.message
         self._obey(attempt.group, self.admission.finish(attempt, usable))
+
+    async def _sample(self, group: int, sampler: SamplingLoop) -> None:
+        """A group in the hands of the user's own loop."""
+        prompt = self._open[group].prompt
+
+        async def generate(sampling: dict[str, Any]) -> Played:
+            attempt = self.admission.start(group)
+            self.bias.dispatched(prompt.task, prompt.id)
+            try:
+                return await self._episodes.play(
+                    prompt, attempt, self.admission.started(attempt), self.config.sampling.sampling(**sampling)
+                )
+            except asyncio.CancelledError:
+                self.admission.drop(attempt)
+                raise
+
+        async def reward(played: Played) -> Trajectory:
+            trajectory = await self._episodes.score(played)
+            self._ended(trajectory)
+            return trajectory
+
+        await sampler(SamplingGroup(prompt, self.config.group_size, generate, reward, self.admission.drop))
+        self._obey(group, self.admission.give_up(group))
 
     def _obey(self, group: int, change: Change) -> None:
         self._abort(change.abort)
@@ -141,9 +223,23 @@ class Scheduler:
             self._count_fruitless("were filtered out", "", limit=FILTERED_IN_A_ROW)
         elif change.completed:
             self._fruitless = 0
+            self._end_loop(group)
         if change.failed or change.completed:
             self._admit()
             self._changed.set()
+
+    def _obey_stale(self, change: Change) -> None:
+        self._abort(change.abort)
+        for group in change.stale:
+            if self.config.policy is Policy.TAIL_BATCHING:
+                self._deferred.append(self._open[group].prompt)
+            self._drop(group, GroupOutcome.STALE)
+
+    def _changed_to(self, attempt: AttemptId, status: AttemptStatus) -> None:
+        if self._events.on:
+            self._events.add("attempt", attempt=str(attempt), status=status)
+        if status in DROPPED and (group := self._open.get(attempt.group)):
+            self.bias.dropped(status, asyncio.get_running_loop().time() - group.since)
 
     def _count_fruitless(self, what: str, why: str, limit: int) -> None:
         """End a run that would otherwise produce nothing for ever."""
@@ -158,6 +254,11 @@ class Scheduler:
             if (task := self._tasks.pop(attempt, None)) is not None:
                 task.cancel()
 
+    def _end_loop(self, group: int) -> None:
+        loop = self._open[group].loop
+        if loop is not None:
+            loop.cancel()
+
     def _group(self, group: int) -> Group:
         held = self._open[group]
         ordered = tuple(held.trajectories[sibling] for sibling in sorted(held.trajectories))
@@ -169,5 +270,7 @@ class Scheduler:
         return closed
 
     def _drop(self, group: int, outcome: GroupOutcome) -> None:
-        if self._open.pop(group, None) is not None:
+        if group in self._open:
+            self._end_loop(group)
+            del self._open[group]
             self.groups_ended[outcome] += 1

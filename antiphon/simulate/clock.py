@@ -15,17 +15,23 @@ from antiphon.errors import StallError, StateError
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+ROUNDS = 100_000
+
 
 class _Jump(selectors.BaseSelector):
     """Where an event loop waits for the outside world, this moves the clock instead."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._rounds = 0  # of the loop, since the clock last moved
         self._registered: dict[int, selectors.SelectorKey] = {}  # the loop's own pipe, which nobody writes to
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise StallError("nothing can happen any more: no task is ready and no timer is set")
+        self._rounds = self._rounds + 1 if timeout <= 0 else 0
+        if self._rounds > ROUNDS:
+            raise StallError(f"{ROUNDS} rounds of the loop and no time has passed: something goes in circles")
         self.now += max(timeout, 0.0)
         return []
 

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from antiphon.config import Config
 from antiphon.engines.base import Delta
-from antiphon.errors import AntiphonError, WorkerDied
+from antiphon.errors import AntiphonError, WeightsError, WorkerDied
 from antiphon.types import (
     MIXED_CACHE,
     Completion,
@@ -37,6 +37,9 @@ from antiphon.waits import fail
 
 Length = Callable[[GenerateRequest], int]
 
+RETURN = (
+    256  # iterations that the cache must have room for before a sequence that gave way comes back, else it goes at once
+)
 SAMPLED = 1  # the token that all completions consist of
 
 
@@ -95,6 +98,9 @@ class SimulatedEngine:
         self.sampled_tokens = 0
         self.read_tokens = 0
         self.preemptions = 0
+        self.busy_seconds = 0.0  # in which anything ran
+        self.load_failures: Callable[[], bool] = lambda: False  # asked at each load
+        self._busy_since = 0.0
         self._length = length
         self._orders = itertools.count()
         self._iterations = 0
@@ -163,6 +169,8 @@ class SimulatedEngine:
 
     def hang(self) -> None:
         """Stand still for ever: nothing ends, nothing is answered, until it is killed."""
+        if self._hung is not None:
+            return
         self._interrupt()
         self._paused += 1
         self._hung = asyncio.get_running_loop().create_future()
@@ -172,6 +180,11 @@ class SimulatedEngine:
         self._interrupt()
         self._factor = factor
         self._begin_stretch(0)
+
+    def recover(self) -> None:
+        """Be as fast as at first, if it still lives."""
+        if self.dead is None:
+            self.slow_down(1.0)
 
     async def health(self) -> None:
         """See `InferenceEngine.health`."""
@@ -200,6 +213,8 @@ class SimulatedEngine:
         self._paused += 1
         await asyncio.sleep(self.speed.load)
         await self.health()
+        if self.load_failures():
+            raise WeightsError(f"weights of version {update.version} arrived with a wrong digest: not loaded")
         self._paused -= 1
         self.version = update.version
         reading = 0
@@ -334,7 +349,8 @@ class SimulatedEngine:
         while self._queue and len(self._running) < self.capacity and self._draining is None:
             _, sequence = self._queue[0]
             if self._known.get(sequence.request.id) is sequence:
-                if self._running and self._cached + sequence.size + len(self._running) >= self.speed.memory:
+                ahead = RETURN if sequence.done else 1
+                if self._running and self._cached + sequence.size + ahead * len(self._running) >= self.speed.memory:
                     break
                 shared = sequence.request.affinity and self._prefixes[sequence.request.affinity]
                 reading += sequence.done if shared else sequence.size
@@ -348,6 +364,8 @@ class SimulatedEngine:
         sequence.generation.began = sequence.generation.began or asyncio.get_running_loop().time()
         if not sequence.spans or sequence.spans[-1][1] != self.version:
             sequence.spans.append((sequence.done, self.version))
+        if not self._running:
+            self._busy_since = asyncio.get_running_loop().time()
         self._running[sequence.request.id] = sequence
         self._prefixes[sequence.request.affinity] += 1
         self._cached += sequence.size
@@ -357,6 +375,8 @@ class SimulatedEngine:
         sequence.done = self._iterations - sequence.born
         sequence.ends = -1
         del self._running[sequence.request.id]
+        if not self._running:
+            self.busy_seconds += asyncio.get_running_loop().time() - self._busy_since
         self._prefixes[sequence.request.affinity] -= 1
         if not self._prefixes[sequence.request.affinity]:
             del self._prefixes[sequence.request.affinity]
@@ -394,11 +414,15 @@ class SimulatedEngine:
 
 def _resumed(request: GenerateRequest) -> int:
     """Tokens at the request's end that an engine before made: ones. What was not sampled here is zeros."""
+    if request.tokens[-1] != SAMPLED:
+        return 0
     others = np.flatnonzero(request.tokens != SAMPLED)
     return len(request.tokens) - int(others[-1]) - 1 if len(others) else len(request.tokens)
 
 
 def _pass_on(done: "asyncio.Task[None]", to: "asyncio.Future[None]") -> None:
+    if done.cancelled():
+        return
     error = done.exception()
     if error is not None:
         fail(to, error)
@@ -420,7 +444,7 @@ class SimulatedGeneration:
 
     async def result(self) -> Completion:
         """See `GenerationHandle.result`."""
-        return await asyncio.shield(self._completion)
+        return await self._completion
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         whole = await self.result()
@@ -443,7 +467,8 @@ class SimulatedGeneration:
 
     def finish(self, completion: Completion) -> None:
         """The engine is done with it."""
-        self._completion.set_result(completion)
+        if not self._completion.done():  # else whoever waited for it was cancelled
+            self._completion.set_result(completion)
 
     def fail(self, error: AntiphonError) -> None:
         """The engine died."""

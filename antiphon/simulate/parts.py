@@ -13,11 +13,27 @@ from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import Config
+from antiphon.errors import WorkerDied
 from antiphon.learning.config import OptimizerConfig
-from antiphon.seeds import generator
+from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
-from antiphon.types import FloatArray, IntArray, Message, Pack, Prompt, Score, TrainBatch, WeightsUpdate
+from antiphon.types import (
+    FloatArray,
+    IntArray,
+    Message,
+    Pack,
+    Prompt,
+    Score,
+    ScoreStatus,
+    TrainBatch,
+    WeightsUpdate,
+)
+
+NUMBERED = 2  # added to a prompt's number in its first token: 0 is what prompts are made of, 1 what is sampled
+
+
+_VERDICT = DistributionConfig(kind="uniform", mean=0.5, spread=0.5)
 
 
 class LearnerSpeed(Config):
@@ -33,8 +49,10 @@ class LearnerSpeed(Config):
 class SimulatedLearner:
     """A `Learner` that takes its time and learns nothing."""
 
-    def __init__(self, speed: LearnerSpeed) -> None:
+    def __init__(self, speed: LearnerSpeed, faults: Faults) -> None:
         self.speed = speed
+        self.busy_seconds = 0.0
+        self._faults = faults
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `Learner.begin`."""
@@ -42,9 +60,12 @@ class SimulatedLearner:
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`."""
+        if self._faults.strikes("learner.crash"):
+            raise WorkerDied("the simulated learner crashed")
         tokens = sum(len(pack.tokens) for update in batch.updates for rank in update.packs for pack in rank)
         seconds = self.speed.step + self.speed.per_token * tokens
         await asyncio.sleep(seconds)
+        self.busy_seconds += seconds
         return {"seconds": seconds, "tokens": float(tokens)}
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
@@ -62,17 +83,20 @@ class SimulatedLearner:
 
 
 class SimulatedTokenizer:
-    """Prompts of as many zeros as their messages say; completions without text."""
+    """Prompts of as many tokens as their messages say, the first of which is their number; completions without text."""
 
     eos_ids: tuple[int, ...] = ()
 
     def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
-        """See `Renderer.encode_prompt`: a message's content is its number of tokens."""
-        return np.zeros(sum(int(message.content) for message in messages), np.int32)
+        """See `Renderer.encode_prompt`: a message is its number of tokens, that of a prompt begins with the prompt's own."""
+        sizes = [message.content.split("/") for message in messages]
+        tokens = np.zeros(sum(int(size[-1]) for size in sizes), np.int32)
+        tokens[0] = NUMBERED + int(sizes[0][0])
+        return tokens
 
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
         """See `Renderer.encode_observation`."""
-        return self.encode_prompt([observation])
+        return np.zeros(int(observation.content), np.int32)
 
     def decode(self, tokens: IntArray) -> str:
         """Nothing."""
@@ -82,22 +106,121 @@ class SimulatedTokenizer:
 class SimulatedJudge:
     """Scores 1 with the prompt's own probability of success, after a latency. Both are drawn with the attempt's own seed."""
 
-    def __init__(self, latency: DistributionConfig, success: DistributionConfig, seed: int) -> None:
+    def __init__(self, latency: DistributionConfig, success: DistributionConfig, seed: int, faults: Faults) -> None:
         self._latency = latency
         self._success = success
         self._seed = seed
+        self._faults = faults
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict."""
+        """The verdict; none if the grader was lost."""
         seed = transcript.turns[-1].sampling.seed
         await asyncio.sleep(self._latency.draw(seed, "latency"))
+        if self._faults.strikes("reward.lost"):
+            return Score(status=ScoreStatus.INFRASTRUCTURE, detail="the simulated grader was lost")
         chance = self._success.draw(self._seed, "success", prompt.id)
-        return Score.of(float(generator(seed, "verdict").random() < chance))
+        return Score.of(float(_VERDICT.draw(seed, "verdict") < chance))
+
+
+class LockStep:
+    """A world server that steps all its environments at once: each turn takes as long as the slowest of those that are
+    open. The baseline of asynchronous environments."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._seconds: list[float] = []
+        self._done: asyncio.Future[None] | None = None
+
+    async def take(self, seconds: float) -> None:
+        """Wait until all open environments have come here, and then as long as the slowest takes."""
+        loop = asyncio.get_running_loop()
+        self._done = self._done or loop.create_future()
+        done = self._done
+        self._seconds.append(seconds)
+        self.look()
+        await asyncio.shield(done)
+
+    def look(self) -> None:
+        """Let the turn begin if nobody is missing."""
+        if self._done is not None and len(self._seconds) >= self.open:
+            loop, done = asyncio.get_running_loop(), self._done
+            loop.call_later(max(self._seconds), self._end, done)
+            self._seconds, self._done = [], None
+
+    @staticmethod
+    def _end(turn: asyncio.Future[None]) -> None:
+        if not turn.done():
+            turn.set_result(None)
+
+
+class SimulatedEnvironment:
+    """A world that takes its time and says so many tokens; it ends after a number of turns. One of them a attempt."""
+
+    def __init__(
+        self, config: "EnvironmentConfig", seed: int, faults: Faults, lock_step: LockStep | None = None
+    ) -> None:
+        self._lock_step = lock_step
+        self._config = config
+        self._seed = seed
+        self._faults = faults
+        self._slow = 1.0
+        self._open = False
+        self._turns = 0
+
+    async def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        """See `Environment.reset`."""
+        self._slow = self._faults.factor("environment.slow")
+        if self._lock_step is not None:
+            self._lock_step.open += 1
+            self._open = True
+        await self._take(self._config.reset_seconds.draw(self._seed, "reset"))
+        return str(round(self._config.observation_tokens.draw(self._seed, "observation", 0))), {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Environment.step`."""
+        self._turns += 1
+        await self._take(self._config.step_seconds.draw(self._seed, "step", self._turns))
+        over = self._turns >= self._config.turns.draw(self._seed, "turns")
+        return (
+            str(round(self._config.observation_tokens.draw(self._seed, "observation", self._turns))),
+            0.0,
+            over,
+            False,
+            {},
+        )
+
+    def close(self) -> None:
+        """See `Environment.close`."""
+        if self._lock_step is not None and self._open:
+            self._lock_step.open -= 1
+            self._lock_step.look()
+
+    async def _take(self, seconds: float) -> None:
+        if self._faults.strikes("environment.fail"):
+            raise RuntimeError("the simulated environment failed")
+        if self._faults.strikes("environment.hang"):
+            await asyncio.Event().wait()
+        if self._lock_step is not None:
+            await self._lock_step.take(seconds * self._slow)
+        else:
+            await asyncio.sleep(seconds * self._slow)
+
+
+class EnvironmentConfig(Config):
+    """The simulated worlds of agents. An attempt has as many turns as `rollout.max_turns` allows."""
+
+    reset_seconds: DistributionConfig = DistributionConfig(mean=0)
+    step_seconds: DistributionConfig = DistributionConfig(mean=1)
+    turns: DistributionConfig = DistributionConfig(mean=10)
+    observation_tokens: DistributionConfig = DistributionConfig(mean=50, minimum=1)
+    lock_step: bool = False
+    """All environments step together, as long as the slowest takes: the baseline."""
 
 
 def simulated_prompts(count: int, tokens: DistributionConfig, seed: int, task: str) -> list[Prompt]:
     """`count` prompts whose lengths are drawn from `tokens`."""
     lengths = (max(1, round(tokens.draw(seed, "prompt", number))) for number in range(count))
     return [
-        Prompt(id=f"{task}/{n}", task=task, messages=(Message("user", str(size)),)) for n, size in enumerate(lengths)
+        Prompt(id=f"{task}/{n}", task=task, messages=(Message("user", f"{n}/{size}"),))
+        for n, size in enumerate(lengths)
     ]

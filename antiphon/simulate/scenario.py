@@ -1,12 +1,15 @@
-"""A scenario: a run's schedule, and how fast its simulated parts are. `simulate` plays it and says what it came to."""
+"""A scenario: a run's schedule, how fast its simulated parts are, and what goes wrong. `simulate` plays it and says what it
+came to."""
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import Field
 
@@ -15,18 +18,25 @@ from antiphon.config import Config
 from antiphon.errors import UnsupportedError
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run
+from antiphon.record.events import Events
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory
+from antiphon.registry import import_path
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import Episodes, MakeEnvironment
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run_config import ModelConfig, RunConfig
 from antiphon.seeds import derive
 from antiphon.simulate.clock import run
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.simulate.faults import FaultConfig, Faults
 from antiphon.simulate.parts import (
+    NUMBERED,
+    EnvironmentConfig,
     LearnerSpeed,
+    LockStep,
+    SimulatedEnvironment,
     SimulatedJudge,
     SimulatedLearner,
     SimulatedTokenizer,
@@ -46,6 +56,8 @@ class EnginesConfig(Config):
 
     count: int = Field(1, gt=0)
     speed: EngineSpeed = EngineSpeed()
+    start_seconds: float = Field(0.0, ge=0.0)
+    """Of one that takes the place of another."""
 
 
 class ScenarioConfig(Config):
@@ -64,6 +76,9 @@ class ScenarioConfig(Config):
     reward_seconds: DistributionConfig = DistributionConfig(mean=0)
     success: DistributionConfig = DistributionConfig(mean=0.5)
     """A prompt's probability of a right answer."""
+    environment: EnvironmentConfig | None = None
+    """The world of an agent; without one, an attempt is one answer."""
+    faults: tuple[FaultConfig, ...] = ()
 
     def run_config(self, directory: Path) -> RunConfig:
         """The configuration of the run that is simulated."""
@@ -84,9 +99,13 @@ class Outcome:
 
     summary: dict[str, Any]
     steps: list[dict[str, float]]  # the metrics of each
+    attempts: int  # dispatched before the last step
     sampled_tokens: int
     read_tokens: int
+    requeued_tokens: int
     preemptions: int
+    engines_idle: float  # share of the run's time, over all engines
+    learner_idle: float
 
     def table(self) -> dict[str, float | int]:
         """What a person wants to know of it."""
@@ -100,13 +119,17 @@ class Outcome:
             "seconds a step": seconds / len(self.steps),
             "tokens a second, trained": sum(column("learner/tokens")) / seconds,
             "tokens a second, sampled": self.sampled_tokens / seconds,
-            "share of the learner's time spent waiting": fmean(column("step/wait_groups_share")),
+            "share of the learner's time without work": self.learner_idle,
+            "share of the engines' time without work": self.engines_idle,
             "age, mean": fmean(column("age/mean")),
             "age, greatest": max(column("age/max")),
             "groups dropped: stale": sum(column("groups/stale")),
             "groups dropped: filtered": sum(column("groups/filtered")),
             "groups dropped: failed": sum(column("groups/failed")),
+            "length of trained against finished attempts": self.steps[-1]["bias/length"],
+            "prompts tried and never trained on": self.steps[-1]["bias/prompts_never_trained"],
             "tokens read": self.read_tokens,
+            "tokens carried over from dead engines": self.requeued_tokens,
             "preemptions": self.preemptions,
         }
 
@@ -127,34 +150,49 @@ class _Silent:
     def close(self) -> None: ...
 
 
-def simulate(scenario: ScenarioConfig) -> Outcome:
-    """Play a scenario from its first version to its last, in virtual time."""
+def simulate(scenario: ScenarioConfig, events: TextIO | None = None, waits: Waits | None = None) -> Outcome:
+    """Play a scenario from its first version to its last, in virtual time; its events go to `events`, one a line."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return run(_play(scenario, directory, stack))
+        return run(_play(scenario, directory, stack, events, waits or Waits()))
 
 
-async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack) -> Outcome:
-    config = scenario.run_config(root)
-    waits, view = Waits(), _Silent()
-    engines = [SimulatedEngine(scenario.engines.speed, _length(scenario)) for _ in range(scenario.engines.count)]
-    pool = EnginePool(engines, waits, config.rollout.timeout)
-    judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"))
-    tokenizer = SimulatedTokenizer()
+async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Waits) -> Outcome:
+    config, loop = scenario.run_config(root), asyncio.get_running_loop()
+    events = Events(loop.time, sink)
+    faults = Faults(scenario.faults, scenario.seed, events)
+    engines: list[SimulatedEngine] = []
+    length = _length(scenario)
+
+    def engine() -> SimulatedEngine:
+        engines.append(SimulatedEngine(scenario.engines.speed, length))
+        engines[-1].load_failures = lambda: faults.strikes("engine.load")
+        return engines[-1]
+
+    async def respawn() -> SimulatedEngine:
+        await asyncio.sleep(scenario.engines.start_seconds)
+        return engine()
+
+    first = [engine() for _ in range(scenario.engines.count)]
+    pool = EnginePool(first, waits, config.rollout, events=events, respawn=respawn)
+    judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
+    learner = SimulatedLearner(scenario.learner, faults)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
     directory = RunDirectory.create(root, config.name)
+    view = _Silent()
     parts = Parts(
         config=config,
         waits=waits,
+        events=events,
         workers=(),
-        learner=SimulatedLearner(scenario.learner),
+        learner=learner,
         reference=None,
         pool=pool,
         episodes=Episodes(
-            tokenizer=tokenizer,
+            tokenizer=SimulatedTokenizer(),
             generate=pool.generate,
             grade=judge.score,
-            environments={},
+            environments=_environments(scenario, faults),
             config=config.rollout,
             max_length=1 << 40,
             seed=config.seed,
@@ -164,6 +202,7 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack) -> Outco
         validation=(),
         test=(),
         keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
+        sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         estimate=ADVANTAGES.resolve(config.algorithm.advantage),
         directory=directory,
@@ -172,13 +211,19 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack) -> Outco
         trackers=(),
         view=view,
     )
+    trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
     summary = await Run(parts).train()
+    trouble.cancel()
     return Outcome(
         summary=summary,
         steps=view.steps,
+        attempts=int(view.steps[-1]["attempts/dispatched"]),
         sampled_tokens=sum(engine.sampled_tokens for engine in engines),
         read_tokens=sum(engine.read_tokens for engine in engines),
+        requeued_tokens=pool.requeued_tokens,
         preemptions=sum(engine.preemptions for engine in engines),
+        engines_idle=1 - sum(engine.busy_seconds for engine in engines) / (scenario.engines.count * loop.time()),
+        learner_idle=1 - learner.busy_seconds / loop.time(),
     )
 
 
@@ -187,7 +232,22 @@ def _no_examples() -> tuple[IntArray, IntArray]:
 
 
 def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
+    prompts = [derive(scenario.seed, "length", number) for number in range(scenario.prompts)]
+
     def length(request: GenerateRequest) -> int:
-        return round(scenario.response_tokens.draw(request.sampling.seed))
+        prompt = prompts[int(request.tokens[0]) - NUMBERED]
+        return round(scenario.response_tokens.draw_alike(prompt, request.sampling.seed))
 
     return length
+
+
+def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+    config, numbers = scenario.environment, count()
+    if config is None:
+        return {}
+    together = LockStep() if config.lock_step else None
+
+    def environment() -> SimulatedEnvironment:
+        return SimulatedEnvironment(config, derive(scenario.seed, "environment", next(numbers)), faults, together)
+
+    return {TASK: environment}

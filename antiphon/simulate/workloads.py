@@ -25,6 +25,8 @@ class DistributionConfig(Config):
     """trace: what was measured."""
     minimum: float = 0.0
     maximum: float = math.inf
+    shared: float = Field(0.0, ge=0.0, le=1.0)
+    """How alike draws for one thing are (answers to one prompt): their correlation, before the distribution is applied."""
 
     @model_validator(mode="after")
     def _whole(self) -> "DistributionConfig":
@@ -54,6 +56,21 @@ class DistributionConfig(Config):
                 number = scale * sorted(self.values)[int(share * len(self.values))]
         return min(max(number, self.minimum), self.maximum)
 
+    def draw_alike(self, thing: int, seed: int) -> float:
+        """A draw of `seed`, correlated with other seeds' draws for the same `thing`."""
+        if not self.shared:
+            return self.draw(seed)
+        common, own = (_STANDARD.inv_cdf(_share(number)) for number in (thing, derive(seed)))
+        mixed = math.sqrt(self.shared) * common + math.sqrt(1 - self.shared) * own
+        return self.quantile(min(max(_STANDARD.cdf(mixed), 1e-12), 1 - 1e-12))
+
     def draw(self, seed: int, *names: str | int) -> float:
         """The draw of the stream `names` of the run seeded with `seed`."""
-        return self.quantile((derive(seed, *names) + 0.5) / 2**63)
+        if self.kind == "constant":
+            return self.quantile(0.5)
+        return self.quantile(_share(derive(seed, *names)))
+
+
+def _share(number: int) -> float:
+    """A seed as a number between 0 and 1."""
+    return (number + 0.5) / 2**63

@@ -1,21 +1,24 @@
 """The seams of a task: where prompts come from, what the policy acts in, who judges."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from antiphon.types import Message, Prompt, Score, Turn
+
+Reset = tuple[str, dict[str, Any]]
+Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class Environment(Protocol):
     """A single-use world of text, in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
 
-    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int) -> Reset | Awaitable[Reset]:
         """Begin; return the first observation and info."""
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step | Awaitable[Step]:
         """Act; return observation, reward, terminated, truncated, info."""
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Give back what the environment holds."""
 
 

@@ -7,6 +7,10 @@ import signal
 import psutil
 import pytest
 
+from antiphon.config import load
+from antiphon.run_config import RunConfig
+from antiphon.simulate.chaos import Books
+
 
 def error_of(done) -> str:
     assert done.returncode == 2, (done.returncode, done.stderr)
@@ -67,7 +71,7 @@ def test_a_run_that_exists(project):
 
 @pytest.mark.parametrize("worker", ["engine-0", "learner"])
 def test_a_worker_process_killed_in_mid_run(project, worker):
-    process = project.start("train", project.config(steps=100_000))
+    process = project.start("train", project.config(steps=100_000, rollout={"engine_restarts": 0}))
     wait_for_line(process, "step ")
     victim = next(child for child in psutil.Process(process.pid).children(recursive=True) if is_worker(child, worker))
     victim.kill()
@@ -77,15 +81,29 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
     assert not [child for child in psutil.process_iter() if str(project.folder) in " ".join(arguments(child))]
 
 
-def test_a_run_goes_on_when_one_of_its_engines_is_killed(project):
-    process = project.start("train", project.config(steps=40, engine={"replicas": 2}))
+@pytest.mark.parametrize(("engines", "restarts"), [(2, 0), (1, 1)])
+def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, engines, restarts):
+    """With the others, or with one that takes its place; the counts are those of any run."""
+    rollout = {"engine_restarts": restarts, "redundancy": 1, "extra_groups": 1, "order": "ready", "filter": "spread"}
+    slow = {"optimizer": {"learning_rate": 1e-5}}  # what is learnt too well has nothing left to differ in
+    record = {"events": True}
+    config = project.config(steps=60, engine={"replicas": engines}, rollout=rollout, learner=slow, record=record)
+    process = project.start("train", config)
     wait_for_line(process, "step ")
     victim = next(c for c in psutil.Process(process.pid).children(recursive=True) if is_worker(c, "engine-0"))
     victim.kill()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "worker engine-0 was killed by SIGKILL" in out and "engines left: 1" in out
-    assert project.summary()["steps"] == 40
+    assert "worker engine-0 was killed by SIGKILL" in out and f"engines left: {engines - 1}" in out
+    assert project.summary()["steps"] == 60
+    run = project.folder / "runs" / "run"
+    books = Books(load(run / "config.yaml", model=RunConfig).rollout)
+    books.read((run / "events.jsonl").read_text().splitlines())
+    books.close(steps=60)
+    assert list(books.status.values()).count("trained") == 60 * 2 * 4
+    assert (len(books.engines), len(books.gone)) == (engines + restarts, 1)
+    assert books.engines[max(books.engines)] > 0, "whoever is left holds newer weights"
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 
 def test_ctrl_c_stops_after_the_step_and_saves(project):

@@ -60,7 +60,12 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.finished: dict[int, dict[AttemptId, int]] = {}
         self.admitted: list[int] = []  # live groups, oldest admission first
         self.taken: tuple[int, ...] = ()
+        self.expired: set[int] = set()
         self.version = 0
+
+    def started_in(self, group):
+        """When the attempts of a group started that are running or finished."""
+        return [v for a, v in self.running.items() if a.group == group] + list(self.finished[group].values())
 
     def drop_group(self, group):
         self.admitted.remove(group)
@@ -70,7 +75,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.admission.room > 0)
     @rule()
     def admit(self):
-        started = self.admission.admit()
+        _, started = self.admission.admit()
         assert len(started) == self.config.group_size + self.config.redundancy
         self.admitted.append(started[0].group)
         self.finished[started[0].group] = {}
@@ -110,9 +115,11 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.taken)
     @rule()
     def take(self):
-        taken = self.admission.take()
-        if taken is None:
+        before = {g for g in self.admitted if self.admission.state(g) is not None}
+        result = self.admission.take()
+        if result is None:
             return
+        taken, change = result
         assert len(set(taken)) == self.config.groups_per_step
         ages = [self.version - min(self.finished[group].values()) for group in taken]
         greatest = math.ceil(self.ratio)
@@ -123,17 +130,25 @@ class AdmissionMachine(RuleBasedStateMachine):
         if self.config.order == "fifo":
             assert list(taken) == self.admitted[: len(taken)]
         self.taken = taken
+        assert set(change.stale) <= before - set(taken)
+        assert set(change.abort) == {a for a in self.running if a.group in change.stale}
+        self.expired = set(change.stale)
+        for group in change.stale:
+            assert self.version - min(self.started_in(group)) == greatest
+            self.finished[group] = {}
+            self.running = {a: v for a, v in self.running.items() if a.group != group}
 
     @precondition(lambda self: self.taken)
     @rule()
     def publish(self):
         before = {g for g in self.admitted if self.admission.state(g) is not None}
-        dropped = self.admission.publish()
+        change = self.admission.publish()
         self.version += 1
-        for group in self.taken:
+        for group in {*self.taken, *self.expired}:
             self.drop_group(group)
-        released = {g for g in before - set(self.taken) if self.admission.state(g) is None}
-        assert set(dropped) == {a for a in self.running if a.group in released}
+        released = {g for g in before - set(self.taken) - self.expired if self.admission.state(g) is None}
+        assert set(change.stale) == released
+        assert set(change.abort) == {a for a in self.running if a.group in released}
         for group in released:
             self.drop_group(group)
         if self.config.order == "fifo" and not self.config.extra_groups:
@@ -147,6 +162,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.dispatched == self.admission.ended.total()
         self.admission = Admission(self.config, PolicyVersion(0, self.version))
         self.running, self.finished, self.admitted, self.taken = {}, {}, [], ()
+        self.expired = set()
 
     @invariant()
     def slots_are_bounded(self):
@@ -169,11 +185,11 @@ TestAdmissionMachine.settings = settings(max_examples=120, stateful_step_count=6
 def run_step(admission: Admission) -> list[int]:
     """Admit all there is room for, finish everything, take a step; return the ages it trained on."""
     while admission.room:
-        for attempt in admission.admit():
+        for attempt in admission.admit()[1]:
             admission.finish(attempt, usable=True)
-    taken = admission.take()
-    assert taken is not None
-    ages = [admission.version.n - admission.started(AttemptId(group, 0, 0)).n for group in taken]
+    result = admission.take()
+    assert result is not None
+    ages = [admission.version.n - admission.started(AttemptId(group, 0, 0)).n for group in result[0]]
     admission.publish()
     return ages
 
@@ -191,7 +207,7 @@ def test_steady_state_ages(ratio, steady):
 def test_synchronous_run_admits_nothing_while_it_trains():
     admission = Admission(config(async_ratio=0))
     for _ in range(4):
-        for attempt in admission.admit():
+        for attempt in admission.admit()[1]:
             admission.finish(attempt, usable=True)
     assert admission.take() is not None
     assert admission.room == 0
@@ -203,24 +219,27 @@ def test_synchronous_run_admits_nothing_while_it_trains():
 
 def test_waiting_for_a_group_that_is_due_instead_of_dropping_it():
     waits = Admission(config(order="ready", on_expiry="wait", groups_per_step=1, async_ratio=1))
-    slow = waits.admit()
-    for attempt in waits.admit():
+    _, slow = waits.admit()
+    for attempt in waits.admit()[1]:
         waits.finish(attempt, usable=True)
-    assert waits.take() is not None and waits.publish() == ()
-    for attempt in waits.admit():
+    assert waits.take() is not None and waits.publish().abort == ()
+    for attempt in waits.admit()[1]:
         waits.finish(attempt, usable=True)
     assert waits.take() is None, "the slow group would be too old after this step"
     for attempt in slow:
         waits.finish(attempt, usable=True)
-    assert waits.take() == (slow[0].group,)
+    assert waits.take()[0] == (slow[0].group,)
 
 
 def test_dropping_a_group_that_became_too_old():
     admission = Admission(config(order="ready", groups_per_step=1, async_ratio=0, extra_groups=1))
-    slow = admission.admit()
-    for attempt in admission.admit():
+    _, slow = admission.admit()
+    for attempt in admission.admit()[1]:
         admission.finish(attempt, usable=True)
-    assert admission.take() is not None
-    assert admission.publish() == slow
+    _, change = admission.take()
+    assert (change.abort, change.stale) == (slow, (slow[0].group,))
+    assert admission.room == 0, "what came now would be too old as well"
+    admission.publish()
+    assert admission.room == 2
     assert admission.ended[AttemptStatus.STALE] == len(slow)
     assert admission.finish(slow[0], usable=True).completed is False

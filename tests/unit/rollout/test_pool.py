@@ -5,10 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from antiphon.errors import WorkerDied
+from antiphon.errors import WeightsError, WorkerDied
+from antiphon.record.events import Events
+from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.pool import EnginePool
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.waits import Waits
+
+SCHEDULE = RolloutConfig(groups_per_step=1, timeout=30, sampling={"max_tokens": 8})
 
 
 class HeldGeneration:
@@ -52,6 +56,7 @@ class HeldEngine:
         self.version = 0
         self.started: list[HeldGeneration] = []
         self.may_load = asyncio.Event()
+        self.refuses = self.dead = False
 
     def start(self, request):
         self.started.append(HeldGeneration(request))
@@ -59,7 +64,16 @@ class HeldEngine:
 
     async def load(self, update, mode):
         await self.may_load.wait()
+        if self.refuses:
+            raise WeightsError("a wrong digest")
         self.version = update.version
+
+    async def health(self):
+        if self.dead:
+            raise WorkerDied("the engine was killed")
+
+    def kill(self):
+        self.dead = True
 
 
 def request(name, **changes):
@@ -72,7 +86,7 @@ async def settle():
 
 
 def pool_of(*engines):
-    return EnginePool(engines, Waits(), timeout=30)
+    return EnginePool(engines, Waits(), SCHEDULE, events=Events())
 
 
 def test_requests_wait_for_room_and_go_by_priority():
@@ -186,7 +200,7 @@ def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have
     async def main():
         one, two = HeldEngine(), HeldEngine()
         told = []
-        pool = EnginePool([one, two], Waits(), 30, on_loss=told.append)
+        pool = EnginePool([one, two], Waits(), SCHEDULE, events=Events(), on_loss=told.append)
         task = asyncio.create_task(pool.generate(request("a")))
         await settle()
         one.started[0].die()
@@ -214,5 +228,103 @@ def test_nothing_waits_for_an_engine_once_the_last_is_dead():
         engine.started[1].die()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [WorkerDied] * 4
+
+    asyncio.run(main())
+
+
+def test_an_engine_more_and_an_engine_less_while_requests_run():
+    async def main():
+        one, two = HeldEngine(capacity=1), HeldEngine(capacity=1)
+        pool = pool_of(one)
+        tasks = [asyncio.create_task(pool.generate(request(name))) for name in "abc"]
+        await settle()
+        assert (len(one.started), len(two.started)) == (2, 0)
+        pool.add(two)
+        await settle()
+        assert len(two.started) == 1
+        leaving = asyncio.create_task(pool.retire(one))
+        await settle()
+        tasks.append(asyncio.create_task(pool.generate(request("d"))))
+        await settle()
+        assert (len(one.started), len(two.started), leaving.done()) == (2, 2, False)
+        for generation in one.started:
+            generation.finish()
+        await leaving
+        assert pool.engines == 1
+        for generation in two.started:
+            generation.finish()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_is_replaced_as_often_as_allowed():
+    async def main():
+        engines = [HeldEngine(), HeldEngine()]
+
+        async def respawn():
+            engines.append(HeldEngine())
+            return engines[-1]
+
+        schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 0.01})
+        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn)
+        watch = asyncio.create_task(pool.watch())
+        for victim in range(3):
+            await settle()
+            engines[victim].kill()
+            while pool.engines == 2 and len(engines) == min(victim + 2, 4):
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert len(engines) == 4, "two were replaced"
+        watch.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_engine_that_cannot_load_is_done_without():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        one.refuses = True
+        one.may_load.set()
+        two.may_load.set()
+        told = []
+        pool = EnginePool([one, two], Waits(), SCHEDULE, events=Events(), on_loss=told.append)
+        await pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP)
+        assert one.dead and pool.engines == 1 and "a wrong digest" in told[0]
+
+    asyncio.run(main())
+
+
+def test_pinned_groups_stay_on_one_engine_even_when_it_is_full():
+    async def main():
+        one, two = HeldEngine(capacity=1), HeldEngine(capacity=1)
+        pool = EnginePool([one, two], Waits(), SCHEDULE.model_copy(update={"placement": "pinned"}), events=Events())
+        tasks = [asyncio.create_task(pool.generate(request(str(i), affinity="ab"[i % 2]))) for i in range(8)]
+        await settle()
+        assert {g.request.affinity for g in one.started} == {"a"} and len(one.started) == 4
+        assert {g.request.affinity for g in two.started} == {"b"} and len(two.started) == 4
+        for generation in one.started + two.started:
+            generation.finish()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_the_first_to_load_does_not_take_what_is_meant_for_all():
+    async def main():
+        one, two = HeldEngine(capacity=8), HeldEngine(capacity=8)
+        pool = pool_of(one, two)
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        fresh = [asyncio.create_task(pool.generate(request(str(i), affinity="a", min_version=1))) for i in range(6)]
+        two.may_load.set()
+        await settle()
+        assert (len(one.started), len(two.started)) == (0, 3)
+        one.may_load.set()
+        await loading
+        await settle()
+        assert (len(one.started), len(two.started)) == (3, 3), "siblings too are spread"
+        for generation in one.started + two.started:
+            generation.finish()
+        await asyncio.gather(*fresh)
 
     asyncio.run(main())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from antiphon.errors import RolloutError, StallError
-from antiphon.rollout.admission import Admission
+from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -14,6 +14,7 @@ from antiphon.types import (
     Failure,
     GroupOutcome,
     Message,
+    PolicyVersion,
     Prompt,
     Score,
     Trajectory,
@@ -36,7 +37,7 @@ class Stage:
         self.prompts += 1
         return Prompt(id=str(self.prompts - 1), task="t", messages=(Message("user", "?"),))
 
-    async def attempt(self, prompt, attempt, started):
+    async def run(self, prompt, attempt, started):
         self.running[attempt] = asyncio.get_running_loop().create_future()
         try:
             score = await self.running[attempt]
@@ -60,14 +61,15 @@ class Stage:
             payload=(),
         )
 
-    def scheduler(self, keep=None, timeout=60.0):
+    def scheduler(self, keep=None):
         return Scheduler(
-            admission=Admission(self.config),
+            config=self.config,
+            version=PolicyVersion(0, 0),
             next_prompt=self.prompt,
-            run_attempt=self.attempt,
+            episodes=self,
             keep=keep,
             waits=Waits(),
-            timeout=timeout,
+            events=Events(),
         )
 
     async def end(self, group, score=1.0):
@@ -180,10 +182,100 @@ def test_when_everything_fails_the_run_ends_with_the_reason():
 
 def test_waiting_for_groups_has_a_deadline_and_names_what_it_waits_for():
     async def main(owner):
-        scheduler = Stage().scheduler(timeout=0.05)
+        scheduler = Stage(timeout=0.05).scheduler()
         scheduler.start(owner)
         with pytest.raises(StallError, match=r"learner waited more than 0\.05 s for groups to complete"):
             await scheduler.next_step()
+        scheduler.stop()
+
+    run(main)
+
+
+def groups_of(stage):
+    """Groups that have running attempts."""
+    return sorted({attempt.group for attempt in stage.running})
+
+
+def test_a_round_begins_when_all_of_the_one_before_have_ended():
+    async def main(owner):
+        stage = Stage(policy="batch", async_ratio=0)
+        scheduler = stage.scheduler(keep=spread)
+        scheduler.start(owner)
+        await settle()
+        await stage.end(0, 1.0)
+        assert groups_of(stage) == [1], "the group that was filtered out is not replaced while another runs"
+        first = next(iter(stage.running))
+        stage.running[first].set_result(0.0)
+        await settle()
+        await stage.end(1)
+        assert groups_of(stage) == [2], "one group is kept, one more is needed"
+        scheduler.stop()
+
+    run(main)
+
+
+def test_one_step_off_runs_one_round_while_the_one_before_is_trained_on():
+    async def main(owner):
+        stage = Stage(policy="one_step_off")
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        assert groups_of(stage) == [0, 1], "half of what the ratio allows"
+        await stage.end(0)
+        assert groups_of(stage) == [1]
+        await stage.end(1)
+        assert groups_of(stage) == [2, 3]
+        assert [group.id for group in await scheduler.next_step()] == [0, 1]
+        await stage.end(2)
+        await stage.end(3)
+        assert groups_of(stage) == [], "no slot before a version is published"
+        scheduler.publish()
+        await settle()
+        assert groups_of(stage) == [4, 5]
+        scheduler.stop()
+
+    run(main)
+
+
+def test_tail_batching_gives_slow_prompts_a_round_of_their_own():
+    async def main(owner):
+        stage = Stage(policy="tail_batching", async_ratio=0, order="ready", extra_groups=1, redundancy=1)
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        trained = []
+        for _ in range(3):
+            await settle()
+            for group in groups_of(stage)[-2:]:
+                await stage.end(group)
+            trained.append([group.prompt.id for group in await scheduler.next_step()])
+            await settle()
+            assert not stage.running, "the others are not waited for"
+            scheduler.publish()
+        await settle()
+        assert trained == [["1", "2"], ["4", "5"], ["0", "3"]]
+        assert len(stage.running) == 3 * 3, "short rounds have more groups and more siblings"
+        scheduler.stop()
+
+    run(main)
+
+
+def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free_after_it():
+    async def main(owner):
+        stage = Stage(async_ratio=0, order="ready", extra_groups=1)
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        await stage.end(1)
+        await stage.end(2)
+        await scheduler.next_step()
+        await settle()
+        assert not stage.running and {attempt.group for attempt in stage.cancelled} == {0}
+        assert scheduler.admission.live == 3
+        scheduler.publish()
+        await settle()
+        assert groups_of(stage) == [3, 4, 5]
+        metrics = scheduler.bias.metrics()
+        assert metrics["drops/stale"] == 2 and metrics["bias/prompts_never_trained"] == 4 / 6
         scheduler.stop()
 
     run(main)

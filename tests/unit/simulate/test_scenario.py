@@ -1,12 +1,19 @@
 """Whole runs in virtual time."""
 
+import io
+import json
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from antiphon.cli import app
 from antiphon.config import load
+from antiphon.errors import RolloutError
+from antiphon.seeds import derive
+from antiphon.simulate.chaos import Books
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
@@ -59,3 +66,102 @@ def test_the_command_prints_what_it_came_to(tmp_path):
     assert "seconds a step" in result.output and "preemptions" in result.output
     broken = CliRunner().invoke(app, ["simulate", str(path), "engines.speed.slot=4"])
     assert broken.exit_code == 2 and "slots" in broken.output
+
+
+SHORTEST = '''
+import asyncio
+
+async def shortest(group):
+    """Play twice as many as are needed and use the shortest."""
+    played = await asyncio.gather(*(group.generate(temperature=0.7) for _ in range(2 * group.expected)))
+    played.sort(key=lambda each: each.completion_tokens)
+    for each in played[group.expected :]:
+        group.abort(each)
+    for each in played[: group.expected]:
+        assert each.transcript.turns[0].sampling.temperature == 0.7
+        await group.reward(each)
+
+async def first(group):
+    """Never stop by itself."""
+    async def one():
+        await group.reward(await group.generate())
+    await asyncio.gather(*(one() for _ in range(3 * group.expected)), asyncio.Event().wait())
+
+async def too_few(group):
+    await group.reward(await group.generate())
+'''
+
+
+@pytest.fixture
+def own_loops(tmp_path, monkeypatch):
+    (tmp_path / "own_loops.py").write_text(SHORTEST)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "share"), [("shortest", 0.5), ("first", 1 / 3)])
+def test_a_sampling_loop_of_ones_own(own_loops, name, share):
+    log = io.StringIO()
+    outcome = simulate(scenario(rollout={"sampler": f"own_loops:{name}"}), log)
+    ordinary = simulate(scenario())
+    assert outcome.summary["steps"] == 8
+    books = Books(scenario().rollout)
+    books.read(log.getvalue().splitlines())
+    books.close(steps=8)
+    ended = Counter(status for status in books.status.values())
+    assert ended["trained"] == 8 * 4 * 4
+    assert ended["trained"] / len(books.status) <= share + 0.1
+    assert outcome.steps[-1]["length/mean"] < ordinary.steps[-1]["length/mean"]
+
+
+def test_a_sampling_loop_that_gives_too_little_fails_the_run(own_loops):
+    with pytest.raises(RolloutError, match="the last 4 groups failed"):
+        simulate(scenario(rollout={"sampler": "own_loops:too_few"}))
+
+
+def test_environments_take_turns_and_slow_ones_hold_up_those_in_lock_step():
+    world = {"step_seconds": {"kind": "uniform", "mean": 5, "spread": 5}, "turns": {"mean": 4}}
+    agents = {"max_turns": 8, "async_ratio": 0, "sampling": {"max_tokens": 100}}
+    free = simulate(scenario(rollout=agents, environment=world))
+    together = simulate(scenario(rollout=agents, environment=world | {"lock_step": True}))
+    assert free.summary["train_seconds"] < 0.9 * together.summary["train_seconds"]
+    assert free.steps[-1]["attempts/dispatched"] == 8 * 16
+
+
+def test_a_world_that_hangs_costs_its_attempt_and_is_never_scored():
+    world = {"turns": {"mean": 3}}
+    outcome = simulate(
+        scenario(
+            rollout={"max_turns": 4, "environment_timeout": 20},
+            environment=world,
+            faults=[{"point": "environment.hang", "chance": 0.05}],
+        )
+    )
+    assert outcome.summary["steps"] == 8
+    assert outcome.steps[-1]["drops/failed"] > 0
+    assert outcome.steps[-1]["bias/prompts_never_trained"] < 0.5
+
+
+def test_answers_to_one_prompt_are_as_alike_as_they_are_said_to_be():
+    def correlation(shared):
+        lengths = DistributionConfig(kind="lognormal", mean=100, spread=1.0, shared=shared)
+        pairs = np.log(
+            [
+                [lengths.draw_alike(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
+                for thing in map(derive, range(4000))
+            ]
+        )
+        return np.corrcoef(pairs.T)[0, 1]
+
+    assert correlation(0.0) == pytest.approx(0.0, abs=0.05)
+    assert correlation(0.6) == pytest.approx(0.6, abs=0.05)
+
+
+def test_the_command_writes_events_and_a_picture(tmp_path):
+    path, events, trace = tmp_path / "small.yaml", tmp_path / "events.jsonl", tmp_path / "trace.json"
+    path.write_text("steps: 2\nrollout: {groups_per_step: 2, group_size: 2, sampling: {max_tokens: 50}}\n")
+    for _ in range(2):
+        arguments = ["simulate", str(path), "--trace", str(trace), "--events", str(events)]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert [json.loads(line)["event"] for line in events.read_text().splitlines()].count("publish") == 2

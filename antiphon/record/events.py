@@ -1,0 +1,92 @@
+"""What happened in a run, in order: one JSON object a line, `t` its second on the run's clock, `event` its kind.
+
+Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/turn):
+
+    admit    group, prompt                      a group has a slot
+    attempt  attempt, status                    every change of an attempt: running first, a terminal status last
+    place    request, engine                    a request goes to an engine
+    served   request, engine, finish, tokens    it is back, with so many tokens, of these
+             versions [oldest, newest]          versions
+    load     engine, version                    an engine samples from a version
+    join     engine, version                    the pool has an engine more
+    lost, retired  engine                       the pool has an engine less
+    take     groups                             a step begins with these groups
+    publish  version                            it is done
+
+`perfetto` turns them into a picture: https://ui.perfetto.dev opens the file.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class Events:
+    """Writes events to `sink`; without one, nothing happens."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
+        self._clock = clock
+        self._sink = sink
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody listens; asked where it costs something to say what happens."""
+        return self._sink is not None
+
+    def add(self, event: str, **what: Any) -> None:
+        """Note an event that happens now."""
+        if self._sink is not None:
+            line = json.dumps({"t": self._clock(), "event": event, **what}, separators=(",", ":"))
+            self._sink.write(line + "\n")
+
+
+def perfetto(lines: Iterable[str]) -> dict[str, Any]:
+    """Events as a trace in Chrome's format: steps of the learner, requests on each engine, attempts, and what is alive."""
+    trace: list[dict[str, Any]] = []
+    began: dict[str, tuple[float, dict[str, Any]]] = {}
+    alive = 0
+
+    def span(name: str, track: str, since: float, until: float, key: str, **what: Any) -> None:
+        common = {"name": name, "cat": track, "id": key, "pid": track, "tid": track}
+        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": what})
+        trace.append({**common, "ph": "e", "ts": until * 1e6})
+
+    for line in lines:
+        what = json.loads(line)
+        t, event = what.pop("t"), what.pop("event")
+        match event:
+            case "take":
+                began["step"] = (t, what)
+            case "publish":
+                since, args = began.pop("step", (t, {}))
+                span(f"step {what['version']}", "learner", since, t, f"step {what['version']}", **args)
+            case "place":
+                began[what["request"]] = (t, what)
+            case "served":
+                since, _ = began.pop(what["request"], (t, {}))
+                span(what["request"], f"engine {what['engine']}", since, t, what["request"], **what)
+            case "attempt":
+                alive += {"running": 1}.get(what["status"], 0)
+                key = f"attempt {what['attempt']}"
+                if what["status"] == "running":
+                    began[key] = (t, what)
+                elif key in began:
+                    since, _ = began.pop(key)
+                    alive -= 1
+                    span(what["attempt"], "attempts", since, t, key, **what)
+                trace.append(
+                    {"name": "running attempts", "ph": "C", "pid": "attempts", "ts": t * 1e6, "args": {"n": alive}}
+                )
+            case _:
+                track = f"engine {what['engine']}" if "engine" in what else "events"
+                trace.append(
+                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": what}
+                )
+    return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+
+def write_trace(events: Path, trace: Path) -> None:
+    """Make the picture of a file of events."""
+    with events.open(encoding="utf-8") as lines:
+        trace.write_text(json.dumps(perfetto(lines)), encoding="utf-8")

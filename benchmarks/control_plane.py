@@ -1,0 +1,89 @@
+"""What the controller costs: the whole loop on simulated parts, on one core.
+
+    python benchmarks/control_plane.py
+
+Every attempt goes through admission, scheduler, episode, pool, grading, filter, batch and step, as in a real run; engines,
+learner and grader are simulated, and most of what is measured is Python of ours. Short completions: tokens cost engines, not
+the controller. Live attempts are raised through the asynchronous ratio; each point runs in a process of its own.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from _common import table, write_result
+
+from antiphon.simulate.scenario import ScenarioConfig, simulate
+
+GROUPS, SIBLINGS = 256, 16
+LIVE = (8_192, 65_536, 262_144, 1_048_576)
+
+
+def scenario(live: int, steps: int) -> ScenarioConfig:
+    """So many attempts alive at once."""
+    return ScenarioConfig.model_validate(
+        {
+            "steps": steps,
+            "rollout": {
+                "groups_per_step": GROUPS,
+                "group_size": SIBLINGS,
+                "async_ratio": live / (GROUPS * SIBLINGS) - 1,
+                "filter": "spread",
+                "timeout": 1e9,
+                "sampling": {"max_tokens": 64},
+            },
+            "engines": {"count": 64, "speed": {"slots": max(64, live // 64 // 4)}},
+            "learner": {"step": 1.0},
+            "prompt_tokens": {"mean": 16},
+            "response_tokens": {"kind": "uniform", "mean": 32, "spread": 16},
+            "reward_seconds": {"mean": 0.1},
+        }
+    )
+
+
+def point(live: int, steps: int) -> dict[str, float]:
+    """One run: attempts a second, and memory at its peak above what the process had before, a live attempt."""
+    simulate(scenario(2 * GROUPS * SIBLINGS, 1))  # imports, caches
+    process = psutil.Process()
+    before = process.memory_info().rss
+    began = time.process_time()
+    outcome = simulate(scenario(live, steps))
+    seconds = time.process_time() - began
+    peak = int(next(x.split()[1] for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")))
+    return {"attempts": outcome.attempts, "seconds": seconds, "bytes": (peak * 1024 - before) / live}
+
+
+def main() -> None:
+    """Measure all points, print the table, write the result."""
+    parser = argparse.ArgumentParser(description="Attempts a second that one core controls.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--point", type=int, help="measure this many live attempts alone, and print JSON")
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    if args.point:
+        print(json.dumps(point(args.point, args.steps)))
+        return
+    figures, rows = {}, []
+    for live in LIVE:
+        rounds = args.rounds if live == LIVE[0] else 1
+        command = [sys.executable, __file__, "--point", str(live), "--steps", str(args.steps)]
+        results = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(rounds)]
+        rate = statistics.median(result["attempts"] / result["seconds"] for result in results)
+        size = statistics.median(result["bytes"] for result in results)
+        rows.append([f"{live:,}", f"{results[0]['attempts']:,}", f"{rate:,.0f}", f"{size:,.0f}"])
+        print(rows[-1], flush=True)
+        figures |= {f"attempts_per_second_at_{live}": rate, f"bytes_per_live_attempt_at_{live}": size}
+    figures["attempts_per_second"] = figures[f"attempts_per_second_at_{LIVE[0]}"]
+    figures["cost_ratio_of_most_live"] = figures["attempts_per_second"] / figures[f"attempts_per_second_at_{LIVE[-1]}"]
+    print(table(["live attempts", "attempts", "attempts/s", "bytes a live attempt"], rows))
+    print("written:", write_result("control_plane", figures, args.out))
+
+
+if __name__ == "__main__":
+    main()
