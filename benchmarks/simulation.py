@@ -102,7 +102,12 @@ MUTANTS = [
         "            del self._groups[group.id]\n        self._taken",
         "            pass\n        self._taken",
     ),
-    Mutant("deadlines", "waits.py", "guard = asyncio.timeout(deadline)", "guard = asyncio.timeout(None)"),
+    Mutant(
+        "deadlines",
+        "waits.py",
+        "loop.call_later(deadline, self._expire, deadline)",
+        "loop.call_later(10 * deadline, self._expire, deadline)",
+    ),
 ]
 
 

@@ -75,10 +75,6 @@ class _Free:
         tops = [top for held in list(self._heaps) if held >= version and (top := self._top(held, share))]
         return min(tops)[2] if tops else None
 
-    def newest(self, share: float) -> int:
-        """The newest version that such an engine holds; -1 if there is none."""
-        return max((held for held in list(self._heaps) if self._top(held, share)), default=-1)
-
     def _top(self, version: int, share: float) -> tuple[int, int, _Member] | None:
         heap = self._heaps[version]
         while heap:
@@ -114,6 +110,8 @@ class EnginePool:
         self._numbers = itertools.count()
         self._waits = waits
         self._config = config
+        self._pinned = config.placement == "pinned"
+        self._wanted = 0  # engines
         self._events = events
         self._on_loss = on_loss
         self._respawn = respawn
@@ -146,10 +144,11 @@ class EnginePool:
 
     def add(self, engine: InferenceEngine) -> _Member:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
-        pinned = self._config.placement == "pinned"
-        limit = float("inf") if pinned else engine.capacity * AHEAD
+        # A group that is pinned goes to an engine when it has room for all of it.
+        limit = max(1, engine.capacity - self._config.group_size + 1) if self._pinned else engine.capacity * AHEAD
         member = _Member(next(self._numbers), engine, limit, engine.version)
         self._members.append(member)
+        self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
         self._free.note(member)
         self._dispatch()
@@ -159,6 +158,7 @@ class EnginePool:
         """One engine less: it gets no more requests, and is let go when those it has are done."""
         member = next(member for member in self._members if member.engine is engine)
         member.open = False
+        self._wanted -= 1
         while member.running:
             member.idle.clear()
             await self._wait(member.idle.wait(), "retire", "an engine to finish its requests")
@@ -181,17 +181,17 @@ class EnginePool:
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._keep_checking(), name="health")
             # By itself: what it waits for may need an engine that hangs to be found.
-            owner.create_task(self._keep_replacing(len(self._members)), name="replace")
+            owner.create_task(self._keep_replacing(), name="replace")
 
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.gather(*map(self._check, self._members))
             await asyncio.sleep(self._config.engine_timeout / 4)
 
-    async def _keep_replacing(self, wanted: int) -> None:
+    async def _keep_replacing(self) -> None:
         while self._restarts:
             self._gone.clear()
-            if len(self._members) < wanted:
+            if len(self._members) < self._wanted:
                 await self._replace()
             else:
                 await self._gone.wait()
@@ -330,30 +330,43 @@ class EnginePool:
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""
-        while self._pending and (newest := self._free.newest(self._share)) >= 0:
-            possible = [version for version in self._pending if version <= newest]
-            if not possible:
-                return
-            version = min(possible, key=lambda version: self._pending[version][0])
-            pending = self._pending[version][0]
-            heapq.heappop(self._pending[version])
-            if not self._pending[version]:
-                del self._pending[version]
-            if not pending.placed.done():  # else cancelled while it waited
-                member = self._choose(pending.request)
-                member.running += 1
-                self._free.note(member)
-                self._events.add("place", request=pending.request.id, engine=member.number)
-                pending.placed.set_result(member)
+        while found := self._next():
+            pending, member = found
+            request = pending.request
+            queue = self._pending[request.min_version]
+            heapq.heappop(queue)
+            if not queue:
+                del self._pending[request.min_version]
+            member.running += 1
+            self._free.note(member)
+            self._remember(request.affinity, member)
+            self._events.add("place", request=request.id, engine=member.number)
+            pending.placed.set_result(member)
 
-    def _choose(self, request: GenerateRequest) -> _Member:
-        home, pinned = self._homes.get(request.affinity), self._config.placement == "pinned"
-        if not (home and home.takes(request.min_version) and (pinned or home.running < self._share)):
-            home = self._free.best(request.min_version, self._share)
-            assert home is not None  # the caller has seen one
-        if request.affinity:
-            self._homes[request.affinity] = home
-            self._homes.move_to_end(request.affinity)
+    def _next(self) -> tuple[_Pending, _Member] | None:
+        """The most urgent request that can be placed, and where."""
+        possible = []
+        for version, queue in list(self._pending.items()):
+            while queue and queue[0].placed.done():  # cancelled while it waited
+                heapq.heappop(queue)
+            if not queue:
+                del self._pending[version]
+            elif (member := self._place_for(queue[0].request)) is not None:
+                possible.append((queue[0], member))
+        return min(possible, key=lambda found: found[0], default=None)
+
+    def _place_for(self, request: GenerateRequest) -> _Member | None:
+        home = self._homes.get(request.affinity)
+        if home is not None:
+            if self._pinned and home.open and home.version >= request.min_version:
+                return home
+            if home.takes(request.min_version) and home.running < self._share:
+                return home
+        return self._free.best(request.min_version, self._share)
+
+    def _remember(self, affinity: str, home: _Member) -> None:
+        if affinity:
+            self._homes[affinity] = home
+            self._homes.move_to_end(affinity)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
-        return home

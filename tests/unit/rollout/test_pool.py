@@ -295,17 +295,25 @@ def test_an_engine_that_cannot_load_is_done_without():
     asyncio.run(main())
 
 
-def test_pinned_groups_stay_on_one_engine_even_when_it_is_full():
+def test_a_pinned_group_goes_whole_to_an_engine_with_room_for_all_of_it():
     async def main():
-        one, two = HeldEngine(capacity=1), HeldEngine(capacity=1)
-        pool = EnginePool([one, two], Waits(), SCHEDULE.model_copy(update={"placement": "pinned"}), events=Events())
-        tasks = [asyncio.create_task(pool.generate(request(str(i), affinity="ab"[i % 2]))) for i in range(8)]
+        one, two = HeldEngine(capacity=5), HeldEngine(capacity=5)
+        schedule = SCHEDULE.model_copy(update={"placement": "pinned", "group_size": 3})
+        pool = EnginePool([one, two], Waits(), schedule, events=Events())
+        names = [f"{group}{i}" for group in "abcd" for i in range(3)]
+        tasks = [asyncio.create_task(pool.generate(request(name, affinity=name[0]))) for name in names]
         await settle()
-        assert {g.request.affinity for g in one.started} == {"a"} and len(one.started) == 4
-        assert {g.request.affinity for g in two.started} == {"b"} and len(two.started) == 4
-        for generation in one.started + two.started:
-            generation.finish()
-        await asyncio.gather(*tasks)
+        assert [g.request.id for g in one.started] == ["a0", "a1", "a2"]
+        assert [g.request.id for g in two.started] == ["b0", "b1", "b2"]
+        one.started[0].finish()
+        await settle()
+        assert [g.request.id for g in one.started[3:]] == ["c0", "c1", "c2"], "now there is room for a whole group"
+        assert len(two.started) == 3
+        while not all(task.done() for task in tasks):
+            for generation in one.started + two.started:
+                if not generation.done.done():
+                    generation.finish()
+            await settle()
 
     asyncio.run(main())
 

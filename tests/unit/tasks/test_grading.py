@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from antiphon.errors import ConfigError, DataError, WorkerDied
@@ -50,10 +50,17 @@ def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]
     return asyncio.run(run())
 
 
-def children() -> set[str]:
+def children() -> set[int]:
     """Processes of ours, save the one that multiprocessing keeps for itself once another test has used it."""
-    found = {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
-    return {child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()}
+    found = psutil.Process().children()
+    return {child.pid for child in found if "resource_tracker" not in " ".join(_command(child))}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended
+        return ["resource_tracker"]
 
 
 def test_scores_come_back_to_their_callers() -> None:
