@@ -4,7 +4,8 @@
 
 Every attempt goes through admission, scheduler, episode, pool, grading, filter, batch and step, as in a real run; engines,
 learner and grader are simulated, and most of what is measured is Python of ours. Short completions: tokens cost engines, not
-the controller. Live attempts are raised through the asynchronous ratio; each point runs in a process of its own.
+the controller. Live attempts are raised through the asynchronous ratio; each point runs in a process of its own. Beside it
+stands what a turn of an empty Python loop takes on the machine at that time.
 """
 
 import argparse
@@ -48,7 +49,10 @@ def scenario(live: int, steps: int) -> ScenarioConfig:
 
 def point(live: int, steps: int) -> dict[str, float]:
     """One run: attempts a second, and memory at its peak above what the process had before, a live attempt."""
-    simulate(scenario(2 * GROUPS * SIBLINGS, 1))  # imports, caches
+    few = scenario(GROUPS * SIBLINGS, 1)
+    simulate(
+        few.model_copy(update={"rollout": few.rollout.model_copy(update={"groups_per_step": 2})})
+    )  # imports, caches
     process = psutil.Process()
     before = process.memory_info().rss
     began = time.process_time()
@@ -58,19 +62,33 @@ def point(live: int, steps: int) -> dict[str, float]:
     return {"attempts": outcome.attempts, "seconds": seconds, "bytes": (peak * 1024 - before) / live}
 
 
+def loop_nanoseconds(rounds: int = 5, count: int = 2_000_000) -> float:
+    """The machine's own limit: one turn of an empty Python loop that adds, the best of `rounds`."""
+
+    def once() -> float:
+        total, began = 0, time.perf_counter()
+        for number in range(count):
+            total += number
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(rounds)) / count * 1e9
+
+
 def main() -> None:
     """Measure all points, print the table, write the result."""
     parser = argparse.ArgumentParser(description="Attempts a second that one core controls.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--most", type=int, default=LIVE[-1], help="live attempts, at most")
     parser.add_argument("--point", type=int, help="measure this many live attempts alone, and print JSON")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     if args.point:
         print(json.dumps(point(args.point, args.steps)))
         return
-    figures, rows = {}, []
-    for live in LIVE:
+    figures, rows = {"python_loop_nanoseconds": loop_nanoseconds()}, []
+    lives = [live for live in LIVE if live <= args.most]
+    for live in lives:
         rounds = args.rounds if live == LIVE[0] else 1
         command = [sys.executable, __file__, "--point", str(live), "--steps", str(args.steps)]
         results = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(rounds)]
@@ -80,7 +98,7 @@ def main() -> None:
         print(rows[-1], flush=True)
         figures |= {f"attempts_per_second_at_{live}": rate, f"bytes_per_live_attempt_at_{live}": size}
     figures["attempts_per_second"] = figures[f"attempts_per_second_at_{LIVE[0]}"]
-    figures["cost_ratio_of_most_live"] = figures["attempts_per_second"] / figures[f"attempts_per_second_at_{LIVE[-1]}"]
+    figures["cost_ratio_of_most_live"] = figures["attempts_per_second"] / figures[f"attempts_per_second_at_{lives[-1]}"]
     print(table(["live attempts", "attempts", "attempts/s", "bytes a live attempt"], rows))
     print("written:", write_result("control_plane", figures, args.out))
 
