@@ -261,6 +261,9 @@ class EnginePool:
         while (piece := pieces[-1]).finish is FinishReason.ABORT:  # nobody else aborts a request that is waited for
             self.requeued_tokens += len(piece.tokens)
             left = request.sampling.max_tokens - len(piece.tokens)
+            if not left:  # all that was lost is the word that it had ended
+                pieces[-1] = replace(piece, finish=FinishReason.LENGTH)
+                break
             request = replace(
                 request,
                 tokens=np.concatenate([request.tokens, piece.tokens]),

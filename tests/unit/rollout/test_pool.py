@@ -1,6 +1,7 @@
 """The engine pool places requests; the engines here answer when the test says so."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -334,5 +335,19 @@ def test_the_first_to_load_does_not_take_what_is_meant_for_all():
         for generation in one.started + two.started:
             generation.finish()
         await asyncio.gather(*fresh)
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_engine_died_at_its_last_token_is_done():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        pool = pool_of(one, two)
+        short = replace(request("a"), sampling=Sampling(max_tokens=1))
+        task = asyncio.create_task(pool.generate(short))
+        await settle()
+        one.started[0].die()
+        whole = await task
+        assert (whole.tokens.tolist(), whole.finish, two.started) == ([7], FinishReason.LENGTH, [])
 
     asyncio.run(main())
