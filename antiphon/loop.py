@@ -64,11 +64,8 @@ from antiphon.workers import WorkerHandle
 
 T = TypeVar("T")
 
-COLLECT = (
-    50_000,
-    20,
-    20,
-)  # Python's collector: what a run makes lives long, and by default it is looked through all the time
+# Thresholds of Python's collector: what a run makes lives long, and by default it is looked through all the time.
+COLLECT = (50_000, 20, 20)
 EVALUATION_PRIORITY = -1  # before rollouts: training waits for it
 
 
@@ -109,7 +106,6 @@ class Run:
         self._stopping = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
         self._between_steps = asyncio.Lock()  # while it is free, the learner's weights are those of `version`
-        parts.pool.refresh = self._refresh
 
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
@@ -123,7 +119,7 @@ class Run:
 
     def _guards(self) -> list[Coroutine[Any, Any, None]]:
         """What ends the run from the side: the death of a worker, or of the last engine."""
-        return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch()]
+        return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch(self._refresh)]
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -189,7 +185,8 @@ class Run:
                 validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
         if validation is not None:
             await validation
-        await self._publish(owner)
+        async with self._between_steps:
+            await self._publish(owner)
         return _now() - began
 
     # --- reinforcement learning ----------------------------------------------------------------------------------------
@@ -291,8 +288,10 @@ class Run:
             if engine.version < self.version.n:
                 publish = self.parts.learner.publish(self.version.n, self.parts.exchange)
                 update = await self._wait(publish, "publish", "the learner")
-                await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
-                remove(update)
+                try:
+                    await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
+                finally:
+                    remove(update)
 
     async def _settle(self) -> None:
         if self._loading is not None:

@@ -1,12 +1,12 @@
 """The published scheduling experiments, simulated: the library's own loop, scheduler and pool on engines that take their time.
 
-    python benchmarks/published.py [--fit]
+    python benchmarks/published.py
 
 The engine is what its data sheet says (8 billion parameters in bfloat16 on one 80 GB device with 3.35 TB/s and 990 Tflop/s);
-it is not fitted. The distribution of response lengths, and how often the answers to a prompt all agree, are chosen once, from
-a few candidates by the two rows marked so (`--fit`), and used for every row. What the publication leaves open is set
+it is not fitted. The distribution of response lengths, and how often the answers to a prompt all agree, are chosen first, from
+a few candidates by the two rows marked so, and used for every row. What the publication leaves open is set
 here: eight engines of 64 slots, a batch baseline that makes up for filtered prompts in whole rounds, worlds of which one in 50
-is eight times as slow. Published figures: ROLL Flash (Lu et al. 2025); environments N(10, 1): RollArt (Gao et al. 2025).
+is eight times as slow. Published figures: ROLL Flash (arXiv 2510.11345); environments N(10, 1): RollArt (arXiv 2512.22560).
 """
 
 import argparse
@@ -239,10 +239,9 @@ def fit() -> Calibration:
 def main() -> None:
     """Simulate all rows, print the table, write the result."""
     parser = argparse.ArgumentParser(description="Published scheduling experiments, simulated.")
-    parser.add_argument("--fit", action="store_true", help="choose the calibration again")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    calibration = fit() if args.fit else Calibration()
+    calibration = fit()
     figures, rows, close = {}, [], []
     for row in ROWS:
         found = row.simulated(calibration)

@@ -41,7 +41,7 @@ class Policy(StrEnum):
     """Rounds as above, one of them running while the one before is trained on."""
     TAIL_BATCHING = "tail_batching"
     """Short rounds of more groups than needed, of which the first to finish win; the prompts of the others wait for a long
-    round of their own, without extras. Source: RollPacker (Gao et al. 2025), section 4.1."""
+    round of their own, without extras. Source: RollPacker."""
 
 
 class RolloutConfig(Config):

@@ -87,7 +87,10 @@ class _Free:
         return None
 
 
-async def _nothing(engine: InferenceEngine) -> None: ...
+Refresh = Callable[[InferenceEngine], Awaitable[None]]  # gives a new engine the newest weights
+
+
+async def _as_it_comes(engine: InferenceEngine) -> None: ...
 
 
 class EnginePool:
@@ -115,7 +118,6 @@ class EnginePool:
         self._events = events
         self._on_loss = on_loss
         self._respawn = respawn
-        self.refresh: Callable[[InferenceEngine], Awaitable[None]] = _nothing  # gives a new engine the newest weights
         self._restarts = config.engine_restarts if respawn else 0
         self._coming = False  # an engine is being started
         self._loss: WorkerDied | None = None  # of the last engine, when none will take its place
@@ -175,28 +177,28 @@ class EnginePool:
 
         await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
 
-    async def watch(self) -> None:
-        """Find engines that have died unnoticed or hang, kill the latter, and replace what is gone; runs until it is
-        cancelled."""
+    async def watch(self, refresh: Refresh = _as_it_comes) -> None:
+        """Find engines that have died unnoticed or hang, kill the latter, and replace what is gone, with weights from
+        `refresh`; runs until it is cancelled. `WorkerDied` if no engine is left and none will come."""
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._keep_checking(), name="health")
             # By itself: what it waits for may need an engine that hangs to be found.
-            owner.create_task(self._keep_replacing(), name="replace")
+            owner.create_task(self._keep_replacing(refresh), name="replace")
 
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.gather(*map(self._check, self._members))
             await asyncio.sleep(self._config.engine_timeout / 4)
 
-    async def _keep_replacing(self) -> None:
+    async def _keep_replacing(self, refresh: Refresh) -> None:
         while self._restarts:
             self._gone.clear()
             if len(self._members) < self._wanted:
-                await self._replace()
+                await self._replace(refresh)
             else:
                 await self._gone.wait()
 
-    async def _replace(self) -> None:
+    async def _replace(self, refresh: Refresh) -> None:
         assert self._respawn is not None
         self._restarts, self._coming = self._restarts - 1, True
         try:
@@ -206,7 +208,7 @@ class EnginePool:
             self._give_up_if_empty(error)
             return
         self._coming = False
-        await self._with_weights(member, self.refresh(member.engine))
+        await self._with_weights(member, refresh(member.engine))
         self._dispatch()
 
     async def _with_weights(self, member: _Member, load: Awaitable[None]) -> None:

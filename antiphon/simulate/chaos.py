@@ -15,6 +15,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from antiphon.errors import AntiphonError, RolloutError, WorkerDied
 from antiphon.rollout.config import RolloutConfig
 from antiphon.seeds import generator
@@ -57,7 +59,7 @@ def chaos(seed: int, log: io.StringIO) -> str:
         simulate(scenario, log, _CheckedWaits())
     except (WorkerDied, RolloutError) as raised:
         error = raised
-    except Exception as raised:
+    except Exception as raised:  # whatever else a run ends with, no fault explains it
         raise InvariantBroken(f"the run failed: {type(raised).__name__}: {raised}") from raised
     books = Books(scenario.rollout)
     books.read(log.getvalue().splitlines())
@@ -109,21 +111,7 @@ def drawn(seed: int) -> ScenarioConfig:
         "environment_timeout": 30.0,
         "sampling": {"max_tokens": 2000},
     }
-    possible = [
-        {"point": "engine.crash", "at": float(draw.uniform(0, 60)), "every": 60.0},
-        {"point": "engine.hang", "at": float(draw.uniform(0, 60)), "every": 90.0},
-        {"point": "engine.slow", "at": float(draw.uniform(0, 60)), "every": 40.0, "seconds": 30.0},
-        {"point": "engine.load", "chance": 0.05},
-        {"point": "reward.lost", "chance": 0.05},
-        {"point": "learner.crash", "chance": 0.02},
-    ]
-    if agents:
-        possible += [
-            {"point": "environment.slow", "chance": 0.1},
-            {"point": "environment.hang", "chance": 0.01},
-            {"point": "environment.fail", "chance": 0.01},
-        ]
-    faults = [fault for fault in possible if draw.random() < 0.4]
+    faults = _drawn_faults(draw, agents)
     return ScenarioConfig.model_validate(
         {
             "name": "chaos",
@@ -152,6 +140,25 @@ def drawn(seed: int) -> ScenarioConfig:
             "faults": faults,
         }
     )
+
+
+def _drawn_faults(draw: np.random.Generator, agents: bool) -> list[dict[str, Any]]:
+    """Each kind of fault that there may be, or not."""
+    possible = [
+        {"point": "engine.crash", "at": float(draw.uniform(0, 60)), "every": 60.0},
+        {"point": "engine.hang", "at": float(draw.uniform(0, 60)), "every": 90.0},
+        {"point": "engine.slow", "at": float(draw.uniform(0, 60)), "every": 40.0, "seconds": 30.0},
+        {"point": "engine.load", "chance": 0.05},
+        {"point": "reward.lost", "chance": 0.05},
+        {"point": "learner.crash", "chance": 0.02},
+    ]
+    if agents:
+        possible += [
+            {"point": "environment.slow", "chance": 0.1},
+            {"point": "environment.hang", "chance": 0.01},
+            {"point": "environment.fail", "chance": 0.01},
+        ]
+    return [fault for fault in possible if draw.random() < 0.4]
 
 
 class _CheckedWaits(Waits):

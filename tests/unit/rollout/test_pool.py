@@ -10,6 +10,7 @@ from antiphon.errors import WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.pool import EnginePool
+from antiphon.simulate import clock
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.waits import Waits
 
@@ -267,19 +268,16 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
             engines.append(HeldEngine())
             return engines[-1]
 
-        schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 0.01})
+        schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 1.0})
         pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn)
         watch = asyncio.create_task(pool.watch())
-        for victim in range(3):
-            await settle()
+        for victim, (made, alive) in enumerate([(3, 2), (4, 2), (4, 1)]):
             engines[victim].kill()
-            while pool.engines == 2 and len(engines) == min(victim + 2, 4):
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
-        assert len(engines) == 4, "two were replaced"
+            await asyncio.sleep(2.0)
+            assert (len(engines), pool.engines) == (made, alive)
         watch.cancel()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    clock.run(main())  # in virtual time
 
 
 def test_an_engine_that_cannot_load_is_done_without():
