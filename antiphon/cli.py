@@ -145,6 +145,40 @@ def simulate(
 
 
 @app.command()
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure speeds first: the run itself, for two minutes.")
+    ] = False,
+    speeds: Annotated[Path | None, typer.Option(help="Use the speeds that a probe left in this file.")] = None,
+    devices: Annotated[int, typer.Option(help="Also find how best to divide so many devices.", min=0)] = 0,
+) -> None:
+    """Say what a run will be like: step time, who is idle, how stale, memory, and how to divide devices."""
+    with _outcome():
+        run = _load(config, overrides)
+        _require_model(run.model.path)
+        from antiphon.simulate.planner import Speeds, estimate, inspect, predict, splits
+        from antiphon.simulate.probe import SECONDS, measure
+
+        if probe and speeds:
+            raise ConfigError("give --probe or --speeds, not both")
+        model = inspect(run)
+        if speeds:
+            from antiphon.config import load
+
+            known = load(speeds, model=Speeds)
+        else:
+            known = measure(run, SECONDS) if probe else estimate(run, model)
+        _table("on average", "predicted", predict(run, known).table())
+        _table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
+        if devices:
+            found = {str(split): split.seconds for split in splits(run, known, devices)}
+            _table(f"{devices} devices", "seconds a step", found)
+            print(f"best: {min(found, key=lambda name: found[name])}")
+
+
+@app.command()
 def doctor() -> None:
     """Show what this machine has for Antiphon, and how to install what it lacks."""
     with _outcome():

@@ -117,6 +117,14 @@ class Run:
         self._catch_interrupts()
         return await supervised(self._guards(), self._sft_alone)
 
+    async def reinforce(self) -> int:
+        """Reinforcement learning alone, from the weights of now: no evaluation, no summary; returns the steps done."""
+        return await supervised(self._guards(), self._reinforce)
+
+    def stop(self) -> None:
+        """End the run after the step in hand."""
+        self._stopping.set()
+
     def _guards(self) -> list[Coroutine[Any, Any, None]]:
         """What ends the run from the side: the death of a worker, or of the last engine."""
         return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch(self._refresh)]
@@ -130,7 +138,7 @@ class Run:
         def interrupt() -> None:
             if self._stopping.is_set() and task is not None:
                 task.cancel()
-            self._stopping.set()
+            self.stop()
             self.parts.view.message("stopping after this step; Ctrl-C again stops at once")
 
         with suppress(ValueError, RuntimeError):  # only the main thread hears signals
@@ -192,12 +200,18 @@ class Run:
     # --- reinforcement learning ----------------------------------------------------------------------------------------
 
     async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
-        parts, config = self.parts, self.config
-        warm_start = await self._sft(owner) if config.sft else 0.0
+        warm_start = await self._sft(owner) if self.config.sft else 0.0
         before = await self._test()
+        began = _now()
+        steps = await self._reinforce(owner)
+        seconds = _now() - began
+        after = await self._test()
+        return await self._finish(before, after, warm_start, seconds, steps)
+
+    async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
+        parts, config = self.parts, self.config
         updates = config.steps * config.learner.minibatches * config.learner.epochs
         await parts.learner.begin(config.algorithm, config.learner.optimizer, updates)
-        began = _now()
         scheduler = Scheduler(
             config=config.rollout,
             version=self.version,
@@ -211,9 +225,7 @@ class Run:
         scheduler.start(owner)
         steps = await self._steps(owner, scheduler)
         scheduler.stop()
-        seconds = _now() - began
-        after = await self._test()
-        return await self._finish(before, after, warm_start, seconds, steps)
+        return steps
 
     async def _steps(self, owner: asyncio.TaskGroup, scheduler: Scheduler) -> int:
         """The consuming half of the loop; returns the number of steps done.
@@ -319,20 +331,25 @@ class Run:
         """What a step's groups look like as it begins."""
         metas = [trajectory.meta for group in groups for trajectory in group.trajectories]
         ages = [meta.started.age(scheduler.admission.version) for meta in metas]
-        return {
-            "reward/mean": float(np.mean([meta.score.value for meta in metas])),
-            "age/mean": float(np.mean(ages)),
-            "age/max": float(max(ages)),
-            "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
-            "length/max": float(max(meta.completion_tokens for meta in metas)),
-            "length/truncated": float(np.mean([meta.truncated for meta in metas])),
-            "engines/live": float(self.parts.pool.engines),
-            "attempts/dispatched": float(scheduler.admission.dispatched),
-            "groups/live": float(scheduler.admission.live),
-            "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
-            "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
-            "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-        } | scheduler.bias.metrics()
+        shares = {f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)}
+        return (
+            shares
+            | {
+                "reward/mean": float(np.mean([meta.score.value for meta in metas])),
+                "age/mean": float(np.mean(ages)),
+                "age/max": float(max(ages)),
+                "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
+                "length/max": float(max(meta.completion_tokens for meta in metas)),
+                "length/truncated": float(np.mean([meta.truncated for meta in metas])),
+                "engines/live": float(self.parts.pool.engines),
+                "attempts/dispatched": float(scheduler.admission.dispatched),
+                "groups/live": float(scheduler.admission.live),
+                "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
+                "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
+                "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
+            }
+            | scheduler.bias.metrics()
+        )
 
     def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)

@@ -466,3 +466,8 @@ class TrainBatch:
     """Everything one training step does: mini-batches × epochs."""
 
     updates: tuple[Update, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed, prompts among them."""
+        return sum(len(pack.tokens) for update in self.updates for rank in update.packs for pack in rank)

@@ -73,7 +73,11 @@ class TorchLearner(Worker):
         began = time.perf_counter()
         updates = [self._update(update) for update in batch.updates]
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
-        return metrics | {"seconds": time.perf_counter() - began, "lr": self.scheduler.get_last_lr()[0]}
+        return metrics | {
+            "seconds": time.perf_counter() - began,
+            "tokens": float(batch.tokens),
+            "lr": self.scheduler.get_last_lr()[0],
+        }
 
     def score(self, packs: list[Pack]) -> list[FloatArray]:
         """Log-probs of the loss tokens under this model, 0 elsewhere, [T] a pack."""

@@ -24,6 +24,7 @@ DECLARED: Mapping[str, Reduction] = {
     "groups/live": "last",
     "learner/lr": "last",
     "learner/seconds": "sum",
+    "learner/tokens": "sum",
     "step/seconds": "sum",
     "tokens/per_second": "last",
     "evaluation/accuracy": "last",

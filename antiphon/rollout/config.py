@@ -50,8 +50,8 @@ class RolloutConfig(Config):
     policy: Policy = Policy.QUEUE
     """`queue`; or a baseline to compare with: `batch`, `one_step_off`, `tail_batching`."""
     placement: Literal["spread", "pinned"] = "spread"
-    """Siblings go where there is room, each by itself; or a group goes whole to an engine that has room for all of it, as a
-    request for G answers does."""
+    """Siblings go where there is room, each by itself; or a group goes whole to an engine that has room for all of it, and
+    holds that room until the last sibling is done, as a request for G answers does."""
     groups_per_step: int = Field(gt=0)
     """B: groups that one training step consumes."""
     group_size: int = Field(8, gt=0)

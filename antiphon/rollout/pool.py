@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -47,6 +47,7 @@ class _Member:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
     open: bool = True  # takes requests; False once it is dead or retiring
     noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `_Free`
+    groups: Counter[str] = field(default_factory=Counter)  # pinned: requests of each group there
 
     def takes(self, version: int) -> bool:
         """Whether a request for this version may go there now."""
@@ -114,6 +115,7 @@ class EnginePool:
         self._waits = waits
         self._config = config
         self._pinned = config.placement == "pinned"
+        self._seats = config.group_size + config.redundancy  # of a group that is pinned
         self._wanted = 0  # engines
         self._events = events
         self._on_loss = on_loss
@@ -141,13 +143,15 @@ class EnginePool:
     @property
     def _share(self) -> float:
         """What each engine would run if all had the same. None is given more: the first to have loaded new weights would
-        take what is meant for all, and siblings would crowd where their prefix is."""
+        take what is meant for all, and siblings would crowd where their prefix is. Groups that are pinned crowd."""
+        if self._pinned:
+            return math.inf
         return math.ceil(self._outstanding / max(len(self._members), 1))
 
     def add(self, engine: InferenceEngine) -> _Member:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
-        limit = max(1, engine.capacity - self._config.group_size + 1) if self._pinned else engine.capacity * AHEAD
+        limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
         member = _Member(next(self._numbers), engine, limit, engine.version)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
@@ -303,11 +307,27 @@ class EnginePool:
         finally:
             self._outstanding -= 1
             if placed.done() and not placed.cancelled() and not placed.exception():
-                self._leave(placed.result())
+                self._leave(placed.result(), request.affinity)
             self._dispatch()
 
-    def _leave(self, member: _Member) -> None:
-        member.running -= 1
+    def _seat(self, member: _Member, group: str) -> None:
+        """Count a request that goes to an engine. A group that is pinned has all its seats from its first request to its
+        last, as one request for that many answers would."""
+        if not self._pinned:
+            member.running += 1
+        else:
+            member.running += 0 if member.groups[group] else self._seats
+            member.groups[group] += 1
+        self._free.note(member)
+
+    def _leave(self, member: _Member, group: str) -> None:
+        if not self._pinned:
+            member.running -= 1
+        else:
+            member.groups[group] -= 1
+            if not member.groups[group]:
+                del member.groups[group]
+                member.running -= self._seats
         self._look_at(member)
         if not member.running:
             member.idle.set()
@@ -342,10 +362,9 @@ class EnginePool:
             heapq.heappop(queue)
             if not queue:
                 del self._pending[request.min_version]
-            member.running += 1
-            self._free.note(member)
+            self._seat(member, request.affinity)
             self._remember(request.affinity, member)
-            self._events.add("place", request=request.id, engine=member.number)
+            self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
             pending.placed.set_result(member)
 
     def _next(self) -> tuple[_Pending, _Member] | None:

@@ -59,6 +59,8 @@ class EngineSpeed(Config):
     """Tokens that the cache holds; when it is full the newest sequence gives way, and is read again later."""
     load: float = Field(0.0, ge=0.0)
     """Seconds to take new weights, in which nothing runs."""
+    beside_learner: float = Field(1.0, gt=0.0)
+    """Times as long as all else takes while the learner trains on the same machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +96,9 @@ class SimulatedEngine:
         self.capacity = speed.slots
         self.dead: WorkerDied | None = None
         self._hung: asyncio.Future[None] | None = None
-        self._factor = 1.0
+        self._slow = 1.0  # a fault
+        self._beside = 1.0  # the learner trains
+        self._factor = 1.0  # times as long as everything takes
         self.sampled_tokens = 0
         self.read_tokens = 0
         self.preemptions = 0
@@ -177,9 +181,25 @@ class SimulatedEngine:
 
     def slow_down(self, factor: float) -> None:
         """Take `factor` times as long from now on; 1 is as fast as at first."""
-        self._interrupt()
-        self._factor = factor
-        self._begin_stretch(0)
+        self._slow = factor
+        self._change_pace()
+
+    def share_machine(self, training: bool) -> None:
+        """The learner has begun to train, or is done."""
+        self._beside = self.speed.beside_learner if training else 1.0
+        if self.dead is None:
+            self._change_pace()
+
+    def _change_pace(self) -> None:
+        if self._factor != self._slow * self._beside:
+            self._interrupt()
+            self._factor = self._slow * self._beside
+            self._begin_stretch(0)
+
+    @property
+    def running(self) -> int:
+        """Sequences that are decoded now."""
+        return len(self._running)
 
     def recover(self) -> None:
         """Be as fast as at first, if it still lives."""

@@ -4,7 +4,7 @@ Everything they answer is drawn from named streams, so that it depends on what i
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import Config
 from antiphon.errors import WorkerDied
 from antiphon.learning.config import OptimizerConfig
+from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
@@ -33,6 +34,7 @@ from antiphon.types import (
 NUMBERED = 2  # added to a prompt's number in its first token: 0 is what prompts are made of, 1 what is sampled
 
 
+SLICES = 16  # of a training step: between two of them it is seen whether engines run
 _VERDICT = DistributionConfig(kind="uniform", mean=0.5, spread=0.5)
 
 
@@ -44,15 +46,20 @@ class LearnerSpeed(Config):
     per_token: float = Field(0.0, ge=0.0)
     """Of a token that is trained on."""
     publish: float = Field(0.0, ge=0.0)
+    beside_engines: float = Field(1.0, gt=0.0)
+    """Times as long as a step takes while engines generate on the same machine."""
 
 
 class SimulatedLearner:
-    """A `Learner` that takes its time and learns nothing."""
+    """A `Learner` that takes its time and learns nothing. It shares its machine with `engines`."""
 
-    def __init__(self, speed: LearnerSpeed, faults: Faults) -> None:
+    def __init__(
+        self, speed: LearnerSpeed, faults: Faults, engines: Callable[[], Sequence[SimulatedEngine]] = tuple
+    ) -> None:
         self.speed = speed
         self.busy_seconds = 0.0
         self._faults = faults
+        self._engines = engines
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `Learner.begin`."""
@@ -62,11 +69,25 @@ class SimulatedLearner:
         """See `Learner.step`."""
         if self._faults.strikes("learner.crash"):
             raise WorkerDied("the simulated learner crashed")
-        tokens = sum(len(pack.tokens) for update in batch.updates for rank in update.packs for pack in rank)
-        seconds = self.speed.step + self.speed.per_token * tokens
-        await asyncio.sleep(seconds)
+        seconds = await self._work(self.speed.step + self.speed.per_token * batch.tokens)
         self.busy_seconds += seconds
-        return {"seconds": seconds, "tokens": float(tokens)}
+        return {"seconds": seconds, "tokens": float(batch.tokens)}
+
+    async def _work(self, seconds: float) -> float:
+        """Compute, in slices if engines may be in the way; returns the seconds that it took."""
+        factor = self.speed.beside_engines
+        slices, taken = (1 if factor == 1 else SLICES), 0.0
+        self._tell_engines(True)
+        for _ in range(slices):
+            hindered = any(engine.running for engine in self._engines())
+            taken += (slept := seconds / slices * (factor if hindered else 1))
+            await asyncio.sleep(slept)
+        self._tell_engines(False)
+        return taken
+
+    def _tell_engines(self, training: bool) -> None:
+        for engine in self._engines():
+            engine.share_machine(training)
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """See `Learner.score`: a third of a step's time, as it has no backward pass."""

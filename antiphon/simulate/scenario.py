@@ -13,9 +13,11 @@ from typing import Any, TextIO
 
 from pydantic import Field
 
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.config import Config
 from antiphon.errors import UnsupportedError
+from antiphon.learning.config import LearnerConfig
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run
 from antiphon.record.events import Events
@@ -67,6 +69,9 @@ class ScenarioConfig(Config):
     seed: int = Field(0, ge=0)
     steps: int = Field(10, gt=0)
     rollout: RolloutConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    training: LearnerConfig = LearnerConfig()
+    """How a step's samples are cut, and its stages; the learner's speed stands under `learner`."""
     engines: EnginesConfig = EnginesConfig()
     learner: LearnerSpeed = LearnerSpeed()
     prompts: int = Field(1000, gt=0)
@@ -89,6 +94,8 @@ class ScenarioConfig(Config):
             model=ModelConfig(path=TASK),
             tasks=(TaskConfig(name=TASK, prompts=PromptsConfig(source="jsonl", path=TASK)),),
             rollout=self.rollout,
+            algorithm=self.algorithm,
+            learner=self.training,
             record={"directory": str(directory), "trackers": (), "live": "off"},
         )
 
@@ -176,7 +183,7 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
     first = [engine() for _ in range(scenario.engines.count)]
     pool = EnginePool(first, waits, config.rollout, events=events, respawn=respawn)
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
-    learner = SimulatedLearner(scenario.learner, faults)
+    learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
     directory = RunDirectory.create(root, config.name)
     view = _Silent()

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM
 from antiphon import build
 from antiphon.config import import_folder, load
 from antiphon.run_config import RunConfig
+from antiphon.simulate.planner import Speeds, predict
+from antiphon.simulate.probe import measure
 
 
 def train(project, *overrides, **sections) -> int:
@@ -100,3 +102,17 @@ def test_processes_and_a_warm_start(project):
     tuned = project.run("sft", path, "name=tuned")
     assert tuned.returncode == 0, tuned.stderr
     assert project.summary("tuned")["versions"] == 1
+
+
+def test_a_probe_measures_the_run_and_a_plan_is_made_of_it(project):
+    path = project.config(steps=3, rollout=rollout(groups_per_step=4))
+    import_folder(path)
+    config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
+    speeds = measure(config, 3.0)
+    assert load(project.folder / "runs" / "run-probe" / "speeds.yaml", model=Speeds) == speeds
+    assert speeds.learner.step + speeds.learner.per_token > 0
+    assert speeds.engine.iteration + speeds.engine.per_sequence > 0
+    assert 1 <= speeds.response_tokens.quantile(0.5) <= 8
+    plan = predict(config, speeds)
+    assert plan.step_seconds > 0
+    assert sum(plan.ages.values()) == pytest.approx(1.0)

@@ -305,8 +305,12 @@ def test_a_pinned_group_goes_whole_to_an_engine_with_room_for_all_of_it():
         assert [g.request.id for g in one.started] == ["a0", "a1", "a2"]
         assert [g.request.id for g in two.started] == ["b0", "b1", "b2"]
         one.started[0].finish()
+        one.started[1].finish()
         await settle()
-        assert [g.request.id for g in one.started[3:]] == ["c0", "c1", "c2"], "now there is room for a whole group"
+        assert len(one.started) == 3, "a group has its seats until its last sibling is done"
+        one.started[2].finish()
+        await settle()
+        assert [g.request.id for g in one.started[3:]] == ["c0", "c1", "c2"]
         assert len(two.started) == 3
         while not all(task.done() for task in tasks):
             for generation in one.started + two.started:

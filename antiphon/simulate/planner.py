@@ -1,0 +1,327 @@
+"""What a run will be like, before it is run: step time, who is idle, how stale, and how to divide devices.
+
+A plan is the run's own configuration on simulated parts, as fast as `Speeds` says. A probe measures them on the machine;
+`estimate` derives them from the model's size and what the machine does in a moment. Beside the simulation stands the closed
+form of ROLL Flash (arXiv 2510.11345, propositions 1 and 2), an upper bound in which the last answers of a step are long ones.
+"""
+
+import asyncio
+import io
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from antiphon.build import model_directory
+from antiphon.cluster.local import LocalCluster
+from antiphon.config import Config
+from antiphon.record.timeline import Timeline
+from antiphon.run_config import BYTES, RunConfig, count_parameters, memory_estimate
+from antiphon.simulate.engine import EngineSpeed
+from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
+from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
+from antiphon.simulate.workloads import DistributionConfig
+from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.rendering import Renderer
+
+WARM_UP = 4  # steps that a prediction leaves out
+ATTEMPTS = 12_000  # to simulate, about
+STEPS = (12, 60)  # to simulate, at least and at most
+STRIDE = 1.25  # from one number of learner devices to the next that is tried
+FOREVER = 1e9  # seconds: a plan has no deadlines
+
+
+class Speeds(Config):
+    """How fast the parts of a run are, and what their work is like. Whatever the configuration says itself, it decides."""
+
+    engine: EngineSpeed = EngineSpeed()
+    learner: LearnerSpeed = LearnerSpeed()
+    prompt_tokens: DistributionConfig = DistributionConfig(mean=100)
+    response_tokens: DistributionConfig = DistributionConfig(mean=100)
+    reward_seconds: DistributionConfig = DistributionConfig(mean=0)
+    success: DistributionConfig = DistributionConfig(mean=0.5)
+    environment: EnvironmentConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A step, on average. Shares are of time."""
+
+    step_seconds: float
+    bound: float  # of the closed form
+    learner_idle: float
+    engines_idle: float
+    ages: dict[int, float]  # versions between start and use -> share of trajectories
+    tokens_per_second: float  # trained on
+    stale: float  # groups a step that were too old
+
+    def table(self) -> dict[str, float]:
+        """For a person."""
+        return {
+            "seconds a step": self.step_seconds,
+            "seconds a step, bound of the closed form": self.bound,
+            "share of the learner's time without work": self.learner_idle,
+            "share of the engines' time without work": self.engines_idle,
+            "tokens a second, trained": self.tokens_per_second,
+            "groups dropped a step: stale": self.stale,
+            **{f"share of trajectories of age {age}": share for age, share in self.ages.items()},
+        }
+
+
+def predict(
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, attempts: int = ATTEMPTS
+) -> Prediction:
+    """Simulate a few steps of the run, with so many `attempts` about, on so many engines (0: those of the configuration)
+    and learner devices that share its tokens evenly."""
+    scenario = scenario_of(config, speeds, engines=engines, learners=learners, attempts=attempts)
+    events = io.StringIO()
+    outcome = simulate(scenario, events)
+    timeline = Timeline.read(events.getvalue().splitlines())
+    steps = outcome.steps[WARM_UP:]
+    seconds = timeline.step_seconds(WARM_UP)
+    return Prediction(
+        step_seconds=seconds,
+        bound=Closed.of(scenario).step_seconds(),
+        learner_idle=timeline.learner_idle(WARM_UP),
+        engines_idle=timeline.engines_idle(WARM_UP),
+        ages={age: fmean(step[f"age/{age}"] for step in steps) for age in range(config.rollout.max_age + 1)},
+        tokens_per_second=fmean(step["learner/tokens"] for step in steps) / seconds,
+        stale=fmean(step["groups/stale"] for step in steps),
+    )
+
+
+def scenario_of(
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, attempts: int = ATTEMPTS
+) -> ScenarioConfig:
+    """The simulation of a run."""
+    rollout = config.rollout
+    steps = attempts // (rollout.groups_per_step * (rollout.group_size + rollout.redundancy))
+    no_deadlines = dict.fromkeys(("timeout", "engine_timeout", "environment_timeout"), FOREVER)
+    learner = speeds.learner.model_copy(update={"per_token": speeds.learner.per_token / learners})
+    return ScenarioConfig(
+        name=config.name,
+        seed=config.seed,
+        steps=WARM_UP + min(max(steps, STEPS[0]), STEPS[1]),
+        rollout=rollout.model_copy(update=no_deadlines),
+        algorithm=config.algorithm,
+        training=config.learner,
+        engines=EnginesConfig(
+            count=engines or config.engine.replicas,
+            speed=speeds.engine.model_copy(update={"slots": config.engine.slots}),
+        ),
+        learner=learner,
+        prompt_tokens=speeds.prompt_tokens,
+        response_tokens=speeds.response_tokens,
+        reward_seconds=speeds.reward_seconds,
+        success=speeds.success,
+        environment=speeds.environment,
+    )
+
+
+# --- the closed form ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The terms of both propositions, in seconds on one device: all generation of a step, its longest answer, its training."""
+
+    generation: float  # N mu_g
+    longest: float  # L_g
+    training: float  # E N mu_t
+    constant: float  # of a step, whatever is in it and however many share it
+    ratio: float  # alpha
+    engines: int
+
+    @staticmethod
+    def of(scenario: ScenarioConfig) -> "Closed":
+        """Of a scenario's engines when all their slots are taken."""
+        rollout, speed = scenario.rollout, scenario.engines.speed
+        attempts = rollout.groups_per_step * (rollout.group_size + rollout.redundancy)
+        alive = rollout.capacity * (rollout.group_size + rollout.redundancy)
+        running = min(speed.slots, math.ceil(alive / scenario.engines.count))
+        prompt, mean = _mean(scenario.prompt_tokens), _mean(scenario.response_tokens)
+        iteration = speed.iteration + running * (speed.per_sequence + speed.per_token * (prompt + mean / 2))
+        reading = speed.prefill * prompt
+        longest = scenario.response_tokens.quantile(1 - 1 / (attempts + 1))
+        tokens = rollout.groups_per_step * (prompt + rollout.group_size * mean) * scenario.training.epochs
+        return Closed(
+            generation=attempts * mean * iteration / running + rollout.groups_per_step * reading,
+            longest=longest * iteration + reading + _mean(scenario.reward_seconds),
+            training=scenario.learner.per_token * tokens,
+            constant=scenario.learner.step + scenario.learner.publish + speed.load,
+            ratio=rollout.async_ratio,
+            engines=scenario.engines.count,
+        )
+
+    def step_seconds(self) -> float:
+        """Of engines and a learner with devices of their own: the slower of the two; or their sum, if they take turns."""
+        rollout = self.generation / self.engines + self.longest / (1 + self.ratio)
+        learner = self.training + self.constant
+        return max(rollout, learner) if self.ratio else rollout + learner
+
+
+def best_share(generation: float, training: float, longest: float) -> float:
+    """The share beta of the devices that should train, so that b / beta = a / (1 - beta) + c for generation a, training b
+    and longest answer c, all in seconds on all devices. The publication's own beta* = b / (a + b + c) divides c by 1 - beta
+    too, which its first proposition does not; this is the balance point."""
+    a, b, c = generation, training, longest
+    whole = a + b + c
+    return 2 * b / (whole + math.sqrt(whole * whole - 4 * b * c))  # of the quadratic's roots the one below 1
+
+
+def _mean(distribution: DistributionConfig) -> float:
+    """With the bounds, which `distribution.mean` does not know of."""
+    return fmean(distribution.quantile((i + 0.5) / 200) for i in range(200))
+
+
+# --- dividing devices --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """So many devices for the learner, the others with an engine each; or all for both in turns, if the learner has all."""
+
+    learners: int
+    engines: int
+    seconds: float  # a step, simulated
+
+    def __str__(self) -> str:
+        if self.learners == self.engines:
+            return "all in turns"
+        return f"{self.engines} generate, {self.learners} train"
+
+
+def splits(config: RunConfig, speeds: Speeds, devices: int) -> Iterator[Split]:
+    """Steps of the run on so many devices: all in turns first, then divided, from the share of the closed form to where
+    more and fewer are both slower. The learner's constant part is not divided by its devices."""
+    turns = config.model_copy(update={"rollout": config.rollout.model_copy(update={"async_ratio": 0.0})})
+    if config.rollout.policy == "queue":
+        seconds = predict(turns, speeds, engines=devices, learners=devices).step_seconds
+        yield Split(learners=devices, engines=devices, seconds=seconds)
+    found: dict[int, Split] = {}
+    best = balanced(config, speeds, devices) if config.rollout.async_ratio else 0
+    while best:
+        for learners in (best, math.floor(best / STRIDE), math.ceil(best * STRIDE)):
+            if learners not in found and 0 < learners < devices:
+                plan = predict(config, speeds, engines=devices - learners, learners=learners)
+                found[learners] = Split(learners=learners, engines=devices - learners, seconds=plan.step_seconds)
+                yield found[learners]
+        before, best = best, min(found, key=lambda learners: found[learners].seconds)
+        if best == before:
+            return
+
+
+def balanced(config: RunConfig, speeds: Speeds, devices: int) -> int:
+    """How many devices should train, by the closed form."""
+    closed = Closed.of(scenario_of(config, speeds, engines=devices))
+    longest = closed.longest / (1 + closed.ratio)
+    share = best_share(closed.generation / devices, closed.training / devices, longest)
+    return min(max(round(devices * share), 1), devices - 1)
+
+
+# --- the model, and speeds from its size -------------------------------------------------------------------------------
+
+PROMPTS = 256  # that are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a plan needs to know of the model and its prompts."""
+
+    parameters: int
+    cached_per_token: int  # numbers in the KV cache
+    prompt_tokens: tuple[int, ...]  # of some prompts
+
+    def memory(self, config: RunConfig) -> dict[str, int]:
+        """Bytes of each part of the run, without activations."""
+        length = max(self.prompt_tokens) + config.rollout.max_turns * config.rollout.sampling.max_tokens
+        sequences = config.engine.replicas * config.engine.slots
+        found = memory_estimate(self.parameters, config)
+        cache = sequences * length * self.cached_per_token * BYTES.get(config.engine.dtype, 4)
+        return {"KV caches, at most": cache, **found, "all": found["all"] + cache}
+
+
+def inspect(config: RunConfig) -> ModelFacts:
+    """Look at a run's model, which is built or fetched if need be, and at its first prompts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return asyncio.run(_inspect(config, Path(scratch) / "model"))
+
+
+async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
+    from transformers import AutoConfig
+
+    mixture = Mixture.load(config.tasks, config.seed)
+    cluster = LocalCluster(logs=scratch.parent)
+    try:
+        model = await model_directory(cluster, config.model.path, scratch, config.seed)
+    finally:
+        await cluster.close()
+    renderer = Renderer(model)
+    shape = AutoConfig.from_pretrained(model).get_text_config()
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return ModelFacts(
+        parameters=count_parameters(str(model)) or 0,
+        cached_per_token=2 * shape.num_hidden_layers * heads * size,
+        prompt_tokens=tuple(len(renderer.encode_prompt(mixture.next().messages)) for _ in range(PROMPTS)),
+    )
+
+
+EFFICIENCY = 0.4  # of the machine's matrix products, that a model reaches; what our own engine reaches on CPUs
+TRAINING_PASSES = 3  # a backward pass is two forward passes
+
+
+def estimate(config: RunConfig, model: ModelFacts) -> Speeds:
+    """What sizes alone say: weights and cache are read once an iteration, arithmetic goes at a share of this machine's own
+    speed, and answers are of any length up to the limit."""
+    operations, read = machine_limits(config.engine.device, config.engine.threads)
+    size = BYTES.get(config.engine.dtype, 4)
+    token = 2 * model.parameters / (operations * EFFICIENCY)
+    most = config.rollout.sampling.max_tokens
+    return Speeds(
+        engine=EngineSpeed(
+            iteration=model.parameters * size / read,
+            per_sequence=token,
+            per_token=model.cached_per_token * size / read,
+            prefill=token,
+        ),
+        learner=LearnerSpeed(per_token=TRAINING_PASSES * token),
+        prompt_tokens=trace(model.prompt_tokens),
+        response_tokens=DistributionConfig(kind="uniform", mean=most / 2, spread=most / 2, minimum=1),
+    )
+
+
+def machine_limits(device: str, threads: int) -> tuple[float, float]:
+    """Floating-point operations and bytes read a second, measured in a moment."""
+    import torch
+
+    name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    square, long = torch.rand(1024, 1024, device=name), torch.rand(1 << 25, device=name)
+
+    def seconds(work: Callable[[], torch.Tensor]) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            work().flatten()[0].item()  # waits for the device
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    limits = 2 * 1024**3 / seconds(lambda: square @ square), long.nbytes / seconds(lambda: long.sum())
+    torch.set_num_threads(before)
+    return limits
+
+
+def trace(values: Sequence[float], points: int = 100, shared: float = 0.0) -> DistributionConfig:
+    """What was measured, as that many quantiles."""
+    ordered = sorted(values)
+    kept = (
+        [ordered[int((i + 0.5) / points * len(ordered))] for i in range(points)] if len(ordered) > points else ordered
+    )
+    return DistributionConfig(
+        kind="trace", mean=0, values=tuple(round(float(value), 6) for value in kept), shared=shared
+    )

@@ -1,0 +1,324 @@
+"""Measuring a machine for the planner: a run's real parts, for a minute or two, and what their events say.
+
+Three phases on the same engines and learner. Two are synchronous, with a step's groups and with a quarter of them: there
+each part works alone, and seconds against sizes give its speed. The third is asynchronous: how much slower each part is
+beside the other. Everything is read from the run's own events and metrics, nothing is instrumented.
+"""
+
+import asyncio
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+import numpy as np
+
+from antiphon.build import built
+from antiphon.config import dump
+from antiphon.loop import Parts, Run
+from antiphon.record.live import View
+from antiphon.record.run_dir import RunDirectory
+from antiphon.record.timeline import Served, Timeline, union
+from antiphon.run_config import RunConfig
+from antiphon.simulate.engine import EngineSpeed
+from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
+from antiphon.simulate.planner import Speeds, predict, trace
+from antiphon.types import Group, Trajectory
+from antiphon.waits import Waits
+
+SECONDS = 100.0  # of the three phases together; the parts need a while to start
+SKIP = 2  # steps of a phase, in which things get going
+FEWEST, MOST = 6, 60  # steps of a phase, however long they take
+TUNING = 3  # simulations of a phase
+TUNING_ATTEMPTS = 4000  # in each
+
+
+@dataclass(slots=True)
+class Phase:
+    """What one phase left."""
+
+    timeline: Timeline
+    trained_tokens: list[float]  # of each step
+
+
+@dataclass(slots=True)
+class Seen:
+    """Every complete group, before a filter looks at it."""
+
+    groups: list[Group] = field(default_factory=list)
+
+    def keep(self, parts: Parts) -> Parts:
+        """The parts, with this looking on."""
+        chosen = parts.keep
+
+        def look(group: Group) -> bool:
+            self.groups.append(group)
+            return chosen is None or chosen(group)
+
+        return replace(parts, keep=look)
+
+
+class Watch:
+    """A `View` that ends the run when its time is up, and enough steps are done."""
+
+    def __init__(self, shown: View, seconds: float) -> None:
+        self.run: Run | None = None
+        self._shown = shown
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    def start(self, name: str, note: str = "") -> None:
+        """See `View.start`."""
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+        """See `View.step`."""
+        self._shown.step(step, steps, metrics, waits)
+        if self.run is not None and step >= FEWEST and asyncio.get_running_loop().time() >= self._until:
+            self.run.stop()
+
+    def message(self, text: str) -> None:
+        """See `View.message`."""
+        self._shown.message(text)
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+def measure(config: RunConfig, seconds: float) -> Speeds:
+    """Run a configuration for about so long, after its warm start; returns what was measured, and leaves it in the probe's
+    run directory as `speeds.yaml`."""
+    record = config.record.model_copy(update={"events": True, "trackers": ()})
+    evaluation = config.evaluation.model_copy(update={"every": 0, "minimum_accuracy": 0.0})
+    name = f"{config.name}-probe"
+    changed = config.model_copy(update={"name": name, "record": record, "evaluation": evaluation})
+    directory, groups = asyncio.run(_measure(changed, seconds))
+    with directory.events.open(encoding="utf-8") as lines, directory.metrics.open(encoding="utf-8") as metrics:
+        speeds = fit(config, read_phases(lines, metrics), groups)
+    (directory.path / "speeds.yaml").write_text(dump(speeds), encoding="utf-8")
+    return speeds
+
+
+async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
+    async with built(config, overwrite=True) as whole:
+        seen, version = Seen(), whole.version
+        if config.sft:
+            warm = Run(replace(whole.parts, test=()))
+            await warm.sft()
+            version = warm.version
+        phases = phases_of(config)
+        for phase in phases:
+            watch = Watch(whole.parts.view, seconds / len(phases))
+            whole.parts.events.add("phase")
+            watch.run = run = Run(replace(seen.keep(whole.parts), config=phase, view=watch))
+            run.version = version
+            await run.reinforce()
+            version = run.version
+        return whole.parts.directory, seen.groups
+
+
+def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
+    """Synchronous, synchronous with fewer groups, asynchronous."""
+    rollout = config.rollout
+    plain = {"policy": "queue", "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
+    sizes = (rollout.groups_per_step, max(rollout.groups_per_step // 4, config.learner.minibatches))
+    changes = [{"async_ratio": 0.0, "groups_per_step": size} for size in sizes]
+    changes.append({"async_ratio": max(rollout.async_ratio, 1.0)})
+    first, second, third = (
+        config.model_copy(update={"steps": MOST, "rollout": rollout.model_copy(update=plain | change)})
+        for change in changes
+    )
+    return first, second, third
+
+
+def read_phases(events: Iterable[str], metrics: Iterable[str]) -> list[Phase]:
+    """The phases in a probe's files. What came before the first, a warm start, is left out."""
+    parts: list[list[str]] = [[]]
+    for line in events:
+        if json.loads(line)["event"] == "phase":
+            parts.append([])
+        parts[-1].append(line)
+    steps = (line["learner/tokens"] for line in map(json.loads, metrics) if "learner/tokens" in line)
+    timelines = [Timeline.read(lines) for lines in parts[1:]]
+    return [Phase(timeline, list(itertools.islice(steps, len(timeline.steps)))) for timeline in timelines]
+
+
+def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> Speeds:
+    """Speeds that explain what was seen."""
+    alone, together = phases[:-1], phases[-1]
+    learner = _learner(alone)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    speeds = Speeds(
+        engine=_engine(alone, config.engine.slots),
+        learner=learner.model_copy(update={"beside_engines": _learner_beside(together, learner)}),
+        prompt_tokens=trace([trajectory.segments[0].turns[0].start for trajectory in trajectories]),
+        response_tokens=trace(
+            [turn.stop - turn.start for trajectory in trajectories for turn in trajectory.segments[-1].turns],
+            shared=likeness([[t.meta.completion_tokens for t in group.trajectories] for group in groups]),
+        ),
+        reward_seconds=trace(_grading(phases)),
+        success=trace(chances([[t.meta.score.value or 0.0 for t in group.trajectories] for group in groups])),
+        environment=_environment(phases, trajectories) if config.rollout.max_turns > 1 else None,
+    )
+    return _tuned(speeds, list(zip(phases_of(config), phases, strict=True)))
+
+
+# --- each part by itself -----------------------------------------------------------------------------------------------
+
+
+def _learner(alone: Sequence[Phase]) -> LearnerSpeed:
+    """A step's seconds against its tokens; publishing is part of the constant."""
+    rows, seconds = [], []
+    for phase in alone:
+        for (taken, published), tokens in list(zip(phase.timeline.steps, phase.trained_tokens, strict=True))[SKIP:]:
+            rows.append([1.0, tokens])
+            seconds.append(published - taken)
+    step, per_token = least_squares(rows, seconds)
+    return LearnerSpeed(step=step, per_token=per_token)
+
+
+def _engine(alone: Sequence[Phase], slots: int) -> EngineSpeed:
+    """The seconds in which an engine had requests, step by step, against its iterations, the tokens it computed, and those
+    in the cache at each of them. A token that is read counts as one that is sampled: groups of one size have as many of
+    either, and cannot tell them apart."""
+    rows, seconds = [], []
+    for phase in alone:
+        for before, step in itertools.pairwise(phase.timeline.steps[SKIP - 1 :]):
+            by_engine: dict[int, list[Served]] = defaultdict(list)
+            for request in phase.timeline.within(before[1], step[0]):
+                by_engine[request.engine].append(request)
+            for requests in by_engine.values():
+                iterations, sampled, read, in_cache = _work(requests, slots)
+                rows.append([iterations, sampled + read, in_cache])
+                seconds.append(union((request.placed, request.served) for request in requests))
+    iteration, token, cached = least_squares(rows, seconds)
+    loads = [load for phase in alone for load in phase.timeline.loads]
+    return EngineSpeed(
+        iteration=iteration,
+        per_sequence=token,
+        per_token=cached,
+        prefill=token,
+        load=median(loads) if loads else 0.0,
+    )
+
+
+def _work(requests: Sequence[Served], slots: int) -> tuple[float, float, float, float]:
+    """Iterations, tokens sampled, prompt tokens read (siblings' once), and tokens in the cache, summed over those sampled."""
+    length: dict[str, int] = defaultdict(int)  # of an attempt: its turns come one after another
+    for request in requests:
+        length[request.attempt] += request.tokens
+    tokens = sum(request.tokens for request in requests)
+    prompts = {(request.engine, request.group, request.prompt) for request in requests}
+    in_cache = sum(request.tokens * (request.prompt + request.tokens / 2) for request in requests)
+    return max(max(length.values()), tokens / slots), tokens, sum(prompt for _, _, prompt in prompts), in_cache
+
+
+def _grading(phases: Sequence[Phase]) -> list[float]:
+    """From an attempt's last token to its score."""
+    latencies = []
+    for phase in phases:
+        last = {request.attempt: request.served for request in phase.timeline.served}
+        latencies += [end - last[key] for key, end in phase.timeline.finished.items() if key in last]
+    return latencies
+
+
+def _environment(phases: Sequence[Phase], trajectories: Sequence[Trajectory]) -> EnvironmentConfig:
+    """From the end of one turn to the beginning of the next, and what was said in between."""
+    gaps, said = [], []
+    for phase in phases:
+        turns: dict[str, float] = {}
+        for request in phase.timeline.served:
+            if request.attempt in turns:
+                gaps.append(max(request.placed - turns[request.attempt], 0.0))
+            turns[request.attempt] = request.served
+    for trajectory in trajectories:
+        for segment in trajectory.segments:
+            said += [later.start - turn.stop for turn, later in itertools.pairwise(segment.turns)]
+    return EnvironmentConfig(
+        step_seconds=trace(gaps or [0.0]),
+        turns=trace([sum(len(segment.turns) for segment in trajectory.segments) for trajectory in trajectories]),
+        observation_tokens=trace(said or [1.0]),
+    )
+
+
+# --- both at once ------------------------------------------------------------------------------------------------------
+
+
+def _learner_beside(together: Phase, alone: LearnerSpeed) -> float:
+    """How much longer the learner's steps took than they would have."""
+    timeline, tokens = together.timeline, together.trained_tokens[SKIP:]
+    took = sum(published - taken for taken, published in timeline.steps[SKIP:])
+    return took / sum(alone.step + alone.per_token * count for count in tokens)
+
+
+def _tuned(speeds: Speeds, phases: Sequence[tuple[RunConfig, Phase]]) -> Speeds:
+    """Engines adjusted until simulated phases keep them busy for as long as the real ones did: first alone, then beside the
+    learner. Arithmetic on requests knows neither how they queue nor what an engine reads again."""
+    (alone, seen_alone), (together, seen_together) = phases[0], phases[-1]
+    for _ in range(TUNING):
+        factor = _busy(seen_alone) / _busy_foretold(alone, speeds)
+        costs = ("iteration", "per_sequence", "per_token", "prefill")
+        slower = {name: getattr(speeds.engine, name) * factor for name in costs}
+        speeds = speeds.model_copy(update={"engine": speeds.engine.model_copy(update=slower)})
+    for _ in range(TUNING):
+        factor = _busy(seen_together) / _busy_foretold(together, speeds)
+        beside = {"beside_learner": speeds.engine.beside_learner * factor}
+        speeds = speeds.model_copy(update={"engine": speeds.engine.model_copy(update=beside)})
+    return speeds
+
+
+def _busy(phase: Phase) -> float:
+    """Seconds a step in which an engine had requests."""
+    return phase.timeline.step_seconds(SKIP) * (1 - phase.timeline.engines_idle(SKIP))
+
+
+def _busy_foretold(config: RunConfig, speeds: Speeds) -> float:
+    plan = predict(config, speeds, attempts=TUNING_ATTEMPTS)
+    return plan.step_seconds * (1 - plan.engines_idle)
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Coefficients of at least 0 that explain the values with the least relative error: of all subsets of the columns, the
+    best that needs no negative one. There are few columns."""
+    wanted = np.asarray(values, float)
+    matrix = np.asarray(rows, float) / wanted[:, None]
+    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    best, error = np.zeros(matrix.shape[1]), float("inf")
+    columns = range(matrix.shape[1])
+    for size in range(1, len(columns) + 1):
+        for chosen in map(list, itertools.combinations(columns, size)):
+            found = np.linalg.lstsq(matrix[:, chosen] / scale[chosen], np.ones(len(wanted)))[0] / scale[chosen]
+            off = float(((matrix[:, chosen] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and off < error * (1 - 1e-9):
+                best, error = np.zeros(len(columns)), off
+                best[chosen] = found
+    return [float(number) for number in best]
+
+
+def spread_of(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Variance of what lies behind the groups, that is without what their means owe to chance; and variance within."""
+    sized = [np.asarray(group, float) for group in groups if len(group) > 1]
+    if len(sized) < 2:
+        return 0.0, 0.0
+    within = fmean(float(group.var(ddof=1)) for group in sized)
+    between = float(np.var([group.mean() for group in sized], ddof=1)) - within / fmean(map(len, sized))
+    return max(between, 0.0), within
+
+
+def likeness(groups: Sequence[Sequence[float]]) -> float:
+    """How alike the siblings of a group are: the intraclass correlation, between 0 and 1."""
+    between, within = spread_of(groups)
+    return between / (between + within) if between else 0.0
+
+
+def chances(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Probabilities of success that groups of scores come from: their means, drawn together until they are as far apart as
+    what lies behind them. Means of a few scores lie further apart, and more of them are all or nothing."""
+    means = np.array([fmean(group) for group in groups])
+    between, _ = spread_of(groups)
+    observed = float(means.var(ddof=1)) if len(means) > 1 else 0.0
+    factor = (between / observed) ** 0.5 if observed else 0.0
+    return [float(chance) for chance in np.clip(means.mean() + factor * (means - means.mean()), 0.0, 1.0)]
