@@ -1,15 +1,16 @@
 """What asynchrony gains and costs: the tiny recipe at several asynchronous ratios, from the same warm start.
 
-    python benchmarks/async_ratio.py [--seeds 5] [--steps 100]
+    python benchmarks/async_ratio.py [--seeds 5] [--steps 300]
 
 For each seed one supervised warm start, then reinforcement learning from it with alpha 0, 0.5, 1 and 2, one CPU thread a
-process; and, so that synchronous training is given its best, alpha 0 with two threads in each phase. The order of the
-settings rotates with the seed, so that a machine that is slower for a while is so for all of them.
+process. So that synchronous training is given its best, its step is also timed with two threads in each phase, for fewer
+steps: threads change results by rounding alone. The order of the settings rotates with the seed, so that a machine that is
+slower for a while is so for all of them.
 """
 
 import argparse
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 from _common import ROOT, table, write_result
 from _runs import Finished, run
@@ -22,13 +23,14 @@ SETTINGS = {
     "alpha 1": ("rollout.async_ratio=1",),
     "alpha 2": ("rollout.async_ratio=2",),
 }
+TIMED_ONLY = {"sync, 2 threads": 60}  # steps
 WARM_UP = 5  # steps left out of the times
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seeds", type=int, default=5)
-    arguments.add_argument("--steps", type=int, default=100)
+    arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--runs", type=Path, default=Path("runs/async_ratio"))
     options = arguments.parse_args()
     found: dict[str, list[Finished]] = {name: [] for name in SETTINGS}
@@ -36,7 +38,8 @@ def main() -> None:
         warm = run("sft", RECIPE, f"warm-{seed}", f"seed={seed}", runs=options.runs)
         names = list(SETTINGS)
         for name in names[seed % len(names) :] + names[: seed % len(names)]:
-            overrides = (f"seed={seed}", f"steps={options.steps}", "sft=null", f"model.path={warm.checkpoint}")
+            steps = min(TIMED_ONLY.get(name, options.steps), options.steps)
+            overrides = (f"seed={seed}", f"steps={steps}", "sft=null", f"model.path={warm.checkpoint}")
             label = f"{name.replace(' ', '-').replace(',', '')}-{seed}"
             found[name].append(run("train", RECIPE, label, *overrides, *SETTINGS[name], runs=options.runs))
             print(f"seed {seed}  {name:16}  {describe(found[name][-1])}", flush=True)
@@ -53,21 +56,26 @@ def describe(finished: Finished) -> str:
 
 
 def report(found: dict[str, list[Finished]]) -> dict[str, float]:
-    rows, figures = [], {}
+    rows, figures, heads = [], {}, list[str]()
     for name, finished in found.items():
         key = name.replace(" ", "_").replace(",", "").replace(".", "_")
+        accuracies = [f.summary["accuracy_after"] for f in finished]
         numbers = {
             "step_seconds": mean(map(step_seconds, finished)),
             "learner_waits_share": mean(mean(f.column("step/wait_groups_share")[WARM_UP:]) for f in finished),
             "age_mean": mean(mean(f.column("age/mean")[WARM_UP:]) for f in finished),
             "mismatch_kl": mean(mean(f.column("learner/mismatch_kl")[WARM_UP:]) for f in finished),
             "accuracy_before": mean(f.summary["accuracy_before"] for f in finished),
-            "accuracy": mean(f.summary["accuracy_after"] for f in finished),
-            "accuracy_lowest": min(f.summary["accuracy_after"] for f in finished),
+            "accuracy": mean(accuracies),
+            "accuracy_lowest": min(accuracies),
+            "accuracy_error": stdev(accuracies) / len(accuracies) ** 0.5 if len(accuracies) > 1 else 0.0,
         }
-        rows.append([name, *(f"{value:.4f}" for value in numbers.values())])
+        if name in TIMED_ONLY:
+            numbers = {key: value for key, value in numbers.items() if not key.startswith("accuracy")}
+        heads = heads or list(numbers)
+        rows.append([name, *(f"{value:.4f}" for value in numbers.values()), *[""] * (len(heads) - len(numbers))])
         figures |= {f"{key}_{measure}": value for measure, value in numbers.items()}
-    print("\n" + table(["setting", *list(numbers)], rows))
+    print("\n" + table(["setting", *heads], rows))
     # Pairs of one seed ran within minutes of each other; their ratio is steadier than the ratio of the means.
     sync = min(("sync", "sync, 2 threads"), key=lambda name: mean(map(step_seconds, found[name])))
     speedups = {
