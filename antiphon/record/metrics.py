@@ -27,6 +27,7 @@ DECLARED: Mapping[str, Reduction] = {
     "learner/tokens": "sum",
     "step/seconds": "sum",
     "tokens/per_second": "last",
+    "tokens/requeued": "last",
     "evaluation/accuracy": "last",
 }
 
