@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,8 +163,8 @@ def _cluster(config: RunConfig) -> Found:
         yield "cluster.debug", "Ray's workers are processes; only cluster.kind = local has them as threads"
     if cluster.address and cluster.kind == "local":
         yield "cluster.address", f"{cluster.address!r} is the address of a Ray, and cluster.kind is local"
-    if "://" in cluster.address and cluster.kind == "ray":
-        yield "cluster.address", f"{cluster.address!r}: give host:port; a run belongs to a Ray of its own machine"
+    if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):
+        yield "cluster.address", f"{cluster.address!r} is neither 'auto' nor host:port"
 
 
 def _sampling(config: RunConfig) -> Found:

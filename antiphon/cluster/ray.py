@@ -10,6 +10,7 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import textwrap
 import threading
@@ -22,6 +23,9 @@ from antiphon.config import set_environment
 from antiphon.errors import ConfigError
 
 PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
+
+KNOCK_SECONDS = 5.0  # for a Ray to answer
+LOOPBACK = "127.0.0.1"
 
 
 class RayCluster:
@@ -86,9 +90,7 @@ class RayHandle(Handle):
 
     def _pulled(self, said: "asyncio.Future[list[bytes | None]]") -> None:
         if (error := said.exception()) is not None:
-            # Ray's last line says why: its own view of a lost process, or what `Host` raised.
-            why = textwrap.shorten(str(error).splitlines()[-1], 200)
-            self._end(f"worker {self.name} died: {why}{self._where}")
+            self._end(f"worker {self.name} died: {_last_line(error)}{self._where}")
             return
         contents = said.result()
         if contents[-1] is not None:
@@ -151,11 +153,25 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise ConfigError("cluster.kind: 'ray' is not installed: pip install 'antiphon[ray]'") from error
-    if ray.is_initialized():
-        return ray, False
-    own = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    own = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:
+        if ":" in address:  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+        if ray.is_initialized():
+            return ray, False
+        if not address and ray.util.get_node_ip_address() != LOOPBACK:
+            raise ConfigError(
+                "cluster.kind: Ray would listen to other machines, because it was imported before its environment was "
+                "set: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself"
+            )
         ray.init(address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else own))
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"cluster.address: there is no Ray at {address!r}: {error}") from error
+    except OSError as error:  # Ray's ConnectionError is one
+        why = _last_line(error.__cause__ or error)
+        raise ConfigError(f"cluster.address: there is no Ray to be had at {address or 'local'!r}: {why}") from error
     return ray, True
+
+
+def _last_line(error: BaseException) -> str:
+    """Where Ray, after many lines, says what the matter is."""
+    return textwrap.shorten(str(error).strip().splitlines()[-1], 300)

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,14 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.errors import DataError, WorkerDied
+from antiphon.errors import ConfigError, DataError, WorkerDied
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"
+
+# Found, not imported: what it reads from the environment at its import, the cluster sets before.
+NO_RAY = find_spec("ray") is None
+WHY_RAY = "Ray is optional: pip install 'antiphon[ray]'"
 
 PROCESSES = ClusterConfig()
 THREADS = ClusterConfig(debug=True)
@@ -32,7 +38,8 @@ def importable():
 @pytest.fixture(scope="session")
 def a_ray():
     """One Ray for all tests: it takes seconds to start. What a test builds finds this process connected."""
-    pytest.importorskip("ray", reason="Ray is optional: pip install 'antiphon[ray]'")
+    if NO_RAY:
+        pytest.skip(WHY_RAY)
     cluster = CLUSTERS.resolve("ray")(RAY)
     yield
     asyncio.run(cluster.close())
@@ -139,7 +146,9 @@ def test_a_killed_worker_is_noticed(run, config):
         pid = await worker.call("pid")
         waiting = asyncio.ensure_future(worker.died())
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerDied, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"):
+        with pytest.raises(
+            WorkerDied, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
+        ):
             await waiting
 
     run(main)
@@ -195,6 +204,32 @@ def test_closing_leaves_no_process(run, config):
         return [await worker.call("pid") for worker in workers]
 
     assert gone(run(main))
+
+
+def test_without_ray_the_way_to_get_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install 'antiphon\[ray\]'"):
+        CLUSTERS.resolve("ray")(RAY)
+
+
+@pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
+def test_an_address_where_nobody_is_at_home():
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"there is no Ray to be had at '{address}'"):
+            CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address=address))
+
+
+def test_what_is_started_listens_to_this_machine_only(a_ray):
+    """And only for itself: none of its processes has a socket that another machine could reach."""
+    listening = [
+        end.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for end in process.net_connections(kind="tcp")
+        if end.status == psutil.CONN_LISTEN
+    ]
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
 
 
 def gone(pids):
