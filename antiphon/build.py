@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.cluster.local import LocalCluster
+from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
@@ -103,7 +103,7 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         stack.callback(shutil.rmtree, exchange)
 
         waits = Waits()
-        cluster = LocalCluster(debug=config.cluster.debug, logs=directory.logs)
+        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
         model = await model_directory(cluster, config.model.path, directory.path / "model", config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
@@ -143,16 +143,14 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         )
 
 
-def _start_learner(
-    cluster: LocalCluster, name: str, model: Path, config: RunConfig
-) -> tuple[Learner, list[WorkerHandle]]:
+def _start_learner(cluster: Cluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
     kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
     handle = cluster.spawn(name, kind, str(model), config.learner, derive(config.seed, name))
     return WorkerLearner(handle), [handle]
 
 
 async def _start_rollouts(
-    cluster: LocalCluster,
+    cluster: Cluster,
     model: Path,
     grading: GradingPool,
     config: RunConfig,
@@ -200,7 +198,7 @@ class ModelBuilder(Worker):
         import_path(path, "model")(target, seed)
 
 
-async def model_directory(cluster: LocalCluster, path: str, target: Path, seed: int) -> Path:
+async def model_directory(cluster: Cluster, path: str, target: Path, seed: int) -> Path:
     """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
     Face id."""
     if Path(path).is_dir():
@@ -237,7 +235,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         raise DataError("there are no test prompts: give a task its `test`")
     async with AsyncExitStack() as stack:
         waits = Waits()
-        cluster = LocalCluster(debug=config.cluster.debug)
+        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))

@@ -205,9 +205,9 @@ def _outcome() -> Iterator[None]:
 def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     # Before numpy or torch start threads of their own: workers set their number themselves, and what the controller
     # computes is small.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from antiphon.config import import_folder, load
+    from antiphon.config import import_folder, load, set_environment
+
+    set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     from antiphon.run_config import RunConfig
 
     run = load(path, overrides or (), model=RunConfig)

@@ -7,6 +7,7 @@ and what would be valid. The YAML is version 1.2's in two places where 1.1 surpr
 
 import difflib
 import json
+import os
 import re
 import sys
 import typing
@@ -312,3 +313,10 @@ def _say(value: object) -> str:
     """A value as the user wrote it, shortened."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def set_environment(**variables: str) -> None:
+    """Set environment variables, each unless the user has: for libraries that take a setting in no other way. It is here
+    because nothing else in the package touches the environment."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

@@ -342,7 +342,7 @@ class Run:
                 "length/max": float(max(meta.completion_tokens for meta in metas)),
                 "length/truncated": float(np.mean([meta.truncated for meta in metas])),
                 "engines/live": float(self.parts.pool.engines),
-            "tokens/requeued": float(self.parts.pool.requeued_tokens),
+                "tokens/requeued": float(self.parts.pool.requeued_tokens),
                 "attempts/dispatched": float(scheduler.admission.dispatched),
                 "groups/live": float(scheduler.admission.live),
                 "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
+from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
 from antiphon.config import Config, Problems
 from antiphon.engines.config import EngineConfig
@@ -75,7 +77,14 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        problems = [*_names(self), *_tasks(self), *_sampling(self), *_scheduling(self), *_accuracy(self)]
+        problems = [
+            *_names(self),
+            *_tasks(self),
+            *_cluster(self),
+            *_sampling(self),
+            *_scheduling(self),
+            *_accuracy(self),
+        ]
         if problems:
             raise Problems(problems)
         return self
@@ -118,6 +127,7 @@ def _names(config: RunConfig) -> Found:
     yield from _registered(LOSSES, config.algorithm.loss, "algorithm.loss")
     yield from _registered(ENGINES, config.engine.kind, "engine.kind")
     yield from _registered(LEARNERS, config.learner.kind, "learner.kind")
+    yield from _registered(CLUSTERS, config.cluster.kind, "cluster.kind")
     for index, stage in enumerate(config.learner.stages):
         yield from _registered(STAGES, stage, f"learner.stages.{index}")
     if config.rollout.filter is not None:
@@ -145,6 +155,16 @@ def _registered(registry: Registry, name: str, path: str) -> Found:
         registry.check(name)
     except ConfigError as error:
         yield path, str(error)
+
+
+def _cluster(config: RunConfig) -> Found:
+    cluster = config.cluster
+    if cluster.debug and cluster.kind == "ray":
+        yield "cluster.debug", "Ray's workers are processes; only cluster.kind = local has them as threads"
+    if cluster.address and cluster.kind == "local":
+        yield "cluster.address", f"{cluster.address!r} is the address of a Ray, and cluster.kind is local"
+    if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):
+        yield "cluster.address", f"{cluster.address!r} is neither 'auto' nor host:port"
 
 
 def _sampling(config: RunConfig) -> Found:

@@ -2,7 +2,13 @@
 
 from typing import Any, Protocol
 
+from antiphon.registry import Registry
 from antiphon.workers import WorkerHandle
+
+# Each is called with (ClusterConfig, folder of the workers' logs or None) and is a `Cluster`.
+CLUSTERS = Registry(
+    "cluster", {"local": "antiphon.cluster.local:LocalCluster", "ray": "antiphon.cluster.ray:RayCluster"}
+)
 
 
 class Cluster(Protocol):

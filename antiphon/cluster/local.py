@@ -5,50 +5,44 @@ reads on its event loop. The end of the pipe is the death of the worker: no poll
 """
 
 import asyncio
-import itertools
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 import socket
-import sys
 import threading
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import AntiphonError, WorkerDied
-from antiphon.registry import import_path
-from antiphon.waits import fail
-from antiphon.workers import Worker
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
 
-GRACE = 10.0  # seconds a worker has to end by itself
+END = b""  # no pickle is empty
 
 
 class LocalCluster:
-    """Spawns workers on this machine. Each process writes what it prints to `<logs>/<name>.log`."""
+    """Spawns workers on this machine."""
 
-    def __init__(self, *, debug: bool = False, logs: Path | None = None) -> None:
-        self.debug = debug
-        self.logs = logs
+    def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
+        """Each process writes what it prints to `<logs>/<name>.log`."""
+        self._debug = config.debug
+        self._logs = logs
         self._handles: list[LocalHandle] = []
 
     def spawn(self, name: str, factory: str, *args: Any) -> "LocalHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread."""
         ours, theirs = multiprocessing.Pipe()
-        log = None if self.logs is None or self.debug else self.logs / f"{name}.log"
+        log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
         runner: multiprocessing.process.BaseProcess | threading.Thread
-        if self.debug:
-            runner = threading.Thread(target=_serve, args=(theirs, factory, args, None), name=name, daemon=True)
+        if self._debug:
+            runner = threading.Thread(target=_live, args=(theirs, factory, args, None), name=name, daemon=True)
             runner.start()
         else:
             # Spawned, not forked: torch's threads and the event loop do not survive a fork.
             spawn = multiprocessing.get_context("spawn")
-            runner = spawn.Process(target=_serve, args=(theirs, factory, args, log), name=name, daemon=True)
+            runner = spawn.Process(target=_live, args=(theirs, factory, args, log), name=name, daemon=True)
             runner.start()
             theirs.close()
         handle = LocalHandle(name, ours, runner, log)
@@ -60,8 +54,8 @@ class LocalCluster:
         await asyncio.gather(*(handle.close() for handle in self._handles))
 
 
-class LocalHandle:
-    """The controller's end of one worker."""
+class LocalHandle(Handle):
+    """The controller's end of one worker's pipe."""
 
     def __init__(
         self,
@@ -70,59 +64,10 @@ class LocalHandle:
         runner: multiprocessing.process.BaseProcess | threading.Thread,
         log: Path | None,
     ) -> None:
-        self.name = name
+        super().__init__(name, log)
         self._connection = connection
         self._runner = runner
-        self._log = log
-        self._ids = itertools.count()
-        self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._callback: Callable[[Any], None] = lambda event: None
-        self._death: asyncio.Future[None] = self._loop.create_future()
-        self._reason: str | AntiphonError = ""
-        self._closing = False
         self._loop.add_reader(connection.fileno(), self._read)
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id; None when it is a thread."""
-        return None if isinstance(self._runner, threading.Thread) else self._runner.pid
-
-    async def call(self, method: str, *args: Any) -> Any:
-        """See `WorkerHandle.call`."""
-        key = next(self._ids)
-        answer = self._calls[key] = self._loop.create_future()
-        self._post(key, method, args)
-        return await answer
-
-    def send(self, method: str, *args: Any) -> None:
-        """See `WorkerHandle.send`."""
-        self._post(None, method, args)
-
-    def on_event(self, callback: Callable[[Any], None]) -> None:
-        """See `WorkerHandle.on_event`."""
-        self._callback = callback
-
-    def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
-        """See `WorkerHandle.on_death`."""
-        self._death.add_done_callback(lambda _: callback(_death(self._reason)))
-
-    async def died(self) -> None:
-        """See `WorkerHandle.died`."""
-        await asyncio.shield(self._death)
-
-    async def close(self) -> None:
-        """See `WorkerHandle.close`."""
-        if self._closing:
-            return
-        self._closing = True
-        with suppress(OSError):
-            self._connection.send_bytes(pickle.dumps(None))
-        await self._loop.run_in_executor(None, self._runner.join, GRACE)
-        if self._runner.is_alive() and not isinstance(self._runner, threading.Thread):
-            self._runner.kill()
-            await self._loop.run_in_executor(None, self._runner.join, GRACE)
-        self._end(f"worker {self.name} was closed")
 
     def kill(self) -> None:
         """See `WorkerHandle.kill`. A thread cannot be ended from outside; it is left alone and no longer listened to."""
@@ -131,130 +76,62 @@ class LocalHandle:
         else:
             self._runner.kill()
 
-    def _post(self, key: int | None, method: str, args: tuple[Any, ...]) -> None:
-        if self._death.done():
-            raise _death(self._reason)
+    async def _stop(self) -> None:
+        with suppress(OSError):
+            self._connection.send_bytes(END)
+        await self._loop.run_in_executor(None, self._runner.join, GRACE)
+        if self._runner.is_alive() and not isinstance(self._runner, threading.Thread):
+            self._runner.kill()
+            await self._loop.run_in_executor(None, self._runner.join, GRACE)
+
+    def _transmit(self, content: bytes) -> None:
         try:
-            self._connection.send_bytes(pickle.dumps((key, method, args), protocol=pickle.HIGHEST_PROTOCOL))
+            self._connection.send_bytes(content)
         except OSError:
             self._read()  # why it died may be there already, unread
-            raise _death(self._reason) from None
+            self._end(self._obituary())
 
     def _read(self) -> None:
         try:
             while self._connection.poll():
-                self._dispatch(*pickle.loads(self._connection.recv_bytes()))
+                self._receive(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._end(self._obituary())
 
-    def _dispatch(self, kind: str, key: int | None, value: Any) -> None:
-        if kind == "event":
-            self._callback(value)
-        elif kind == "died":
-            self._reason = value if isinstance(value, AntiphonError) else f"worker {self.name} failed:\n{value}"
-        elif key is not None and not (answer := self._calls.pop(key)).done():
-            if kind == "result":
-                answer.set_result(value)
-            else:
-                answer.set_exception(value)
+    def _end(self, reason: str) -> None:
+        if not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+            self._connection.close()
+        super()._end(reason)
 
-    def _end(self, reason: str | AntiphonError) -> None:
-        if self._death.done():
-            return
-        self._reason = reason
-        self._loop.remove_reader(self._connection.fileno())
-        self._connection.close()
-        error = _death(reason)
-        fail(self._death, error)
-        for answer in self._calls.values():
-            fail(answer, error)
-        self._calls.clear()
-
-    def _obituary(self) -> str | AntiphonError:
-        if self._reason:
-            return self._reason
-        where = f"; its output is in {self._log}" if self._log else ""
-        if isinstance(self._runner, threading.Thread):
+    def _obituary(self) -> str:
+        if self._reason or isinstance(self._runner, threading.Thread):
             return f"worker {self.name} ended"
         self._runner.join(GRACE)
         code = self._runner.exitcode
         if code is not None and code < 0:
-            return f"worker {self.name} was killed by {signal.Signals(-code).name}{where}"
-        return f"worker {self.name} ended with exit code {code}{where}"
+            return f"worker {self.name} was killed by {signal.Signals(-code).name}{self._where}"
+        return f"worker {self.name} ended with exit code {code}{self._where}"
 
 
-def _death(reason: str | AntiphonError) -> AntiphonError:
-    """What callers of a dead worker get: the clear error it left, or that it died."""
-    return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
-
-
-def _serve(connection: Connection, factory: str, args: tuple[Any, ...], log: Path | None) -> None:
-    """The life of a worker: build it, answer calls, advance its own work in between."""
-    in_process = threading.current_thread() is not threading.main_thread()
-    if not in_process:
+def _live(connection: Connection, factory: str, args: tuple[Any, ...], log: Path | None) -> None:
+    """The worker's end of the pipe."""
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     if log is not None:
-        _redirect_output(log)
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
-
-    def post(kind: str, key: int | None, value: Any) -> None:
-        connection.send_bytes(pickle.dumps((kind, key, value), protocol=pickle.HIGHEST_PROTOCOL))
-
+        redirect_output(log)
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     try:
-        worker: Worker = import_path(factory, "worker")(*args)
-        worker.emit = lambda event: post("event", None, event)
-        _answer(worker, inbox, post)
-        worker.close()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the controller is gone; so is the reason to live
-    except BaseException as error:  # noqa: BLE001 - the boundary at which a worker's death becomes a message
-        with suppress(OSError):
-            post("died", None, error if isinstance(error, AntiphonError) else traceback.format_exc())
-        traceback.print_exc()
+        serve(factory, args, inbox, connection.send_bytes)
     finally:
         # Closing alone would not be noticed while the other thread reads, and this may be a thread of the controller.
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def _answer(worker: Worker, inbox: "queue.SimpleQueue[Any]", post: Callable[[str, int | None, Any], None]) -> None:
-    more = worker.advance()
-    while True:
-        try:
-            message = inbox.get(block=not more)
-        except queue.Empty:
-            more = worker.advance()
-            continue
-        if message is None:
-            return
-        key, method, args = message
-        try:
-            result = getattr(worker, method)(*args)
-        except AntiphonError as error:
-            if key is None:
-                raise
-            post("error", key, error)
-        else:
-            if key is not None:
-                post("result", key, result)
-        more = more or (inbox.empty() and worker.advance())
-
-
-def _receive(connection: Connection, inbox: "queue.SimpleQueue[Any]") -> None:
-    message: Any = ...
-    while message is not None:
-        try:
-            message = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            message = None  # the controller is gone
-        inbox.put(message)
-
-
-def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file, stream.fileno())
-    os.close(file)
+def _listen(connection: Connection, inbox: Inbox) -> None:
+    with suppress(EOFError, OSError):  # the controller is gone
+        while (content := connection.recv_bytes()) != END:
+            inbox.put(content)
+    inbox.put(None)

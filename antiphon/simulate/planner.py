@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from antiphon.build import model_directory
+from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.config import Config
 from antiphon.record.timeline import Timeline
@@ -254,7 +255,7 @@ async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
     from transformers import AutoConfig
 
     mixture = Mixture.load(config.tasks, config.seed)
-    cluster = LocalCluster(logs=scratch.parent)
+    cluster = LocalCluster(ClusterConfig(), scratch.parent)
     try:
         model = await model_directory(cluster, config.model.path, scratch, config.seed)
     finally:

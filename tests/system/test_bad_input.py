@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from antiphon.config import load
 from antiphon.run_config import RunConfig
 from antiphon.simulate.chaos import Books
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
 
 
 def error_of(done) -> str:
@@ -81,20 +84,25 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
     assert not [child for child in psutil.process_iter() if str(project.folder) in " ".join(arguments(child))]
 
 
-@pytest.mark.parametrize(("engines", "restarts"), [(2, 0), (1, 1)])
-def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, engines, restarts):
+@pytest.mark.parametrize(
+    ("cluster", "engines", "restarts"), [("local", 2, 0), ("local", 1, 1), pytest.param("ray", 1, 1, marks=NEEDS_RAY)]
+)
+def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, cluster, engines, restarts):
     """With the others, or with one that takes its place; the counts are those of any run."""
     rollout = {"engine_restarts": restarts, "redundancy": 1, "extra_groups": 1, "order": "ready", "filter": "spread"}
     slow = {"optimizer": {"learning_rate": 1e-5}}  # what is learnt too well has nothing left to differ in
     record = {"events": True}
-    config = project.config(steps=60, engine={"replicas": engines}, rollout=rollout, learner=slow, record=record)
+    config = project.config(
+        steps=60, cluster={"kind": cluster}, engine={"replicas": engines}, rollout=rollout, learner=slow, record=record
+    )
     process = project.start("train", config)
     wait_for_line(process, "step ")
     victim = next(c for c in psutil.Process(process.pid).children(recursive=True) if is_worker(c, "engine-0"))
     victim.kill()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "worker engine-0 was killed by SIGKILL" in out and f"engines left: {engines - 1}" in out
+    said = {"local": "worker engine-0 was killed by SIGKILL", "ray": "worker engine-0 died"}[cluster]
+    assert said in out and f"engines left: {engines - 1}" in out
     assert project.summary()["steps"] == 60
     run = project.folder / "runs" / "run"
     books = Books(load(run / "config.yaml", model=RunConfig).rollout)

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.build import ENGINE_WORKER, RECEIVE
+from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
@@ -39,7 +40,7 @@ class Native:
 
     @asynccontextmanager
     async def engine(self):
-        cluster = LocalCluster(debug=False, logs=self.folder)
+        cluster = LocalCluster(ClusterConfig(), self.folder)
         config = EngineConfig(device="cpu", slots=SLOTS, max_length=2048)
         try:
             model = str(self.folder / "model")

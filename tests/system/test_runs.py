@@ -1,7 +1,9 @@
 """Whole runs in every scheduling mode. Workers are threads here, so that a dozen runs take seconds; one uses processes."""
 
 import math
+from importlib.util import find_spec
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -116,3 +118,19 @@ def test_a_probe_measures_the_run_and_a_plan_is_made_of_it(project):
     plan = predict(config, speeds)
     assert plan.step_seconds > 0
     assert sum(plan.ages.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+def test_on_ray(project):
+    """The same run, by configuration only; what was started for it is gone with it."""
+    process = project.start("train", project.config(model={"path": "mytask:build"}), "cluster.kind=ray")
+    for line in process.stdout:
+        if line.startswith("step 1/3"):
+            started = psutil.Process(process.pid).children(recursive=True)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert started and not psutil.wait_procs(started, timeout=30)[1]
+    run = project.folder / "runs" / "run"
+    assert {log.name for log in (run / "logs").iterdir()} == {"model.log", "learner.log", "engine-0.log"}
+    assert project.summary()["versions"] == 3

@@ -12,6 +12,7 @@ class Counter(Worker):
 
     def __init__(self, start: int = 0) -> None:
         self.left = start
+        self.notes: list[int] = []
 
     def advance(self) -> bool:
         if self.left:
@@ -24,6 +25,15 @@ class Counter(Worker):
 
     def echo(self, value):
         return value
+
+    def note(self, number: int, _: bytes) -> None:
+        self.notes.append(number)
+
+    def noted(self) -> list[int]:
+        return self.notes
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
 
     def pid(self) -> int:
         return os.getpid()

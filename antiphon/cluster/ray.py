@@ -1,0 +1,177 @@
+"""Workers as Ray actors on this machine. The only module that imports ray.
+
+The controller is the driver. Each worker is an actor whose process gives the worker a thread, as `local` gives it a
+process: `post` lays a message in its inbox, `pull` waits until it has said something. One `pull` is always under way, so
+an event comes as soon as it is sent, and the death of the actor fails that `pull` at once: no polling, no heartbeat.
+"""
+
+import asyncio
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
+from antiphon.config import set_environment
+from antiphon.errors import ConfigError
+
+PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
+
+KNOCK_SECONDS = 5.0  # for a Ray to answer
+LOOPBACK = "127.0.0.1"
+
+
+class RayCluster:
+    """Spawns actors on this machine: weights pass through its shared memory."""
+
+    def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
+        """Connect to the Ray at `config.address`, or start one; where this process is connected already, stay so. Each
+        actor writes what it prints to `<logs>/<name>.log`; without `logs`, Ray shows it here."""
+        self._ray, self._connected = _connect(config.address, show_output=logs is None)
+        self._logs = logs
+        self._handles: list[RayHandle] = []
+        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self._ray.get_runtime_context().get_node_id(), soft=False
+        )
+        # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
+        self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1}, scheduling_strategy=here)(Host)
+
+    def spawn(self, name: str, factory: str, *args: Any) -> "RayHandle":
+        """See `Cluster.spawn`. To be called on the event loop's thread."""
+        log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
+        host = self._host.remote(sys.path, os.getcwd(), log, pickle.dumps((factory, args)))
+        handle = RayHandle(name, self._ray, host, log)
+        self._handles.append(handle)
+        return handle
+
+    async def close(self) -> None:
+        """End all workers, all at once, and the Ray that was started for them."""
+        try:
+            await asyncio.gather(*(handle.close() for handle in self._handles))
+        finally:
+            if self._connected:
+                self._ray.shutdown(wait_for_processes=True)
+
+
+class RayHandle(Handle):
+    """The controller's end of one actor."""
+
+    def __init__(self, name: str, ray: Any, host: Any, log: Path | None) -> None:
+        super().__init__(name, log)
+        self._ray = ray
+        self._host = host
+        self._pull()
+
+    def kill(self) -> None:
+        """See `WorkerHandle.kill`."""
+        self._ray.kill(self._host)
+
+    async def _stop(self) -> None:
+        self._put(None)
+        await asyncio.wait({self._death}, timeout=GRACE)
+        self._ray.kill(self._host)
+
+    def _transmit(self, content: bytes) -> None:
+        self._put(content)
+
+    def _put(self, content: bytes | None) -> None:
+        self._host.post.options(num_returns=0).remote(content)  # no answer: were the actor dead, `pull` would tell
+
+    def _pull(self) -> None:
+        said = self._host.pull.options(concurrency_group=PULL).remote()
+        asyncio.wrap_future(said.future(), loop=self._loop).add_done_callback(self._pulled)
+
+    def _pulled(self, said: "asyncio.Future[list[bytes | None]]") -> None:
+        if (error := said.exception()) is not None:
+            self._end(f"worker {self.name} died: {_last_line(error)}{self._where}")
+            return
+        contents = said.result()
+        if contents[-1] is not None:
+            self._pull()  # under way while these are read
+        for content in contents:
+            # One by one: an error in a callback is not to take the messages after it along.
+            self._loop.call_soon(self._take, content)
+
+    def _take(self, content: bytes | None) -> None:
+        if content is not None:
+            self._receive(content)
+        else:
+            self._ray.kill(self._host)
+            self._end(f"worker {self.name} ended{self._where}")
+
+
+class Host:
+    """What the actor is: a worker in a thread, and its messages."""
+
+    def __init__(self, path: list[str], folder: str, log: Path | None, worker: bytes) -> None:
+        """`path` and `folder` are the controller's own, so that names of modules and files mean what they mean there;
+        `worker` is the pickle of its factory and arguments, to be read when they are set."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+        os.chdir(folder)
+        sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+        if log is not None:
+            redirect_output(log)
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._live, args=pickle.loads(worker), name="worker", daemon=True).start()
+
+    def post(self, message: bytes | None) -> None:
+        """Give the worker a message; None ends it."""
+        self._inbox.put(message)
+
+    def pull(self) -> list[bytes | None]:
+        """All that the worker has said since, as soon as that is anything; None at the end if it has ended."""
+        said = [self._outbox.get()]
+        while not self._outbox.empty():  # nobody else takes from it
+            said.append(self._outbox.get())
+        return said
+
+    def _live(self, factory: str, args: tuple[Any, ...]) -> None:
+        try:
+            serve(factory, args, self._inbox, self._outbox.put)
+        finally:
+            self._outbox.put(None)
+
+
+def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
+    """The package `ray`, connected, and whether that was done here."""
+    if not address:
+        set_environment(
+            RAY_USAGE_STATS_ENABLED="0",  # calls nobody
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # listens on 127.0.0.1, which Ray otherwise takes for another address
+            RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # hides no GPU from a worker that has asked Ray for none
+        )
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ModuleNotFoundError as error:
+        raise ConfigError("cluster.kind: 'ray' is not installed: pip install 'antiphon[ray]'") from error
+    own = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    try:
+        if ":" in address:  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+        if ray.is_initialized():
+            return ray, False
+        if not address and ray.util.get_node_ip_address() != LOOPBACK:
+            raise ConfigError(
+                "cluster.kind: Ray would listen to other machines, because it was imported before its environment was "
+                "set: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself"
+            )
+        ray.init(address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else own))
+    except OSError as error:  # Ray's ConnectionError is one
+        why = _last_line(error.__cause__ or error)
+        raise ConfigError(f"cluster.address: there is no Ray to be had at {address or 'local'!r}: {why}") from error
+    return ray, True
+
+
+def _last_line(error: BaseException) -> str:
+    """Where Ray, after many lines, says what the matter is."""
+    return textwrap.shorten(str(error).strip().splitlines()[-1], 300)

@@ -1,0 +1,238 @@
+"""Workers in real processes, threads and Ray actors: calls, events, errors, deaths. One contract, whatever runs them."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from antiphon.cluster.base import CLUSTERS
+from antiphon.cluster.config import ClusterConfig
+from antiphon.errors import ConfigError, DataError, WorkerDied
+
+HERE = str(Path(__file__).parent)
+COUNTER = "workers_for_tests:Counter"
+
+# Found, not imported: what it reads from the environment at its import, the cluster sets before.
+NO_RAY = find_spec("ray") is None
+WHY_RAY = "Ray is optional: pip install 'antiphon[ray]'"
+
+PROCESSES = ClusterConfig()
+THREADS = ClusterConfig(debug=True)
+RAY = ClusterConfig(kind="ray")
+
+
+@pytest.fixture(autouse=True)
+def importable():
+    sys.path.insert(0, HERE)
+    yield
+    sys.path.remove(HERE)
+
+
+@pytest.fixture(scope="session")
+def a_ray():
+    """One Ray for all tests: it takes seconds to start. What a test builds finds this process connected."""
+    if NO_RAY:
+        pytest.skip(WHY_RAY)
+    cluster = CLUSTERS.resolve("ray")(RAY)
+    yield
+    asyncio.run(cluster.close())
+
+
+def worlds(*configs):
+    """Run the test with each of these clusters."""
+    names = {"local": "process", "ray": "ray"}
+    ids = ["thread" if config.debug else names[config.kind] for config in configs]
+    return pytest.mark.parametrize("config", configs, ids=ids)
+
+
+@pytest.fixture
+def run(request, config, tmp_path):
+    """Give `main` a cluster, for a minute at most."""
+    if config.kind == "ray":
+        request.getfixturevalue("a_ray")
+
+    def run(main):
+        async def body():
+            cluster = CLUSTERS.resolve(config.kind)(config, tmp_path)
+            try:
+                return await asyncio.wait_for(main(cluster), 60)
+            finally:
+                await cluster.close()
+
+        return asyncio.run(body())
+
+    return run
+
+
+@worlds(PROCESSES, THREADS, RAY)
+def test_calls_events_and_errors(run, config):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        counted, done = [], asyncio.Event()
+        worker.on_event(lambda event: (counted.append(event), event or done.set()))
+        array = np.arange(1 << 18)
+        answers = await asyncio.gather(*(worker.call("echo", i) for i in range(50)), worker.call("echo", array))
+        assert answers[:50] == list(range(50))
+        np.testing.assert_array_equal(answers[50], array)
+        assert answers[50].flags.writeable
+        assert (await worker.call("pid") == os.getpid()) == config.debug
+        worker.send("begin", 5)
+        await done.wait()
+        assert counted == [4, 3, 2, 1, 0]
+        with pytest.raises(DataError, match="there is no such thing"):
+            await worker.call("refuse")
+        assert await worker.call("echo", "still here") == "still here"
+
+    run(main)
+
+
+@worlds(PROCESSES, RAY)
+def test_what_is_sent_is_done_in_order_small_or_large(run):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        for i in range(200):
+            worker.send("note", i, bytes(300_000 if i % 50 == 0 else 0))
+        assert await worker.call("noted") == list(range(200))
+
+    run(main)
+
+
+@worlds(PROCESSES, THREADS, RAY)
+def test_an_error_in_a_callback_takes_no_later_event_along(run):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        complaints, done = [], asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["exception"]))
+        worker.on_event(lambda event: 1 / (event - 3) if event else done.set())
+        worker.send("begin", 5)
+        await done.wait()
+        assert [type(complaint) for complaint in complaints] == [ZeroDivisionError]
+        assert await worker.call("echo", 1) == 1
+
+    run(main)
+
+
+@worlds(PROCESSES, THREADS, RAY)
+def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        watcher, told = asyncio.ensure_future(worker.died()), asyncio.get_running_loop().create_future()
+        worker.on_death(told.set_result)
+        calls = [worker.call("fail"), worker.call("echo", 1)]
+        results = await asyncio.gather(*calls, watcher, return_exceptions=True)
+        for result in [*results, await told]:
+            assert isinstance(result, WorkerDied)
+            assert "ZeroDivisionError: a bug" in str(result) and "in fail" in str(result)
+        with pytest.raises(WorkerDied):
+            await worker.call("echo", 2)
+
+    run(main)
+
+
+KILLED = {"local": "was killed by SIGKILL", "ray": "died: .*process has died"}
+
+
+@worlds(PROCESSES, RAY)
+def test_a_killed_worker_is_noticed(run, config):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        pid = await worker.call("pid")
+        waiting = asyncio.ensure_future(worker.died())
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDied, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
+        ):
+            await waiting
+
+    run(main)
+
+
+@worlds(PROCESSES, RAY)
+def test_a_worker_that_kills_itself_in_a_call(run, config):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        with pytest.raises(WorkerDied, match=KILLED[config.kind]):
+            await worker.call("kill_itself")
+
+    run(main)
+
+
+@worlds(PROCESSES, RAY)
+def test_a_worker_that_hangs_can_be_killed(run):
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        pid = await worker.call("pid")
+        os.kill(pid, signal.SIGSTOP)
+        call = asyncio.ensure_future(worker.call("echo", 1))
+        worker.kill()
+        with pytest.raises(WorkerDied):
+            await call
+        return pid
+
+    assert gone([run(main)])
+
+
+@worlds(PROCESSES, THREADS, RAY)
+def test_a_worker_that_cannot_be_built_says_why(run):
+    async def main(cluster):
+        with pytest.raises(DataError, match="model 'x' is missing"):
+            await cluster.spawn("broken", "workers_for_tests:Unbuildable").call("echo", 1)
+
+    run(main)
+
+
+@worlds(PROCESSES, RAY)
+def test_what_a_worker_prints_is_in_its_log(run, tmp_path):
+    async def main(cluster):
+        await cluster.spawn("counter", COUNTER).call("say", "hello from the worker")
+
+    run(main)
+    assert "hello from the worker" in (tmp_path / "counter.log").read_text()
+
+
+@worlds(PROCESSES, RAY)
+def test_closing_leaves_no_process(run, config):
+    async def main(cluster):
+        workers = [cluster.spawn(f"w{i}", COUNTER) for i in range(2)]
+        return [await worker.call("pid") for worker in workers]
+
+    assert gone(run(main))
+
+
+def test_without_ray_the_way_to_get_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install 'antiphon\[ray\]'"):
+        CLUSTERS.resolve("ray")(RAY)
+
+
+@pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
+def test_an_address_where_nobody_is_at_home():
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"there is no Ray to be had at '{address}'"):
+            CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address=address))
+
+
+def test_what_is_started_listens_to_this_machine_only(a_ray):
+    """And only for itself: none of its processes has a socket that another machine could reach."""
+    listening = [
+        end.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for end in process.net_connections(kind="tcp")
+        if end.status == psutil.CONN_LISTEN
+    ]
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+
+
+def gone(pids):
+    """Whether none of these processes lives on."""
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return not psutil.wait_procs(processes, timeout=30)[1]
