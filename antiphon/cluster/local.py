@@ -2,6 +2,9 @@
 
 The child reads its pipe in a thread, so that a controller never blocks on a worker that is computing. The controller
 reads on its event loop. The end of the pipe is the death of the worker: no polling, no heartbeat.
+
+A process is started with the interpreter that runs this one, or with one of another environment, whose packages are then
+its own; only the import path and the two ends of the pipe are handed to it.
 """
 
 import asyncio
@@ -12,16 +15,18 @@ import pickle
 import queue
 import signal
 import socket
+import subprocess
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import AntiphonError, WorkerDied
+from antiphon.errors import AntiphonError, ConfigError, UnsupportedError, WorkerDied
 from antiphon.registry import import_path
 from antiphon.waits import fail
 from antiphon.workers import Worker
@@ -37,20 +42,24 @@ class LocalCluster:
         self.logs = logs
         self._handles: list[LocalHandle] = []
 
-    def spawn(self, name: str, factory: str, *args: Any) -> "LocalHandle":
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> "LocalHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread."""
+        if self.debug and python:
+            raise UnsupportedError(
+                f"worker {name} needs another interpreter, {python}: with cluster.debug it is a thread"
+            )
         ours, theirs = multiprocessing.Pipe()
         log = None if self.logs is None or self.debug else self.logs / f"{name}.log"
-        runner: multiprocessing.process.BaseProcess | threading.Thread
+        runner: subprocess.Popen[bytes] | threading.Thread
         if self.debug:
-            runner = threading.Thread(target=_serve, args=(theirs, factory, args, None), name=name, daemon=True)
+            runner = threading.Thread(target=_serve, args=(theirs, factory, args), name=name, daemon=True)
             runner.start()
         else:
-            # Spawned, not forked: torch's threads and the event loop do not survive a fork.
-            spawn = multiprocessing.get_context("spawn")
-            runner = spawn.Process(target=_serve, args=(theirs, factory, args, log), name=name, daemon=True)
-            runner.start()
-            theirs.close()
+            order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
+            with theirs:
+                runner = _start(python, theirs.fileno(), log)
+            with suppress(OSError):  # it is dead already; the handle will find that, and say why
+                ours.send_bytes(order)
         handle = LocalHandle(name, ours, runner, log)
         self._handles.append(handle)
         return handle
@@ -67,7 +76,7 @@ class LocalHandle:
         self,
         name: str,
         connection: Connection,
-        runner: multiprocessing.process.BaseProcess | threading.Thread,
+        runner: "subprocess.Popen[bytes] | threading.Thread",
         log: Path | None,
     ) -> None:
         self.name = name
@@ -118,10 +127,9 @@ class LocalHandle:
         self._closing = True
         with suppress(OSError):
             self._connection.send_bytes(pickle.dumps(None))
-        await self._loop.run_in_executor(None, self._runner.join, GRACE)
-        if self._runner.is_alive() and not isinstance(self._runner, threading.Thread):
+        if not await self._loop.run_in_executor(None, self._ended) and not isinstance(self._runner, threading.Thread):
             self._runner.kill()
-            await self._loop.run_in_executor(None, self._runner.join, GRACE)
+            await self._loop.run_in_executor(None, self._ended)
         self._end(f"worker {self.name} was closed")
 
     def kill(self) -> None:
@@ -170,14 +178,23 @@ class LocalHandle:
             fail(answer, error)
         self._calls.clear()
 
+    def _ended(self) -> bool:
+        """Whether the worker ends within the grace period."""
+        if isinstance(self._runner, threading.Thread):
+            self._runner.join(GRACE)
+            return not self._runner.is_alive()
+        with suppress(subprocess.TimeoutExpired):
+            self._runner.wait(GRACE)
+        return self._runner.returncode is not None
+
     def _obituary(self) -> str | AntiphonError:
         if self._reason:
             return self._reason
         where = f"; its output is in {self._log}" if self._log else ""
         if isinstance(self._runner, threading.Thread):
             return f"worker {self.name} ended"
-        self._runner.join(GRACE)
-        code = self._runner.exitcode
+        self._ended()
+        code = self._runner.returncode
         if code is not None and code < 0:
             return f"worker {self.name} was killed by {signal.Signals(-code).name}{where}"
         return f"worker {self.name} ended with exit code {code}{where}"
@@ -188,13 +205,48 @@ def _death(reason: str | AntiphonError) -> AntiphonError:
     return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
 
 
-def _serve(connection: Connection, factory: str, args: tuple[Any, ...], log: Path | None) -> None:
-    """The life of a worker: build it, answer calls, advance its own work in between."""
-    in_process = threading.current_thread() is not threading.main_thread()
-    if not in_process:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+# What a process runs. Its own packages come with its interpreter.
+_PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor})"
+
+
+def _start(python: str, descriptor: int, log: Path | None) -> "subprocess.Popen[bytes]":
+    """A process that will serve the pipe `descriptor`."""
+    path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
+    command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor)]
     if log is not None:
-        _redirect_output(log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") if log else nullcontext() as output:
+        try:
+            return subprocess.Popen(
+                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        except OSError as error:
+            raise ConfigError(f"the interpreter {command[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _own_folders() -> list[str]:
+    """The import path without what is installed here, which means nothing to another interpreter."""
+    standard = sysconfig.get_path("stdlib")
+    folders = [Path(folder).absolute() for folder in sys.path]
+    return [
+        str(folder)
+        for folder in folders
+        if folder.is_dir()
+        and not folder.is_relative_to(standard)
+        and not {"site-packages", "dist-packages"} & {*folder.parts}
+    ]
+
+
+def main(descriptor: int) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+    connection = Connection(descriptor)
+    factory, args = pickle.loads(connection.recv_bytes())
+    _serve(connection, factory, args)
+
+
+def _serve(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
+    """The life of a worker: build it, answer calls, advance its own work in between."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
 
@@ -249,12 +301,3 @@ def _receive(connection: Connection, inbox: "queue.SimpleQueue[Any]") -> None:
         except (EOFError, OSError):
             message = None  # the controller is gone
         inbox.put(message)
-
-
-def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file, stream.fileno())
-    os.close(file)

@@ -1,5 +1,6 @@
 """Whole runs, small: a model of a few thousand parameters, real engines, real learners, real graders."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -94,6 +95,15 @@ class Project:
 
     def summary(self, name: str = "run") -> dict:
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """An interpreter that has vLLM: this one, or what ANTIPHON_VLLM_PYTHON names."""
+    named = os.environ.get("ANTIPHON_VLLM_PYTHON", "")
+    if not named and importlib.util.find_spec("vllm") is None:
+        pytest.skip("no vLLM here; ANTIPHON_VLLM_PYTHON may name an interpreter that has it")
+    return named
 
 
 @pytest.fixture(scope="session")

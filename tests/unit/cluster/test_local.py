@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 import sys
+import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from antiphon.cluster.local import LocalCluster
-from antiphon.errors import DataError, WorkerDied
+from antiphon.errors import ConfigError, DataError, UnsupportedError, WorkerDied
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"
@@ -109,3 +110,30 @@ def test_closing_leaves_no_process():
     for pid in run(main):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_worker_of_another_environment_has_that_one_s_packages(tmp_path):
+    venv.create(tmp_path / "other", symlinks=True)
+    python = str(tmp_path / "other" / "bin" / "python")
+
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER, python=python)
+        assert await worker.call("echo", [1, 2]) == [1, 2]
+        return await worker.call("interpreter")
+
+    prefix, path = run(main, logs=tmp_path)
+    assert Path(prefix) == tmp_path / "other"
+    installed = [Path(folder) for folder in path if Path(folder).name == "site-packages"]
+    assert installed and all(folder.is_relative_to(tmp_path) for folder in installed)
+
+
+def test_another_interpreter_must_be_there_and_needs_a_process(tmp_path):
+    async def main(cluster):
+        cluster.spawn("counter", COUNTER, python="nowhere/python")
+
+    with pytest.raises(ConfigError, match=r"'nowhere/python' cannot be run: No such file"):
+        run(main)
+    with pytest.raises(
+        UnsupportedError, match=r"counter needs another interpreter, nowhere/python: with cluster.debug"
+    ):
+        run(main, debug=True)
