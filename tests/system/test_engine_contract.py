@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -102,7 +103,9 @@ class VLLM(Native):
         """Start the engine unless it lives, and give it the first weights again. Outside of the tests' time limit."""
         try:
             if self._engine is not None:
-                await self._engine.load(self.update(0), OnUpdate.RESTART)
+                await self._engine.health()
+                if self._engine.version:
+                    await self._engine.load(self.update(0), OnUpdate.RESTART)
                 return
         except WorkerDied:
             await self.close()
@@ -305,9 +308,9 @@ async def test_temperatures_and_seeds(world, engine):
     told = await asyncio.gather(*(engine.start(each).result() for each in asked))
     for each, completion in zip(asked, told, strict=True):
         assert logprob_errors(world, each, completion).max() < EXACT
-    texts = [tuple(completion.tokens) for completion in told]
-    assert texts[::2] == texts[1::2], "the same seed draws the same"
-    assert len(set(texts)) == 7, "another seed or temperature draws otherwise, save that greedy draws nothing"
+    same = [np.array_equal(one.tokens, other.tokens) for one, other in pairwise(told)]
+    assert all(same[::2]), "the same seed draws the same"
+    assert same[1::4] == [True, False, False, False], "another seed draws otherwise, but greedy draws nothing"
 
 
 @contract
