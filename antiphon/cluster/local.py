@@ -227,7 +227,7 @@ def _start(python: str, descriptor: int, log: Path | None) -> "subprocess.Popen[
 def _own_folders() -> list[str]:
     """The import path without what is installed here, which means nothing to another interpreter."""
     standard = sysconfig.get_path("stdlib")
-    folders = [Path(folder).absolute() for folder in sys.path]
+    folders = dict.fromkeys(Path(folder).absolute() for folder in sys.path)
     return [
         str(folder)
         for folder in folders

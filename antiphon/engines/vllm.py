@@ -26,6 +26,7 @@ from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling, We
 try:
     from vllm import EngineArgs, SamplingParams, envs
     from vllm.inputs import tokens_input
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -270,6 +271,10 @@ def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: Layout
             f"{name!r} has shape {layout.get(name, 'none')} here and {sent.get(name, 'none')} there"
         )
     worker.reload_weights(weights_iterator=iter(tensors.items()))
+    for module in worker.get_model().modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _require_faithful(sampling: Sampling) -> None:

@@ -30,8 +30,9 @@ TASK = r"""
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
         torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         )
         LlamaForCausalLM(config).save_pretrained(directory)
         tokenizer.save_pretrained(directory)

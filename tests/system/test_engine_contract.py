@@ -17,7 +17,7 @@ from antiphon.build import ENGINE_WORKER, RECEIVE
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import WeightsError, WorkerDied
+from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
@@ -29,14 +29,19 @@ VOCABULARY = 90
 EXACT = 1e-4  # most that the log-prob of a token may be off
 
 
-class Native:
-    """In a process of its own, with a model of a few thousand parameters; every version is another random one."""
+class Processes:
+    """Engines in a process of their own, with a model of a few thousand parameters; every version is another random one.
+    One engine serves all tests, until one is the end of it: vLLM takes half a minute to start."""
 
-    kind = "native"
-    python = ""
+    refuses = {"native": ({"tokens": 2048}, "holds 2048"), "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p")}
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
+        self.kind = kind
+        self.python = python
         self.folder = folder
+        self._runner = runner
+        self._cluster: LocalCluster | None = None
+        self._engine: WorkerEngine | None = None
         self._models: dict[int, LlamaForCausalLM] = {}
         self.model(0).save_pretrained(folder / "model")
         characters = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(VOCABULARY)}, "!"))
@@ -48,52 +53,11 @@ class Native:
             torch.manual_seed(version)
             shape = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
             ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-            config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **ends)
+            shared = {"num_key_value_heads": 1, "tie_word_embeddings": True}
+            config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends)
             config.initializer_range = 0.1  # far enough from uniform for a token under wrong weights to be noticed
             self._models[version] = LlamaForCausalLM(config)
         return self._models[version]
-
-    def run(self, main):
-        return asyncio.run(main)
-
-    def start(self, cluster: LocalCluster) -> WorkerEngine:
-        config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
-        args = (self.kind, str(self.folder / "model"), config, RECEIVE)
-        return WorkerEngine(cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
-
-    @asynccontextmanager
-    async def engine(self):
-        cluster = LocalCluster(debug=False, logs=self.folder)
-        try:
-            engine = self.start(cluster)
-            await engine.ready()
-            yield engine
-        finally:
-            await cluster.close()
-
-    def update(self, version: int) -> WeightsUpdate:
-        return send(self.model(version).named_parameters(), version, self.folder)
-
-    def spoilt(self, engine, version: int) -> WeightsUpdate:
-        good = self.update(version)
-        return replace(good, manifest=replace(good.manifest, digest=good.manifest.digest ^ 1))
-
-    async def until_under_way(self, handle) -> None:
-        async for _ in handle:
-            return
-
-
-class VLLM(Native):
-    """Under an interpreter of its own. It takes half a minute to start: one engine serves all tests, until it is killed."""
-
-    kind = "vllm"
-
-    def __init__(self, folder: Path, python: str, runner: asyncio.Runner) -> None:
-        super().__init__(folder)
-        self.python = python
-        self._runner = runner
-        self._engine: WorkerEngine | None = None
-        self._cluster: LocalCluster | None = None
 
     def run(self, main):
         self._runner.run(self._as_new())
@@ -107,10 +71,12 @@ class VLLM(Native):
                 if self._engine.version:
                     await self._engine.load(self.update(0), OnUpdate.RESTART)
                 return
-        except WorkerDied:
+        except AntiphonError:  # an earlier test was the end of it
             await self.close()
         self._cluster = LocalCluster(debug=False, logs=self.folder)
-        self._engine = self.start(self._cluster)
+        config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
+        args = (self.kind, str(self.folder / "model"), config, RECEIVE)
+        self._engine = WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
         await self._engine.ready()
 
     async def close(self) -> None:
@@ -121,13 +87,22 @@ class VLLM(Native):
     async def engine(self):
         yield self._engine
 
+    def update(self, version: int) -> WeightsUpdate:
+        return send(self.model(version).named_parameters(), version, self.folder)
+
+    def spoilt(self, engine, version: int) -> WeightsUpdate:
+        good = self.update(version)
+        return replace(good, manifest=replace(good.manifest, digest=good.manifest.digest ^ 1))
+
+    async def until_under_way(self, handle) -> None:
+        async for _ in handle:
+            return
+
 
 class Simulated:
     """In virtual time."""
 
     run = staticmethod(clock.run)
-
-    def __init__(self, folder: Path) -> None: ...
 
     @asynccontextmanager
     async def engine(self):
@@ -144,19 +119,16 @@ class Simulated:
         await asyncio.sleep(0.5)
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory, vllm_python):
+@pytest.fixture(scope="module", params=["native", "vllm", "simulated"])
+def world(request, tmp_path_factory):
+    if request.param == "simulated":
+        yield Simulated()
+        return
+    python = request.getfixturevalue("vllm_python") if request.param == "vllm" else ""
     with asyncio.Runner() as runner:
-        world = VLLM(tmp_path_factory.mktemp("vllm"), vllm_python, runner)
+        world = Processes(request.param, python, tmp_path_factory.mktemp(request.param), runner)
         yield world
         runner.run(world.close())
-
-
-@pytest.fixture(params=["native", "vllm", "simulated"])
-def world(request, tmp_path):
-    if request.param == "vllm":
-        return request.getfixturevalue("vllm")
-    return {"native": Native, "simulated": Simulated}[request.param](tmp_path)
 
 
 def request(name: str, tokens: int = 20, *, prompt=(5, 3, 9, 4), sampling=MappingProxyType({}), **changes):
@@ -330,6 +302,44 @@ async def test_weights_that_are_not_what_was_sent_are_refused(world, engine):
     with pytest.raises(WeightsError, match="not loaded"):
         await engine.load(world.spoilt(engine, 1), OnUpdate.KEEP)
     assert engine.version == 0
+
+
+@contract
+async def test_weights_that_are_not_all_there_are_refused(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    whole = list(world.model(1).named_parameters())
+    for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
+        with pytest.raises(WeightsError):
+            await engine.load(send(part, 1, world.folder), OnUpdate.KEEP)
+        assert engine.version == 0
+        asked = request(f"r{number}")
+        await engine.load(world.update(number + 2), OnUpdate.KEEP)
+        assert logprob_errors(world, asked, await engine.start(asked).result()).max() < EXACT
+        await engine.load(world.update(0), OnUpdate.KEEP)
+
+
+@contract
+async def test_a_cache_is_given_back_and_taken_again_or_kept_openly(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens need no cache")
+    if world.kind == "vllm":
+        with pytest.raises(UnsupportedError, match="does not give back its KV cache"):
+            await engine.sleep()
+    else:
+        await engine.sleep()
+        await engine.wake()
+    check(await engine.start(request("r")).result(), 20)
+
+
+@contract
+async def test_what_an_engine_cannot_do_as_asked_it_refuses(world, engine):
+    """Which is the end of the engine: the run should not have asked."""
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens can be had in any way")
+    change, match = world.refuses[world.kind]
+    with pytest.raises(UnsupportedError, match=match):
+        await engine.start(request("r", **change)).result()
 
 
 @contract
