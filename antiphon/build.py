@@ -163,9 +163,8 @@ async def _start_rollouts(
     names = (f"engine-{number}" for number in count())
 
     async def engine() -> WorkerEngine:
-        made = WorkerEngine(
-            cluster.spawn(next(names), ENGINE_WORKER, config.engine.kind, str(model), config.engine, RECEIVE)
-        )
+        args = (config.engine.kind, str(model), config.engine, RECEIVE)
+        made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=config.engine.python))
         await made.ready()
         return made
 

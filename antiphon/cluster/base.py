@@ -14,9 +14,9 @@ CLUSTERS = Registry(
 class Cluster(Protocol):
     """Where workers run."""
 
-    def spawn(self, name: str, factory: str, *args: Any) -> WorkerHandle:
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> WorkerHandle:
         """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what
-        it needs."""
+        it needs. `python` is the interpreter to run it with, where its packages cannot be ours."""
 
     async def close(self) -> None:
         """End all workers."""

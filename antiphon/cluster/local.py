@@ -2,22 +2,32 @@
 
 The child reads its pipe in a thread, so that a controller never blocks on a worker that is computing. The controller
 reads on its event loop. The end of the pipe is the death of the worker: no polling, no heartbeat.
+
+A process is started with the interpreter that runs this one, or with one of another environment, whose packages are then
+its own; only the import path and the two ends of the pipe are handed to it.
 """
 
 import asyncio
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import socket
+import subprocess
+import sys
+import sysconfig
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from antiphon.cluster.config import ClusterConfig
-from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
+from antiphon.cluster.messages import GRACE, Handle, Inbox, serve
+from antiphon.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:  # another interpreter needs of our packages only what its worker uses
+    from antiphon.cluster.config import ClusterConfig
 
 END = b""  # no pickle is empty
 
@@ -25,26 +35,30 @@ END = b""  # no pickle is empty
 class LocalCluster:
     """Spawns workers on this machine."""
 
-    def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
+    def __init__(self, config: "ClusterConfig", logs: Path | None = None) -> None:
         """Each process writes what it prints to `<logs>/<name>.log`."""
         self._debug = config.debug
         self._logs = logs
         self._handles: list[LocalHandle] = []
 
-    def spawn(self, name: str, factory: str, *args: Any) -> "LocalHandle":
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> "LocalHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread."""
+        if self._debug and python:
+            raise UnsupportedError(
+                f"worker {name} needs another interpreter, {python}: with cluster.debug it is a thread"
+            )
         ours, theirs = multiprocessing.Pipe()
         log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
-        runner: multiprocessing.process.BaseProcess | threading.Thread
+        runner: subprocess.Popen[bytes] | threading.Thread
         if self._debug:
-            runner = threading.Thread(target=_live, args=(theirs, factory, args, None), name=name, daemon=True)
+            runner = threading.Thread(target=_live, args=(theirs, factory, args), name=name, daemon=True)
             runner.start()
         else:
-            # Spawned, not forked: torch's threads and the event loop do not survive a fork.
-            spawn = multiprocessing.get_context("spawn")
-            runner = spawn.Process(target=_live, args=(theirs, factory, args, log), name=name, daemon=True)
-            runner.start()
-            theirs.close()
+            order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
+            with theirs:
+                runner = _start(python, theirs.fileno(), log)
+            with suppress(OSError):  # it is dead already; the handle will find that, and say why
+                ours.send_bytes(order)
         handle = LocalHandle(name, ours, runner, log)
         self._handles.append(handle)
         return handle
@@ -61,7 +75,7 @@ class LocalHandle(Handle):
         self,
         name: str,
         connection: Connection,
-        runner: multiprocessing.process.BaseProcess | threading.Thread,
+        runner: "subprocess.Popen[bytes] | threading.Thread",
         log: Path | None,
     ) -> None:
         super().__init__(name, log)
@@ -79,10 +93,9 @@ class LocalHandle(Handle):
     async def _stop(self) -> None:
         with suppress(OSError):
             self._connection.send_bytes(END)
-        await self._loop.run_in_executor(None, self._runner.join, GRACE)
-        if self._runner.is_alive() and not isinstance(self._runner, threading.Thread):
+        if not await self._loop.run_in_executor(None, self._ended) and not isinstance(self._runner, threading.Thread):
             self._runner.kill()
-            await self._loop.run_in_executor(None, self._runner.join, GRACE)
+            await self._loop.run_in_executor(None, self._ended)
 
     def _transmit(self, content: bytes) -> None:
         try:
@@ -104,22 +117,67 @@ class LocalHandle(Handle):
             self._connection.close()
         super()._end(reason)
 
+    def _ended(self) -> bool:
+        """Whether the worker ends within the grace period."""
+        if isinstance(self._runner, threading.Thread):
+            self._runner.join(GRACE)
+            return not self._runner.is_alive()
+        with suppress(subprocess.TimeoutExpired):
+            self._runner.wait(GRACE)
+        return self._runner.returncode is not None
+
     def _obituary(self) -> str:
         if self._reason or isinstance(self._runner, threading.Thread):
             return f"worker {self.name} ended"
-        self._runner.join(GRACE)
-        code = self._runner.exitcode
+        self._ended()
+        code = self._runner.returncode
         if code is not None and code < 0:
             return f"worker {self.name} was killed by {signal.Signals(-code).name}{self._where}"
         return f"worker {self.name} ended with exit code {code}{self._where}"
 
 
-def _live(connection: Connection, factory: str, args: tuple[Any, ...], log: Path | None) -> None:
-    """The worker's end of the pipe."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+# What a process runs. Its own packages come with its interpreter.
+_PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor})"
+
+
+def _start(python: str, descriptor: int, log: Path | None) -> "subprocess.Popen[bytes]":
+    """A process that will serve the pipe `descriptor`."""
+    path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
+    command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor)]
     if log is not None:
-        redirect_output(log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") if log else nullcontext() as output:
+        try:
+            return subprocess.Popen(
+                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        except OSError as error:
+            raise ConfigError(f"the interpreter {command[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _own_folders() -> list[str]:
+    """The import path without what is installed here, which means nothing to another interpreter."""
+    standard = sysconfig.get_path("stdlib")
+    folders = dict.fromkeys(Path(folder).absolute() for folder in sys.path)
+    return [
+        str(folder)
+        for folder in folders
+        if folder.is_dir()
+        and not folder.is_relative_to(standard)
+        and not {"site-packages", "dist-packages"} & {*folder.parts}
+    ]
+
+
+def main(descriptor: int) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
+    connection = Connection(descriptor)
+    factory, args = pickle.loads(connection.recv_bytes())
+    _live(connection, factory, args)
+
+
+def _live(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
+    """The worker's end of the pipe."""
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     try:

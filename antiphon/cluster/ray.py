@@ -20,7 +20,7 @@ from typing import Any
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.config import set_environment
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, UnsupportedError
 
 PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
 
@@ -43,8 +43,10 @@ class RayCluster:
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
         self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1}, scheduling_strategy=here)(Host)
 
-    def spawn(self, name: str, factory: str, *args: Any) -> "RayHandle":
-        """See `Cluster.spawn`. To be called on the event loop's thread."""
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> "RayHandle":
+        """See `Cluster.spawn`. To be called on the event loop's thread. Ray's own interpreter runs all actors."""
+        if python:
+            raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         host = self._host.remote(sys.path, os.getcwd(), log, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from antiphon.errors import UnsupportedError
 from antiphon.types import (
     BoolArray,
     Completion,
@@ -21,7 +22,7 @@ from antiphon.types import (
     WeightsUpdate,
 )
 
-__all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "WeightsUpdate"]
+__all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "WeightsUpdate", "require_runnable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,24 @@ class EngineCore(Protocol):
 
     def wake(self) -> None:
         """Take the KV cache again."""
+
+
+def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
+    """`UnsupportedError` for what no core of ours can run; `decodes` is true of one that has a tokenizer."""
+    prompt, sampling = len(request.tokens), request.sampling
+    if prompt < 1 or sampling.max_tokens < 1:
+        raise UnsupportedError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
+    if prompt + sampling.max_tokens > max_length:
+        raise UnsupportedError(
+            f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
+            f"{prompt + sampling.max_tokens} in all; the engine holds {max_length} a sequence"
+        )
+    if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= vocabulary:
+        raise UnsupportedError(f"request {request.id!r} has tokens outside the vocabulary of {vocabulary}")
+    if request.attachments:
+        raise UnsupportedError(f"request {request.id!r} has attachments; the engine reads text only")
+    if sampling.stop and not decodes:
+        raise UnsupportedError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
 
 
 class GenerationHandle(Protocol):

@@ -1,5 +1,7 @@
 """Configuration of generating tokens. Importing it imports no torch."""
 
+from typing import Any
+
 from pydantic import Field
 
 from antiphon.config import Config
@@ -9,7 +11,10 @@ class EngineConfig(Config):
     """An engine pool of equal engines."""
 
     kind: str = "native"
-    """`native`, or package.module:attribute."""
+    """`native`, `vllm`, or package.module:attribute."""
+    python: str = ""
+    """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
+    is the one that runs everything else."""
     replicas: int = Field(1, gt=0)
     """Engines in the pool."""
     slots: int = Field(64, gt=0)
@@ -23,3 +28,5 @@ class EngineConfig(Config):
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: int = Field(1, gt=0)
     """CPU threads of one engine process."""
+    options: dict[str, Any] = {}
+    """What is special to this kind of engine: of `vllm`, fields of its EngineArgs."""

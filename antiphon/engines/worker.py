@@ -25,7 +25,9 @@ from antiphon.types import (
 from antiphon.waits import fail
 from antiphon.workers import Worker, WorkerHandle
 
-ENGINES = Registry("engine", {"native": "antiphon.engines.native.open:open_engine"})
+ENGINES = Registry(
+    "engine", {"native": "antiphon.engines.native.open:open_engine", "vllm": "antiphon.engines.vllm:open_engine"}
+)
 
 BUNDLE_SECONDS = 0.25
 

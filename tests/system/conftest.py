@@ -1,5 +1,6 @@
 """Whole runs, small: a model of a few thousand parameters, real engines, real learners, real graders."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ TASK = r"""
             text = {"prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
             yield {"id": f"{split}-{number}", **text}
 
-    def build(directory, seed):
+    def build(directory, seed, hidden_size=32):
         import string
         import torch
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -29,11 +30,15 @@ TASK = r"""
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
         torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         )
         LlamaForCausalLM(config).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
+
+    def build_wide(directory, seed):
+        build(directory, seed, hidden_size=64)  # heads of 32, the narrowest that vLLM knows
 
     def digits(prompt, transcript):
         return sum(character.isdigit() for character in transcript.response) / 8
@@ -94,6 +99,15 @@ class Project:
 
     def summary(self, name: str = "run") -> dict:
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """An interpreter that has vLLM: this one, or what ANTIPHON_VLLM_PYTHON names."""
+    named = os.environ.get("ANTIPHON_VLLM_PYTHON", "")
+    if not named and importlib.util.find_spec("vllm") is None:
+        pytest.skip("no vLLM here; ANTIPHON_VLLM_PYTHON may name an interpreter that has it")
+    return named
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,22 @@
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from antiphon.build import ENGINE_WORKER, RECEIVE
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import WeightsError, WorkerDied
+from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
@@ -23,35 +26,70 @@ from antiphon.weights.shared_memory import send
 
 SLOTS = 2
 LONG = 1500  # tokens that take a while
+VOCABULARY = 90
+EXACT = 1e-4  # most that the log-prob of a token may be off
 
 
-class Native:
-    """In a process of its own, with a model of a few thousand parameters."""
+class Processes:
+    """Engines in a process of their own, with a model of a few thousand parameters; every version is another random one.
+    One engine serves all tests, until one is the end of it: vLLM takes half a minute to start."""
 
-    run = staticmethod(asyncio.run)
+    refuses = {"native": ({"tokens": 2048}, "holds 2048"), "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p")}
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
+        self.kind = kind
+        self.python = python
         self.folder = folder
-        torch.manual_seed(0)
-        shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        self.model = LlamaForCausalLM(LlamaConfig(vocab_size=97, max_position_embeddings=2048, **shape, **ends))
-        self.model.save_pretrained(folder / "model")
+        self._runner = runner
+        self._cluster: LocalCluster | None = None
+        self._engine: WorkerEngine | None = None
+        self._models: dict[int, LlamaForCausalLM] = {}
+        self.model(0).save_pretrained(folder / "model")
+        characters = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(VOCABULARY)}, "!"))
+        characters.decoder = decoders.Fuse()
+        PreTrainedTokenizerFast(tokenizer_object=characters).save_pretrained(folder / "model")
+
+    def model(self, version: int) -> LlamaForCausalLM:
+        if version not in self._models:
+            torch.manual_seed(version)
+            shape = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+            ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+            shared = {"num_key_value_heads": 1, "tie_word_embeddings": True}
+            config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends)
+            config.initializer_range = 0.1  # far enough from uniform for a token under wrong weights to be noticed
+            self._models[version] = LlamaForCausalLM(config)
+        return self._models[version]
+
+    def run(self, main):
+        self._runner.run(self._as_new())
+        return self._runner.run(main)
+
+    async def _as_new(self) -> None:
+        """Start the engine unless it lives, and give it the first weights again. Outside of the tests' time limit."""
+        try:
+            if self._engine is not None:
+                await self._engine.health()
+                if self._engine.version:
+                    await self._engine.load(self.update(0), OnUpdate.RESTART)
+                return
+        except AntiphonError:  # an earlier test was the end of it
+            await self.close()
+        self._cluster = LocalCluster(ClusterConfig(), self.folder)
+        config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
+        args = (self.kind, str(self.folder / "model"), config, RECEIVE)
+        self._engine = WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
+        await self._engine.ready()
+
+    async def close(self) -> None:
+        if self._cluster is not None:
+            await self._cluster.close()
 
     @asynccontextmanager
     async def engine(self):
-        cluster = LocalCluster(ClusterConfig(), self.folder)
-        config = EngineConfig(device="cpu", slots=SLOTS, max_length=2048)
-        try:
-            model = str(self.folder / "model")
-            engine = WorkerEngine(cluster.spawn("engine-0", ENGINE_WORKER, "native", model, config, RECEIVE))
-            await engine.ready()
-            yield engine
-        finally:
-            await cluster.close()
+        yield self._engine
 
     def update(self, version: int) -> WeightsUpdate:
-        return send(self.model.named_parameters(), version, self.folder)
+        return send(self.model(version).named_parameters(), version, self.folder)
 
     def spoilt(self, engine, version: int) -> WeightsUpdate:
         good = self.update(version)
@@ -66,8 +104,6 @@ class Simulated:
     """In virtual time."""
 
     run = staticmethod(clock.run)
-
-    def __init__(self, folder: Path) -> None: ...
 
     @asynccontextmanager
     async def engine(self):
@@ -84,14 +120,21 @@ class Simulated:
         await asyncio.sleep(0.5)
 
 
-@pytest.fixture(params=[Native, Simulated], ids=["native", "simulated"])
-def world(request, tmp_path):
-    return request.param(tmp_path)
+@pytest.fixture(scope="module", params=["native", "vllm", "simulated"])
+def world(request, tmp_path_factory):
+    if request.param == "simulated":
+        yield Simulated()
+        return
+    python = request.getfixturevalue("vllm_python") if request.param == "vllm" else ""
+    with asyncio.Runner() as runner:
+        world = Processes(request.param, python, tmp_path_factory.mktemp(request.param), runner)
+        yield world
+        runner.run(world.close())
 
 
-def request(name: str, tokens: int = 20, **changes) -> GenerateRequest:
-    prompt = np.array([5, 3, 9, 4], np.int32)
-    return GenerateRequest(id=name, tokens=prompt, sampling=Sampling(max_tokens=tokens, seed=len(name)), **changes)
+def request(name: str, tokens: int = 20, *, prompt=(5, 3, 9, 4), sampling=MappingProxyType({}), **changes):
+    drawn = {"max_tokens": tokens, "seed": len(name), **sampling}
+    return GenerateRequest(id=name, tokens=np.array(prompt, np.int32), sampling=Sampling(**drawn), **changes)
 
 
 def check(completion: Completion, tokens: int) -> None:
@@ -185,11 +228,119 @@ def test_weights_that_come_in_the_middle(world, mode):
     world.run(main())
 
 
+def logprob_errors(world, request: GenerateRequest, completion: Completion) -> np.ndarray:
+    """How far each token's log-prob is from that of transformers, under the weights that the engine says drew it."""
+    tokens = torch.tensor([[*request.tokens.tolist(), *completion.tokens.tolist()]])
+    rows = torch.arange(len(request.tokens) - 1, tokens.shape[1] - 1)
+    expected = np.empty(len(completion.tokens), np.float32)
+    for version in set(completion.versions.tolist()):
+        with torch.no_grad():
+            logits = world.model(version)(tokens).logits[0, rows].float()
+        logprobs = torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1)
+        drawn = logprobs.gather(-1, tokens[0, rows + 1, None])[:, 0].numpy()
+        expected = np.where(completion.versions == version, drawn, expected)
+    return np.abs(expected - completion.logprobs)
+
+
+@pytest.mark.parametrize("mode", list(OnUpdate))
+def test_log_probs_are_those_of_the_weights_that_drew_the_token(world, mode):
+    """Also of a prompt that was read under other weights before, by others that are still running."""
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    prompt = np.random.default_rng(0).integers(0, VOCABULARY, 300)
+    sampling = {"temperature": 0.7, "seed": 5}
+
+    async def main():
+        async with asyncio.timeout(120), world.engine() as engine:
+            running = request("r", tokens=LONG, prompt=prompt, sampling=sampling)
+            later = [request(f"later{i}", prompt=prompt, sampling=sampling | {"seed": i}) for i in range(2)]
+            handle = engine.start(running)
+            await world.until_under_way(handle)
+            await engine.load(world.update(1), mode)
+            return [(each, await engine.start(each).result()) for each in later] + [(running, await handle.result())]
+
+    told = world.run(main())
+    assert all(set(completion.versions) == {1} for _, completion in told[:-1])
+    for each, completion in told:
+        errors, mixed = logprob_errors(world, each, completion), completion.streams[MIXED_CACHE]
+        assert errors[~mixed].max() < EXACT
+        if mixed.any():
+            assert errors[mixed].max() > 100 * EXACT, "what is flagged really differs"
+
+
+@contract
+async def test_temperatures_and_seeds(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    asked = [
+        request(f"{temperature}-{seed}-{repeat}", sampling={"temperature": temperature, "seed": seed})
+        for temperature in (0.0, 0.5, 1.0, 2.0)
+        for seed in (3, 1 << 40)
+        for repeat in range(2)
+    ]
+    told = await asyncio.gather(*(engine.start(each).result() for each in asked))
+    for each, completion in zip(asked, told, strict=True):
+        assert logprob_errors(world, each, completion).max() < EXACT
+    same = [np.array_equal(one.tokens, other.tokens) for one, other in pairwise(told)]
+    assert all(same[::2]), "the same seed draws the same"
+    assert same[1::4] == [True, False, False, False], "another seed draws otherwise, but greedy draws nothing"
+
+
+@contract
+async def test_stops_end_a_request_and_are_part_of_it(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    stops = {"stop_tokens": tuple(range(30))}, {"stop": tuple(chr(33 + token) for token in range(30))}
+    for number, stop in enumerate(stops):
+        told = await engine.start(request(f"r{number}", tokens=LONG, sampling=stop)).result()
+        assert told.finish is FinishReason.STOP
+        assert told.tokens[-1] < 30 and np.all(told.tokens[:-1] >= 30)
+        check(told, len(told.tokens))
+
+
 @contract
 async def test_weights_that_are_not_what_was_sent_are_refused(world, engine):
     with pytest.raises(WeightsError, match="not loaded"):
         await engine.load(world.spoilt(engine, 1), OnUpdate.KEEP)
     assert engine.version == 0
+
+
+@contract
+async def test_weights_that_are_not_all_there_are_refused(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    whole = list(world.model(1).named_parameters())
+    for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
+        with pytest.raises(WeightsError):
+            await engine.load(send(part, 1, world.folder), OnUpdate.KEEP)
+        assert engine.version == 0
+        asked = request(f"r{number}")
+        await engine.load(world.update(number + 2), OnUpdate.KEEP)
+        assert logprob_errors(world, asked, await engine.start(asked).result()).max() < EXACT
+        await engine.load(world.update(0), OnUpdate.KEEP)
+
+
+@contract
+async def test_a_cache_is_given_back_and_taken_again_or_kept_openly(world, engine):
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens need no cache")
+    if world.kind == "vllm":
+        with pytest.raises(UnsupportedError, match="does not give back its KV cache"):
+            await engine.sleep()
+    else:
+        await engine.sleep()
+        await engine.wake()
+    check(await engine.start(request("r")).result(), 20)
+
+
+@contract
+async def test_what_an_engine_cannot_do_as_asked_it_refuses(world, engine):
+    """Which is the end of the engine: the run should not have asked."""
+    if isinstance(world, Simulated):
+        pytest.skip("simulated tokens can be had in any way")
+    change, match = world.refuses[world.kind]
+    with pytest.raises(UnsupportedError, match=match):
+        await engine.start(request("r", **change)).result()
 
 
 @contract

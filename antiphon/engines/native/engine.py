@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.engines.base import Delta, WeightsUpdate
+from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
 from antiphon.engines.native.models import end_tokens, longest, prepare
 from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
-from antiphon.engines.native.stops import Decoder, StopRule, finish_reasons
 from antiphon.engines.native.weights import copy_weights
-from antiphon.errors import StateError, UnsupportedError, WeightsError
+from antiphon.engines.stops import Decoder, StopRule, finish_reasons
+from antiphon.errors import StateError, WeightsError
 from antiphon.types import FinishReason, GenerateRequest, OnUpdate
 
 
@@ -87,28 +87,10 @@ class NativeEngine:
         """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
         if request.id in self._slots or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
-        self._require_runnable(request)
+        require_runnable(request, self.max_length, self._vocabulary, decodes=self._tokenizer is not None)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request
         self._order += 1
-
-    def _require_runnable(self, request: GenerateRequest) -> None:
-        prompt, sampling = len(request.tokens), request.sampling
-        if prompt < 1 or sampling.max_tokens < 1:
-            raise UnsupportedError(
-                f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}"
-            )
-        if prompt + sampling.max_tokens > self.max_length:
-            raise UnsupportedError(
-                f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
-                f"{prompt + sampling.max_tokens} in all; the engine holds {self.max_length} a sequence"
-            )
-        if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= self._vocabulary:
-            raise UnsupportedError(f"request {request.id!r} has tokens outside the vocabulary of {self._vocabulary}")
-        if request.attachments:
-            raise UnsupportedError(f"request {request.id!r} has attachments; the native engine reads text only")
-        if sampling.stop and self._tokenizer is None:
-            raise UnsupportedError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
 
     def abort(self, request: str) -> None:
         """End a request; the next step returns its last delta. Unknown ids are ignored."""

@@ -1,13 +1,13 @@
 """Opening the native engine in its worker."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
+from antiphon.engines.stops import read_decoder
+from antiphon.errors import ConfigError
 from antiphon.types import WeightsUpdate
 
 
@@ -15,6 +15,7 @@ def open_engine(
     model: str, config: EngineConfig, receive: Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
 ) -> NativeEngine:
     """The engine for the model in a directory, with its tokenizer for stop strings."""
+    if config.options:
+        raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")
     torch.set_num_threads(config.threads)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(model) if (Path(model) / "tokenizer.json").is_file() else None
-    return NativeEngine(model, config, receive=receive, tokenizer=tokenizer)
+    return NativeEngine(model, config, receive=receive, tokenizer=read_decoder(model))

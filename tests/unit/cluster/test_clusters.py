@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import venv
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.errors import ConfigError, DataError, UnsupportedError, WorkerDied
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"
@@ -236,3 +237,40 @@ def gone(pids):
     """Whether none of these processes lives on."""
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return not psutil.wait_procs(processes, timeout=30)[1]
+
+
+def test_a_worker_of_another_environment_has_that_one_s_packages(tmp_path):
+    venv.create(tmp_path / "other", symlinks=True)
+    python = str(tmp_path / "other" / "bin" / "python")
+
+    async def main():
+        cluster = CLUSTERS.resolve("local")(PROCESSES, tmp_path)
+        try:
+            worker = cluster.spawn("counter", COUNTER, python=python)
+            assert await worker.call("echo", [1, 2]) == [1, 2]
+            return await worker.call("interpreter")
+        finally:
+            await cluster.close()
+
+    prefix, path = asyncio.run(main())
+    assert Path(prefix) == tmp_path / "other"
+    installed = [Path(folder) for folder in path if Path(folder).name == "site-packages"]
+    assert installed and all(folder.is_relative_to(tmp_path) for folder in installed)
+
+
+def test_another_interpreter_must_be_there_and_needs_a_process():
+    local = CLUSTERS.resolve("local")
+    with pytest.raises(ConfigError, match=r"'nowhere/python' cannot be run: No such file"):
+        local(PROCESSES).spawn("counter", COUNTER, python="nowhere/python")
+    message = r"counter needs another interpreter, nowhere/python: with cluster.debug"
+    with pytest.raises(UnsupportedError, match=message):
+        local(THREADS).spawn("counter", COUNTER, python="nowhere/python")
+
+
+@pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
+def test_ray_runs_its_own_interpreter(a_ray):
+    async def main():
+        CLUSTERS.resolve("ray")(RAY).spawn("counter", COUNTER, python="nowhere/python")
+
+    with pytest.raises(UnsupportedError, match=r"use cluster\.kind = local"):
+        asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 from antiphon.errors import DataError
 from antiphon.workers import Worker
@@ -37,6 +38,9 @@ class Counter(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def interpreter(self) -> tuple[str, list[str]]:
+        return sys.prefix, sys.path
 
     def refuse(self) -> None:
         raise DataError("there is no such thing")

