@@ -120,6 +120,14 @@ def test_a_probe_measures_the_run_and_a_plan_is_made_of_it(project):
     assert sum(plan.ages.values()) == pytest.approx(1.0)
 
 
+def test_a_plan_from_sizes_alone_makes_no_run(project):
+    done = project.run("plan", project.config(model={"path": "mytask:build"}), "--devices", "3")
+    assert done.returncode == 0, done.stderr
+    assert "seconds a step" in done.stdout and "KV caches, at most" in done.stdout
+    assert "2 generate, 1 train" in done.stdout and "best: " in done.stdout
+    assert not (project.folder / "runs").exists()
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
 def test_on_ray(project):
     """The same run, by configuration only; what was started for it is gone with it."""
