@@ -25,7 +25,7 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
-	$(if $(SUITES),pytest -q --durations=10 $(SUITES))
+	pytest -q --durations=10 $(SUITES) tests/unit/cluster
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
@@ -46,7 +46,7 @@ floors: $(VENV)/.installed-dev
 	lint-imports --no-logo
 
 unit: $(VENV)/.installed-dev
-	pytest -q --durations=5 tests/unit
+	pytest -q --durations=5 -m "not ray" tests/unit
 
 clean:  ## remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

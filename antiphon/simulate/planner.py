@@ -30,7 +30,7 @@ from antiphon.tasks.rendering import Renderer
 
 WARM_UP = 4  # steps that a prediction leaves out
 ATTEMPTS = 12_000  # to simulate, about
-STEPS = (12, 60)  # to simulate, at least and at most
+STEPS = (12, 40)  # to simulate, at least and at most
 STRIDE = 1.25  # from one number of learner devices to the next that is tried
 FOREVER = 1e9  # seconds: a plan has no deadlines
 

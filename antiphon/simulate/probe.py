@@ -31,7 +31,7 @@ from antiphon.waits import Waits
 SECONDS = 100.0  # of the three phases together; the parts need a while to start
 SKIP = 2  # steps of a phase, in which things get going
 FEWEST, MOST = 6, 60  # steps of a phase, however long they take
-TUNING = 3  # simulations of a phase
+TUNING = 2  # simulations of a phase
 TUNING_ATTEMPTS = 4000  # in each
 
 

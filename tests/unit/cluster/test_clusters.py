@@ -36,7 +36,7 @@ def importable():
     sys.path.remove(HERE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def a_ray():
     """One Ray for all tests: it takes seconds to start. What a test builds finds this process connected."""
     if NO_RAY:
@@ -48,9 +48,13 @@ def a_ray():
 
 def worlds(*configs):
     """Run the test with each of these clusters."""
-    names = {"local": "process", "ray": "ray"}
-    ids = ["thread" if config.debug else names[config.kind] for config in configs]
-    return pytest.mark.parametrize("config", configs, ids=ids)
+    params = [
+        pytest.param(config, id="thread" if config.debug else "process")
+        if config.kind == "local"
+        else pytest.param(config, id="ray", marks=pytest.mark.ray)
+        for config in configs
+    ]
+    return pytest.mark.parametrize("config", params)
 
 
 @pytest.fixture
@@ -213,6 +217,7 @@ def test_without_ray_the_way_to_get_it_is_told(monkeypatch):
         CLUSTERS.resolve("ray")(RAY)
 
 
+@pytest.mark.ray
 @pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
 def test_an_address_where_nobody_is_at_home():
     with socket.socket() as taken:  # bound, but not listening
@@ -222,6 +227,7 @@ def test_an_address_where_nobody_is_at_home():
             CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address=address))
 
 
+@pytest.mark.ray
 def test_what_is_started_listens_to_this_machine_only(a_ray):
     """And only for itself: none of its processes has a socket that another machine could reach."""
     listening = [
@@ -267,7 +273,7 @@ def test_another_interpreter_must_be_there_and_needs_a_process():
         local(THREADS).spawn("counter", COUNTER, python="nowhere/python")
 
 
-@pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
+@pytest.mark.ray
 def test_ray_runs_its_own_interpreter(a_ray):
     async def main():
         CLUSTERS.resolve("ray")(RAY).spawn("counter", COUNTER, python="nowhere/python")

@@ -111,7 +111,8 @@ def test_the_closed_form_bounds_the_simulation(ratio):
 
 
 def test_more_devices_are_divided_by_what_is_fastest():
-    found = list(splits(config(groups_per_step=16), SPEEDS, 8))
+    speeds = SPEEDS.model_copy(update={"learner": LearnerSpeed(step=1.0, per_token=0.01)})
+    found = list(splits(config(group_size=2), speeds, 8))
     assert str(found[0]) == "all in turns"
     assert all(split.learners + split.engines == 8 for split in found[1:])
     best = min(found[1:], key=lambda split: split.seconds)
