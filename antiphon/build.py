@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -46,17 +46,25 @@ ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 def train(config: RunConfig, *, overwrite: bool = False) -> int:
     """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below what the configuration demands."""
-    return asyncio.run(_run(config, overwrite, Run.train))
+    return _ended(_run(config, overwrite, Run.train))
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
     """Run `antiphon sft`; returns the exit code as `train` does."""
-    return asyncio.run(_run(config, overwrite, Run.sft))
+    return _ended(_run(config, overwrite, Run.sft))
 
 
 def evaluate_model(model: str, config: RunConfig, *, samples: int, temperature: float, limit: int) -> dict[str, Any]:
     """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts."""
     return asyncio.run(_evaluate(model, config, samples, temperature, limit))
+
+
+def _ended(run: Coroutine[Any, Any, int]) -> int:
+    """The exit code of a run, whether it ends by itself or with a second Ctrl-C."""
+    try:
+        return asyncio.run(run)
+    except asyncio.CancelledError:
+        return INTERRUPTED
 
 
 async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any]) -> int:

@@ -10,14 +10,14 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
 
 from antiphon.build import built
 from antiphon.config import dump
-from antiphon.loop import Parts, Run
+from antiphon.loop import Run
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.timeline import Served, Timeline, union
@@ -41,23 +41,6 @@ class Phase:
 
     timeline: Timeline
     trained_tokens: list[float]  # of each step
-
-
-@dataclass(slots=True)
-class Seen:
-    """Every complete group, before a filter looks at it."""
-
-    groups: list[Group] = field(default_factory=list)
-
-    def keep(self, parts: Parts) -> Parts:
-        """The parts, with this looking on."""
-        chosen = parts.keep
-
-        def look(group: Group) -> bool:
-            self.groups.append(group)
-            return chosen is None or chosen(group)
-
-        return replace(parts, keep=look)
 
 
 class Watch:
@@ -101,7 +84,12 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
 async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
     async with built(config, overwrite=True) as whole:
-        seen, version = Seen(), whole.version
+        groups, version = list[Group](), whole.version
+
+        def look(group: Group) -> bool:
+            groups.append(group)
+            return True  # nothing is filtered: see `phases_of`
+
         if config.sft:
             warm = Run(replace(whole.parts, test=()))
             await warm.sft()
@@ -110,15 +98,15 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
         for phase in phases:
             watch = Watch(whole.parts.view, seconds / len(phases))
             whole.parts.events.add("phase")
-            watch.run = run = Run(replace(seen.keep(whole.parts), config=phase, view=watch))
+            watch.run = run = Run(replace(whole.parts, config=phase, keep=look, sampler=None, view=watch))
             run.version = version
             await run.reinforce()
             version = run.version
-        return whole.parts.directory, seen.groups
+        return whole.parts.directory, groups
 
 
 def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
-    """Synchronous, synchronous with fewer groups, asynchronous."""
+    """Synchronous, synchronous with fewer groups, asynchronous; all without what would drop or add groups."""
     rollout = config.rollout
     plain = {"policy": "queue", "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
     sizes = (rollout.groups_per_step, max(rollout.groups_per_step // 4, config.learner.minibatches))

@@ -128,6 +128,17 @@ def test_ctrl_c_stops_after_the_step_and_saves(project):
     ).is_file()
 
 
+def test_a_second_ctrl_c_stops_at_once(project):
+    process = project.start("train", project.config(steps=100_000))
+    wait_for_line(process, "step ")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "stopping after this step")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+
+
 def wait_for_line(process, start: str) -> None:
     """Read until the run has made its first steps."""
     seen = []
