@@ -243,6 +243,8 @@ class Run:
                 return step - 1
             waited = self.parts.waits.spent("learner", "groups") - waited
             async with self._between_steps:
+                if config.rollout.deterministic:
+                    await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler)
                 metrics |= await self._learn(groups)
                 await self._publish(owner)

@@ -16,6 +16,8 @@ from antiphon.errors import StallError
 
 T = TypeVar("T")
 
+CALM = 16  # turns of the event loop without a wait that begins or ends, after which nothing else is under way
+
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     """End a future with an error, unless it has ended. Whoever waits gets the error; if nobody does, asyncio says nothing."""
@@ -48,6 +50,8 @@ class Waits:
         self._open: dict[int, Wait] = {}
         self._queues: dict[float, dict[int, Wait]] = {}  # deadline -> its open waits, oldest first
         self._spent: dict[tuple[str, str], float] = defaultdict(float)
+        self._changes = 0  # waits that have begun, and that have ended
+        self._watchers: list[asyncio.Future[None]] = []
 
     async def wait(self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float) -> T:
         """Await `awaitable` for at most `deadline` seconds; `StallError` afterwards."""
@@ -59,6 +63,7 @@ class Waits:
             self._queues[deadline] = {}
             loop.call_later(deadline, self._expire, deadline)
         self._open[key] = self._queues[deadline][key] = wait
+        self._note_change()
         try:
             return await awaitable
         except asyncio.CancelledError:
@@ -69,6 +74,7 @@ class Waits:
             raise
         finally:
             del self._open[key]
+            self._note_change()
             self._queues.get(deadline, {}).pop(key, None)
             self._spent[owner, name] += loop.time() - wait.since
 
@@ -83,6 +89,29 @@ class Waits:
             loop.call_at(oldest.since + deadline, self._expire, deadline)
         else:
             del self._queues[deadline]
+
+    async def calm(self, *patient: str) -> None:
+        """Return once nothing happens any more: every wait in progress has one of these names, and the loop has run dry."""
+        while True:
+            before = self._changes
+            for _ in range(CALM):
+                await asyncio.sleep(0)
+            if self._changes == before:
+                if all(wait.name in patient for wait in self._open.values()):
+                    return
+                await self.change()
+
+    async def change(self) -> None:
+        """Return when a wait begins or ends."""
+        watcher = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        while self._watchers:
+            if not (watcher := self._watchers.pop()).done():
+                watcher.set_result(None)
 
     def open(self) -> list[Wait]:
         """The waits in progress, oldest first."""

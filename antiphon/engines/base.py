@@ -142,6 +142,12 @@ class InferenceEngine(Protocol):
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load published weights; returns when every later token comes from them."""
 
+    def pause(self) -> None:
+        """Take requests, and do nothing else until `resume`."""
+
+    def resume(self) -> None:
+        """Go on."""
+
     async def health(self) -> None:
         """Return once the engine has answered: at the latest after the step it is at."""
 

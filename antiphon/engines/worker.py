@@ -7,6 +7,7 @@ message a token would cost more than the token of a small model.
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
@@ -42,6 +43,7 @@ class EngineWorker(Worker):
     def __init__(self, kind: str, model: str, config: EngineConfig, receive: str) -> None:
         self.core: EngineCore = ENGINES.resolve(kind)(model, config, import_path(receive, "weight channel"))
         self._announced = self.core.version
+        self._paused = False
         self._waiting: dict[str, list[Delta]] = {}
         self._sent = time.monotonic()
 
@@ -69,8 +71,18 @@ class EngineWorker(Worker):
         """Take the KV cache again."""
         self.core.wake()
 
+    def pause(self) -> None:
+        """Do no engine steps until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+
     def advance(self) -> bool:
         """One engine step."""
+        if self._paused:
+            return False
         if self.core.busy:
             for delta in self.core.step():
                 self._waiting.setdefault(delta.request, []).append(delta)
@@ -121,6 +133,18 @@ class WorkerEngine:
         loaded = self._loads[update.version] = asyncio.get_running_loop().create_future()
         await self.handle.call("load", update, mode)
         await loaded
+
+    def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        self._tell("pause")
+
+    def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        self._tell("resume")
+
+    def _tell(self, what: str) -> None:
+        with suppress(WorkerDied):  # whoever waits for it learns of that
+            self.handle.send(what)
 
     async def sleep(self) -> None:
         """Give back the KV cache until `wake`."""

@@ -76,6 +76,9 @@ class RolloutConfig(Config):
     """Tries at one sibling before its group fails."""
     max_turns: int = Field(1, gt=0)
     """Completions in one episode."""
+    deterministic: bool = False
+    """Requests go to engines in sealed waves, sorted, and the learner works between two waves, so that a run on CPUs repeats
+    bit for bit. Nothing overlaps: for tests and for debugging."""
     timeout: float = Field(600.0, gt=0.0)
     """Seconds after which any wait fails the run."""
     engine_timeout: float = Field(60.0, gt=0.0)
@@ -93,6 +96,10 @@ class RolloutConfig(Config):
         ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)
         if ratio is not None and self.async_ratio != ratio:
             raise ValueError(f"policy {self.policy} has async_ratio {ratio:g}, not {self.async_ratio:g}")
+        if self.deterministic and (self.order != "fifo" or self.redundancy):
+            raise ValueError(
+                "deterministic needs order: fifo and redundancy: 0: who finishes first is up to the machine"
+            )
         if self.policy in (Policy.BATCH, Policy.ONE_STEP_OFF) and self.redundancy:
             raise ValueError(f"policy {self.policy} waits for all: redundancy must be 0")
         if self.policy is Policy.ONE_STEP_OFF and self.extra_groups:

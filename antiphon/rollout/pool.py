@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import itertools
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,6 +189,8 @@ class EnginePool:
             owner.create_task(self._keep_checking(), name="health")
             # By itself: what it waits for may need an engine that hangs to be found.
             owner.create_task(self._keep_replacing(refresh), name="replace")
+            if self._config.deterministic:
+                owner.create_task(self._keep_sealing(), name="seal")
 
     async def _keep_checking(self) -> None:
         while True:
@@ -201,6 +204,27 @@ class EnginePool:
                 await self._replace(refresh)
             else:
                 await self._gone.wait()
+
+    async def _keep_sealing(self) -> None:
+        """Send what is asked for in waves, one after another: each when nobody does anything but wait for it."""
+        while True:
+            await self._waits.calm("queue", "groups", "health")
+            self._seal()
+            await self._waits.change()
+
+    def _seal(self) -> None:
+        """Place all that is pending, whatever the room, in one order and at one moment of each engine."""
+        members = list(self._members)
+        for member in members:
+            member.engine.pause()
+        wave = sorted(itertools.chain.from_iterable(self._pending.values()), key=_place_in_wave)
+        self._pending.clear()
+        for number, pending in enumerate(pending for pending in wave if not pending.placed.done()):
+            self._place(pending, members[number % len(members)])
+        # After those who wait have been woken, in this order, and have started their requests.
+        loop = asyncio.get_running_loop()
+        for member in members:
+            loop.call_soon(member.engine.resume)
 
     async def _replace(self, refresh: Refresh) -> None:
         assert self._respawn is not None
@@ -355,17 +379,20 @@ class EnginePool:
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""
-        while found := self._next():
+        while not self._config.deterministic and (found := self._next()):
             pending, member = found
-            request = pending.request
-            queue = self._pending[request.min_version]
+            queue = self._pending[pending.request.min_version]
             heapq.heappop(queue)
             if not queue:
-                del self._pending[request.min_version]
-            self._seat(member, request.affinity)
-            self._remember(request.affinity, member)
-            self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
-            pending.placed.set_result(member)
+                del self._pending[pending.request.min_version]
+            self._place(pending, member)
+
+    def _place(self, pending: _Pending, member: _Member) -> None:
+        request = pending.request
+        self._seat(member, request.affinity)
+        self._remember(request.affinity, member)
+        self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
+        pending.placed.set_result(member)
 
     def _next(self) -> tuple[_Pending, _Member] | None:
         """The most urgent request that can be placed, and where."""
@@ -394,3 +421,8 @@ class EnginePool:
             self._homes.move_to_end(affinity)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
+
+
+def _place_in_wave(pending: _Pending) -> tuple[int, list[int]]:
+    """By priority, then by the numbers of group, sibling, try and turn."""
+    return pending.priority, [int(number) for number in re.split(r"[./]", pending.request.id)]

@@ -206,6 +206,16 @@ class SimulatedEngine:
         if self.dead is None:
             self.slow_down(1.0)
 
+    def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        self._interrupt()
+        self._paused += 1
+
+    def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        self._paused -= 1
+        self._begin_stretch(0)
+
     async def health(self) -> None:
         """See `InferenceEngine.health`."""
         if self.dead is None and self._hung is not None:

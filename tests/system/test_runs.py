@@ -52,6 +52,24 @@ def test_the_mismatch_between_engine_and_learner_is_numerical_only(project):
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in project.metrics())
 
 
+@pytest.mark.parametrize("ratio", [0, 1.5])
+def test_a_deterministic_run_repeats_bit_for_bit(project, ratio):
+    """Two engines in processes of their own, filtered groups, updates in flight, an evaluation on the way."""
+
+    def run() -> tuple[bytes, list[float]]:
+        schedule = rollout(async_ratio=ratio, deterministic=True, filter="spread", extra_groups=1, groups_per_step=3)
+        engine = {"replicas": 2, "slots": 5}
+        path = project.config(rollout=schedule, engine=engine, evaluation={"every": 2}, seed=7)
+        done = project.run("train", path, "steps=5", "--overwrite")
+        assert done.returncode == 0, done.stderr
+        (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
+        return (checkpoint / "model.safetensors").read_bytes(), [step["learner/loss"] for step in project.metrics()]
+
+    first, again = run(), run()
+    assert first[1] == again[1]
+    assert first[0] == again[0]
+
+
 def test_it_learns(project):
     assert train(project, "steps=25", rollout=rollout(groups_per_step=4, group_size=8)) == 0
     rewards = [step["reward/mean"] for step in project.metrics()]

@@ -88,3 +88,29 @@ def test_time_spent_is_kept_by_owner_and_name():
 
 def test_a_table_of_no_waits_says_so():
     assert Waits().table(0.0).strip() == "nobody"
+
+
+def test_calm_comes_when_only_the_patient_wait():
+    async def run():
+        waits, order, work, patience = Waits(), [], asyncio.Event(), asyncio.Event()
+
+        async def worker():
+            await waits.wait(work.wait(), name="step", owner="a", on="x", deadline=60)
+            for _ in range(5):  # it goes on for a few turns of the loop, between two waits
+                await asyncio.sleep(0)
+            order.append("worked")
+            await waits.wait(patience.wait(), name="queue", owner="a", on="x", deadline=60)
+
+        async def onlooker():
+            await waits.calm("queue")
+            order.append("calm")
+            patience.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(onlooker())
+            tasks.create_task(worker())
+            await asyncio.sleep(0)
+            work.set()
+        return order
+
+    assert asyncio.run(run()) == ["worked", "calm"]
