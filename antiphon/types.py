@@ -171,13 +171,13 @@ MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What an engine is asked for. `affinity` names requests that share a prefix (a group, a conversation); an engine
-    must hold at least `min_version`; lower `priority` goes first."""
+    """What an engine is asked for. `affinity` names what it shares a prefix with, the longest first: its conversation, its
+    group; an engine must hold at least `min_version`; lower `priority` goes first."""
 
     id: str
     tokens: IntArray  # [P]
     sampling: Sampling
-    affinity: str = ""
+    affinity: tuple[str, ...] = ()
     priority: int = 0
     min_version: int = 0
     attachments: tuple[Any, ...] = ()

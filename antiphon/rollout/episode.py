@@ -241,7 +241,7 @@ class Episodes:
                     sampling=replace(
                         sampling, max_tokens=room, seed=derive(self._seed, prompt.id, prompt.epoch, str(attempt), turn)
                     ),
-                    affinity=f"{attempt.group}" if turn == 0 else f"{attempt}",
+                    affinity=(f"{attempt}", f"{attempt.group}"),
                     priority=priority,
                     min_version=started.n,
                 )

@@ -27,7 +27,7 @@ from antiphon.waits import Waits, fail
 T = TypeVar("T")
 
 AHEAD = 1.25  # requests sent to an engine, relative to its slots: those that queue there hide the way here and back
-REMEMBERED = 4096  # affinities
+REMEMBERED = 65_536  # conversations and groups
 
 
 @dataclass(order=True, slots=True)
@@ -331,23 +331,25 @@ class EnginePool:
         finally:
             self._outstanding -= 1
             if placed.done() and not placed.cancelled() and not placed.exception():
-                self._leave(placed.result(), request.affinity)
+                self._leave(placed.result(), request)
             self._dispatch()
 
-    def _seat(self, member: _Member, group: str) -> None:
+    def _seat(self, member: _Member, request: GenerateRequest) -> None:
         """Count a request that goes to an engine. A group that is pinned has all its seats from its first request to its
         last, as one request for that many answers would."""
         if not self._pinned:
             member.running += 1
         else:
+            group = _group(request)
             member.running += 0 if member.groups[group] else self._seats
             member.groups[group] += 1
         self._free.note(member)
 
-    def _leave(self, member: _Member, group: str) -> None:
+    def _leave(self, member: _Member, request: GenerateRequest) -> None:
         if not self._pinned:
             member.running -= 1
         else:
+            group = _group(request)
             member.groups[group] -= 1
             if not member.groups[group]:
                 del member.groups[group]
@@ -389,8 +391,8 @@ class EnginePool:
 
     def _place(self, pending: _Pending, member: _Member) -> None:
         request = pending.request
-        self._seat(member, request.affinity)
-        self._remember(request.affinity, member)
+        self._seat(member, request)
+        self._remember(request, member)
         self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
         pending.placed.set_result(member)
 
@@ -407,20 +409,27 @@ class EnginePool:
         return min(possible, key=lambda found: found[0], default=None)
 
     def _place_for(self, request: GenerateRequest) -> _Member | None:
-        home = self._homes.get(request.affinity)
-        if home is not None:
+        """Where the longest prefix is, if there is room; else where there is most room."""
+        for shared in request.affinity:
+            home = self._homes.get(shared)
+            if home is None:
+                continue
             if self._pinned and home.open and home.version >= request.min_version:
                 return home
             if home.takes(request.min_version) and home.running < self._share:
                 return home
         return self._free.best(request.min_version, self._share)
 
-    def _remember(self, affinity: str, home: _Member) -> None:
-        if affinity:
-            self._homes[affinity] = home
-            self._homes.move_to_end(affinity)
+    def _remember(self, request: GenerateRequest, home: _Member) -> None:
+        for shared in request.affinity:
+            self._homes[shared] = home
+            self._homes.move_to_end(shared)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
+
+
+def _group(request: GenerateRequest) -> str:
+    return (request.affinity or (request.id,))[-1]
 
 
 def _place_in_wave(pending: _Pending) -> tuple[int, list[int]]:

@@ -81,6 +81,12 @@ class _Sequence:
         return self.request.priority, self.order
 
     @property
+    def prefix(self) -> tuple[str, int]:
+        """Siblings at their first turn have the same prompt; later on they only have the same group."""
+        request = self.request
+        return (request.affinity or (request.id,))[-1], len(request.tokens)
+
+    @property
     def size(self) -> int:
         """Tokens to read before it can go on."""
         return len(self.request.tokens) + self.done
@@ -113,7 +119,9 @@ class SimulatedEngine:
         self._ends: list[tuple[int, int, _Sequence]] = []  # heap of (iteration of its last token, order, sequence)
         self._queue: list[tuple[tuple[int, int], _Sequence]] = []  # heap
         self._known: dict[str, _Sequence] = {}  # queued or running
-        self._prefixes: Counter[str] = Counter()  # running sequences of each affinity
+        self._prefixes: Counter[tuple[str, int]] = (
+            Counter()
+        )  # running sequences of each group, by the length of prompts
         self._draining: tuple[WeightsUpdate, asyncio.Future[None]] | None = None
         self._paused = 0  # reasons to stand still: loads under way, and hanging
         # The stretch under way: it began then, with that much to read, and will be looked at by the timer.
@@ -382,8 +390,7 @@ class SimulatedEngine:
                 ahead = RETURN if sequence.done else 1
                 if self._running and self._cached + sequence.size + ahead * len(self._running) >= self.speed.memory:
                     break
-                shared = sequence.request.affinity and self._prefixes[sequence.request.affinity]
-                reading += sequence.done if shared else sequence.size
+                reading += sequence.done if self._prefixes[sequence.prefix] else sequence.size
                 self._seat(sequence)
             heapq.heappop(self._queue)  # else it was aborted while it was queued
         return reading
@@ -397,7 +404,7 @@ class SimulatedEngine:
         if not self._running:
             self._busy_since = asyncio.get_running_loop().time()
         self._running[sequence.request.id] = sequence
-        self._prefixes[sequence.request.affinity] += 1
+        self._prefixes[sequence.prefix] += 1
         self._cached += sequence.size
         heapq.heappush(self._ends, (sequence.ends, sequence.order, sequence))
 
@@ -407,9 +414,9 @@ class SimulatedEngine:
         del self._running[sequence.request.id]
         if not self._running:
             self.busy_seconds += asyncio.get_running_loop().time() - self._busy_since
-        self._prefixes[sequence.request.affinity] -= 1
-        if not self._prefixes[sequence.request.affinity]:
-            del self._prefixes[sequence.request.affinity]
+        self._prefixes[sequence.prefix] -= 1
+        if not self._prefixes[sequence.prefix]:
+            del self._prefixes[sequence.prefix]
         self._cached -= sequence.size
 
     def _make_room(self) -> None:

@@ -119,10 +119,36 @@ def test_load_is_spread_and_siblings_stay_together():
         pool = pool_of(one, two)
         tasks = []
         for name in ("a", "b", "a", "b"):
-            tasks.append(asyncio.create_task(pool.generate(request(f"{name}{len(tasks)}", affinity=name))))
+            tasks.append(asyncio.create_task(pool.generate(request(f"{name}{len(tasks)}", affinity=(name,)))))
             await settle()
-        assert [g.request.affinity for g in one.started] == ["a", "a"]
-        assert [g.request.affinity for g in two.started] == ["b", "b"]
+        assert [g.request.affinity for g in one.started] == [("a",), ("a",)]
+        assert [g.request.affinity for g in two.started] == [("b",), ("b",)]
+
+    asyncio.run(main())
+
+
+def test_a_conversation_stays_where_its_turns_are():
+    async def main():
+        one, two = HeldEngine(), HeldEngine()
+        pool = pool_of(one, two)
+
+        async def turn(attempt, number):
+            name = f"0.{attempt}.0"
+            return await pool.generate(request(f"{name}/{number}", affinity=(name, "0")))
+
+        first = [asyncio.create_task(turn(attempt, 0)) for attempt in range(2)]
+        await settle()
+        began = [engine.started[0].request.affinity[0] for engine in (one, two)]
+        assert sorted(began) == ["0.0.0", "0.1.0"], "siblings are spread"
+        for engine in (one, two):
+            engine.started[0].finish()
+        await asyncio.gather(*first)
+        second = [asyncio.create_task(turn(attempt, 1)) for attempt in (1, 0)]
+        await settle()
+        assert [engine.started[1].request.affinity[0] for engine in (one, two)] == began
+        for engine in (one, two):
+            engine.started[1].finish()
+        await asyncio.gather(*second)
 
     asyncio.run(main())
 
@@ -300,7 +326,7 @@ def test_a_pinned_group_goes_whole_to_an_engine_with_room_for_all_of_it():
         schedule = SCHEDULE.model_copy(update={"placement": "pinned", "group_size": 3})
         pool = EnginePool([one, two], Waits(), schedule, events=Events())
         names = [f"{group}{i}" for group in "abcd" for i in range(3)]
-        tasks = [asyncio.create_task(pool.generate(request(name, affinity=name[0]))) for name in names]
+        tasks = [asyncio.create_task(pool.generate(request(name, affinity=(name[0],)))) for name in names]
         await settle()
         assert [g.request.id for g in one.started] == ["a0", "a1", "a2"]
         assert [g.request.id for g in two.started] == ["b0", "b1", "b2"]
@@ -326,7 +352,7 @@ def test_the_first_to_load_does_not_take_what_is_meant_for_all():
         one, two = HeldEngine(capacity=8), HeldEngine(capacity=8)
         pool = pool_of(one, two)
         loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
-        fresh = [asyncio.create_task(pool.generate(request(str(i), affinity="a", min_version=1))) for i in range(6)]
+        fresh = [asyncio.create_task(pool.generate(request(str(i), affinity=("a",), min_version=1))) for i in range(6)]
         two.may_load.set()
         await settle()
         assert (len(one.started), len(two.started)) == (0, 3)

@@ -107,7 +107,7 @@ def test_a_full_cache_makes_the_newest_give_way():
 def test_siblings_read_their_prompt_once():
     async def main():
         engine = SimulatedEngine(SPEED, length=lambda r: 5)
-        group = [engine.start(request(i, prompt=7, affinity="g")) for i in range(3)]
+        group = [engine.start(request(i, prompt=7, affinity=("g",))) for i in range(3)]
         for handle in group:
             await handle.result()
         assert engine.read_tokens == 7
