@@ -102,11 +102,11 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
         for tracker in trackers:
             stack.callback(tracker.close)
-        events = Events()
+        sink = None
         if config.record.events:
             stack.callback(write_trace, directory.events, directory.trace)
             sink = stack.enter_context(directory.events.open("w", encoding="utf-8"))
-            events = Events(asyncio.get_running_loop().time, sink)
+        events = Events(asyncio.get_running_loop().time, sink)
         exchange = shared_directory(config.name)
         stack.callback(shutil.rmtree, exchange)
 

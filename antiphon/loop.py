@@ -32,6 +32,7 @@ import numpy as np
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.engines.base import InferenceEngine
+from antiphon.errors import StallError
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
@@ -110,24 +111,28 @@ class Run:
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self._guards(), self._train)
+        return await self._supervised(self._train)
 
     async def sft(self) -> dict[str, Any]:
         """Supervised fine-tuning alone; returns the summary."""
         self._catch_interrupts()
-        return await supervised(self._guards(), self._sft_alone)
+        return await self._supervised(self._sft_alone)
 
     async def reinforce(self) -> int:
         """Reinforcement learning alone, from the weights of now: no evaluation, no summary; returns the steps done."""
-        return await supervised(self._guards(), self._reinforce)
+        return await self._supervised(self._reinforce)
 
     def stop(self) -> None:
         """End the run after the step in hand."""
         self._stopping.set()
 
-    def _guards(self) -> list[Coroutine[Any, Any, None]]:
-        """What ends the run from the side: the death of a worker, or of the last engine."""
-        return [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch(self._refresh)]
+    async def _supervised(self, main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
+        """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
+        watchers = [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch(self._refresh)]
+        try:
+            return await supervised(watchers, main)
+        except StallError as stall:
+            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.events.last()}") from stall
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 

@@ -17,17 +17,21 @@ Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+KEPT = 20  # events, for whoever wants to know what happened last
+
 
 class Events:
-    """Writes events to `sink`; without one, nothing happens."""
+    """Writes events to `sink`; without one, only the last few are kept."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
         self._clock = clock
         self._sink = sink
+        self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT)
 
     @property
     def on(self) -> bool:
@@ -36,9 +40,18 @@ class Events:
 
     def add(self, event: str, **what: Any) -> None:
         """Note an event that happens now."""
+        now = self._clock()
+        self._last.append((now, event, what))
         if self._sink is not None:
-            line = json.dumps({"t": self._clock(), "event": event, **what}, separators=(",", ":"))
-            self._sink.write(line + "\n")
+            self._sink.write(_line(now, event, what) + "\n")
+
+    def last(self) -> str:
+        """The last events, one a line."""
+        return "\n".join(_line(*event) for event in self._last) or "none"
+
+
+def _line(now: float, event: str, what: dict[str, Any]) -> str:
+    return json.dumps({"t": now, "event": event, **what}, separators=(",", ":"))
 
 
 def perfetto(lines: Iterable[str]) -> dict[str, Any]:
