@@ -338,26 +338,23 @@ class Run:
         """What a step's groups look like as it begins."""
         metas = [trajectory.meta for group in groups for trajectory in group.trajectories]
         ages = [meta.started.age(scheduler.admission.version) for meta in metas]
-        shares = {f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)}
-        return (
-            shares
-            | {
-                "reward/mean": float(np.mean([meta.score.value for meta in metas])),
-                "age/mean": float(np.mean(ages)),
-                "age/max": float(max(ages)),
-                "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
-                "length/max": float(max(meta.completion_tokens for meta in metas)),
-                "length/truncated": float(np.mean([meta.truncated for meta in metas])),
-                "engines/live": float(self.parts.pool.engines),
-                "tokens/requeued": float(self.parts.pool.requeued_tokens),
-                "attempts/dispatched": float(scheduler.admission.dispatched),
-                "groups/live": float(scheduler.admission.live),
-                "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
-                "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
-                "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-            }
-            | scheduler.bias.metrics()
-        )
+        return {
+            **{f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)},
+            "reward/mean": float(np.mean([meta.score.value for meta in metas])),
+            "age/mean": float(np.mean(ages)),
+            "age/max": float(max(ages)),
+            "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
+            "length/max": float(max(meta.completion_tokens for meta in metas)),
+            "length/truncated": float(np.mean([meta.truncated for meta in metas])),
+            "engines/live": float(self.parts.pool.engines),
+            "tokens/requeued": float(self.parts.pool.requeued_tokens),
+            "attempts/dispatched": float(scheduler.admission.dispatched),
+            "groups/live": float(scheduler.admission.live),
+            "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
+            "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
+            "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
+            **scheduler.bias.metrics(),
+        }
 
     def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)

@@ -10,9 +10,9 @@ import heapq
 import itertools
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from antiphon.engines.base import GenerationHandle, InferenceEngine
 from antiphon.errors import StallError, WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.members import Free, Member, Pending
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.waits import Waits, fail
 
@@ -28,66 +29,6 @@ T = TypeVar("T")
 
 AHEAD = 1.25  # requests sent to an engine, relative to its slots: those that queue there hide the way here and back
 REMEMBERED = 65_536  # conversations and groups
-
-
-@dataclass(order=True, slots=True)
-class _Pending:
-    priority: int
-    number: int
-    request: GenerateRequest = field(compare=False)
-    placed: asyncio.Future["_Member"] = field(compare=False)
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    number: int
-    engine: InferenceEngine
-    limit: float  # requests that may be sent to it
-    version: int  # of its weights, as of when the pool last looked
-    running: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
-    open: bool = True  # takes requests; False once it is dead or retiring
-    noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `_Free`
-    groups: Counter[str] = field(default_factory=Counter)  # pinned: requests of each group there
-
-    def takes(self, version: int) -> bool:
-        """Whether a request for this version may go there now."""
-        return self.open and self.running < self.limit and self.version >= version
-
-
-class _Free:
-    """Engines with room, the least loaded first, by the version they hold.
-
-    A heap a version of (requests running, number, member). An entry that is not true any more stays until it comes to the
-    top, where it is dropped; each change of a member adds a true one, if there is none.
-    """
-
-    def __init__(self) -> None:
-        self._heaps: dict[int, list[tuple[int, int, _Member]]] = {}
-
-    def note(self, member: _Member) -> None:
-        """A member has changed."""
-        version, running = member.version, member.running
-        if member.takes(version) and (version, running) not in member.noted:
-            member.noted.add((version, running))
-            heapq.heappush(self._heaps.setdefault(version, []), (running, member.number, member))
-
-    def best(self, version: int, share: float) -> _Member | None:
-        """The least loaded engine with room that holds at least `version` and runs fewer than `share` requests."""
-        tops = [top for held in list(self._heaps) if held >= version and (top := self._top(held, share))]
-        return min(tops)[2] if tops else None
-
-    def _top(self, version: int, share: float) -> tuple[int, int, _Member] | None:
-        heap = self._heaps[version]
-        while heap:
-            running, _, member = heap[0]
-            if member.running == running and member.version == version and member.takes(version):
-                return heap[0] if running < share else None
-            heapq.heappop(heap)
-            member.noted.discard((version, running))
-        del self._heaps[version]
-        return None
-
 
 Refresh = Callable[[InferenceEngine], Awaitable[None]]  # gives a new engine the newest weights
 
@@ -111,7 +52,7 @@ class EnginePool:
         """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs."""
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died, and read again by those that went on
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         self._numbers = itertools.count()
         self._waits = waits
         self._config = config
@@ -126,11 +67,11 @@ class EnginePool:
         self._loss: WorkerDied | None = None  # of the last engine, when none will take its place
         self._gone = asyncio.Event()  # an engine was lost
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
-        self._pending: dict[int, list[_Pending]] = {}
-        self._free = _Free()
+        self._pending: dict[int, list[Pending]] = {}
+        self._free = Free()
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
-        self._homes: OrderedDict[str, _Member] = OrderedDict()  # affinity -> where it was served last
+        self._homes: OrderedDict[str, Member] = OrderedDict()  # affinity -> where it was served last
         for engine in engines:
             self.add(engine)
 
@@ -149,11 +90,11 @@ class EnginePool:
             return math.inf
         return math.ceil(self._outstanding / max(len(self._members), 1))
 
-    def add(self, engine: InferenceEngine) -> _Member:
+    def add(self, engine: InferenceEngine) -> Member:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
-        member = _Member(next(self._numbers), engine, limit, engine.version)
+        member = Member(next(self._numbers), engine, limit, engine.version)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -176,7 +117,7 @@ class EnginePool:
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them."""
 
-        async def load_one(member: _Member) -> None:
+        async def load_one(member: Member) -> None:
             await self._with_weights(member, member.engine.load(update, mode))
             self._dispatch()
 
@@ -215,6 +156,8 @@ class EnginePool:
     def _seal(self) -> None:
         """Place all that is pending, whatever the room, in one order and at one moment of each engine."""
         members = list(self._members)
+        if not (members and self._pending):
+            return
         for member in members:
             member.engine.pause()
         wave = sorted(itertools.chain.from_iterable(self._pending.values()), key=_place_in_wave)
@@ -239,7 +182,7 @@ class EnginePool:
         await self._with_weights(member, refresh(member.engine))
         self._dispatch()
 
-    async def _with_weights(self, member: _Member, load: Awaitable[None]) -> None:
+    async def _with_weights(self, member: Member, load: Awaitable[None]) -> None:
         """Let an engine load; do without it if it cannot."""
         try:
             await load
@@ -251,7 +194,7 @@ class EnginePool:
         else:
             self._look_at(member)
 
-    async def _check(self, member: _Member) -> None:
+    async def _check(self, member: Member) -> None:
         timeout = self._config.engine_timeout
         try:
             await self._waits.wait(
@@ -263,7 +206,7 @@ class EnginePool:
             member.engine.kill()
             self._lose(member, WorkerDied(f"an engine did not answer for {timeout:g} s and was killed"))
 
-    def _lose(self, member: _Member, error: WorkerDied) -> None:
+    def _lose(self, member: Member, error: WorkerDied) -> None:
         """Go on without an engine; raise `error` if it was the last and none will take its place."""
         member.open = False
         if member in self._members:
@@ -308,9 +251,9 @@ class EnginePool:
         if self._loss is not None:
             raise self._loss
         self._outstanding += 1
-        placed: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
+        placed: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
         queue = self._pending.setdefault(request.min_version, [])
-        heapq.heappush(queue, _Pending(request.priority, next(self._orders), request, placed))
+        heapq.heappush(queue, Pending(request.priority, next(self._orders), request, placed))
         self._dispatch()
         handle: GenerationHandle | None = None
         try:
@@ -334,7 +277,7 @@ class EnginePool:
                 self._leave(placed.result(), request)
             self._dispatch()
 
-    def _seat(self, member: _Member, request: GenerateRequest) -> None:
+    def _seat(self, member: Member, request: GenerateRequest) -> None:
         """Count a request that goes to an engine. A group that is pinned has all its seats from its first request to its
         last, as one request for that many answers would."""
         if not self._pinned:
@@ -345,7 +288,7 @@ class EnginePool:
             member.groups[group] += 1
         self._free.note(member)
 
-    def _leave(self, member: _Member, request: GenerateRequest) -> None:
+    def _leave(self, member: Member, request: GenerateRequest) -> None:
         if not self._pinned:
             member.running -= 1
         else:
@@ -358,14 +301,14 @@ class EnginePool:
         if not member.running:
             member.idle.set()
 
-    def _look_at(self, member: _Member) -> None:
+    def _look_at(self, member: Member) -> None:
         """A member may have changed: it may hold new weights, it may have room."""
         if member.version != member.engine.version:
             member.version = member.engine.version
             self._events.add("load", engine=member.number, version=member.version)
         self._free.note(member)
 
-    def _note_served(self, request: GenerateRequest, member: _Member, completion: Completion) -> None:
+    def _note_served(self, request: GenerateRequest, member: Member, completion: Completion) -> None:
         versions = completion.versions
         self._events.add(
             "served",
@@ -389,14 +332,14 @@ class EnginePool:
                 del self._pending[pending.request.min_version]
             self._place(pending, member)
 
-    def _place(self, pending: _Pending, member: _Member) -> None:
+    def _place(self, pending: Pending, member: Member) -> None:
         request = pending.request
         self._seat(member, request)
         self._remember(request, member)
         self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
         pending.placed.set_result(member)
 
-    def _next(self) -> tuple[_Pending, _Member] | None:
+    def _next(self) -> tuple[Pending, Member] | None:
         """The most urgent request that can be placed, and where."""
         possible = []
         for version, queue in list(self._pending.items()):
@@ -408,7 +351,7 @@ class EnginePool:
                 possible.append((queue[0], member))
         return min(possible, key=lambda found: found[0], default=None)
 
-    def _place_for(self, request: GenerateRequest) -> _Member | None:
+    def _place_for(self, request: GenerateRequest) -> Member | None:
         """Where the longest prefix is, if there is room; else where there is most room."""
         for shared in request.affinity:
             home = self._homes.get(shared)
@@ -420,7 +363,7 @@ class EnginePool:
                 return home
         return self._free.best(request.min_version, self._share)
 
-    def _remember(self, request: GenerateRequest, home: _Member) -> None:
+    def _remember(self, request: GenerateRequest, home: Member) -> None:
         for shared in request.affinity:
             self._homes[shared] = home
             self._homes.move_to_end(shared)
@@ -432,6 +375,6 @@ def _group(request: GenerateRequest) -> str:
     return (request.affinity or (request.id,))[-1]
 
 
-def _place_in_wave(pending: _Pending) -> tuple[int, list[int]]:
+def _place_in_wave(pending: Pending) -> tuple[int, list[int]]:
     """By priority, then by the numbers of group, sibling, try and turn."""
     return pending.priority, [int(number) for number in re.split(r"[./]", pending.request.id)]

@@ -119,9 +119,7 @@ class SimulatedEngine:
         self._ends: list[tuple[int, int, _Sequence]] = []  # heap of (iteration of its last token, order, sequence)
         self._queue: list[tuple[tuple[int, int], _Sequence]] = []  # heap
         self._known: dict[str, _Sequence] = {}  # queued or running
-        self._prefixes: Counter[tuple[str, int]] = (
-            Counter()
-        )  # running sequences of each group, by the length of prompts
+        self._prefixes: Counter[tuple[str, int]] = Counter()  # running sequences of each `prefix`
         self._draining: tuple[WeightsUpdate, asyncio.Future[None]] | None = None
         self._paused = 0  # reasons to stand still: loads under way, and hanging
         # The stretch under way: it began then, with that much to read, and will be looked at by the timer.
