@@ -1,14 +1,15 @@
 """What asynchrony gains and costs: the tiny recipe at several asynchronous ratios, from the same warm start.
 
-    python benchmarks/async_ratio.py [--seeds 5] [--steps 300]
+    python benchmarks/async_ratio.py [--seeds 5] [--steps 300] [--resume]
 
 For each seed one supervised warm start, then reinforcement learning from it with alpha 0, 0.5, 1 and 2, one CPU thread a
 process. So that synchronous training is given its best, its step is also timed with two threads in each phase, for fewer
 steps: threads change results by rounding alone. The order of the settings rotates with the seed, so that a machine that is
-slower for a while is so for all of them.
+slower for a while is so for all of them. It takes an hour and more; `--resume` goes on where it was interrupted.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -32,16 +33,18 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--runs", type=Path, default=Path("runs/async_ratio"))
+    arguments.add_argument("--resume", action="store_true")
     options = arguments.parse_args()
+    make = partial(run, runs=options.runs, resume=options.resume)
     found: dict[str, list[Finished]] = {name: [] for name in SETTINGS}
     for seed in range(options.seeds):
-        warm = run("sft", RECIPE, f"warm-{seed}", f"seed={seed}", runs=options.runs)
+        warm = make("sft", RECIPE, f"warm-{seed}", f"seed={seed}")
         names = list(SETTINGS)
         for name in names[seed % len(names) :] + names[: seed % len(names)]:
             steps = min(TIMED_ONLY.get(name, options.steps), options.steps)
             overrides = (f"seed={seed}", f"steps={steps}", "sft=null", f"model.path={warm.checkpoint}")
             label = f"{name.replace(' ', '-').replace(',', '')}-{seed}"
-            found[name].append(run("train", RECIPE, label, *overrides, *SETTINGS[name], runs=options.runs))
+            found[name].append(make("train", RECIPE, label, *overrides, *SETTINGS[name]))
             print(f"seed {seed}  {name:16}  {describe(found[name][-1])}", flush=True)
     figures = report(found)
     print(f"\nwritten to {write_result('async_ratio', figures)}")
