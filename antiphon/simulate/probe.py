@@ -31,6 +31,7 @@ from antiphon.waits import Waits
 SECONDS = 100.0  # of the three phases together; the parts need a while to start
 SKIP = 2  # steps of a phase, in which things get going
 FEWEST, MOST = 6, 60  # steps of a phase, however long they take
+BUSY = 2.0  # an asynchronous ratio at which neither side waits much
 TUNING = 2  # simulations of a phase
 TUNING_ATTEMPTS = 4000  # in each
 
@@ -111,7 +112,7 @@ def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
     plain = {"policy": "queue", "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
     sizes = (rollout.groups_per_step, max(rollout.groups_per_step // 4, config.learner.minibatches))
     changes = [{"async_ratio": 0.0, "groups_per_step": size} for size in sizes]
-    changes.append({"async_ratio": max(rollout.async_ratio, 1.0)})
+    changes.append({"async_ratio": max(rollout.async_ratio, BUSY)})
     first, second, third = (
         config.model_copy(update={"steps": MOST, "rollout": rollout.model_copy(update=plain | change)})
         for change in changes
