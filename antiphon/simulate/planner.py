@@ -85,7 +85,7 @@ def predict(
     seconds = timeline.step_seconds(WARM_UP)
     return Prediction(
         step_seconds=seconds,
-        bound=Closed.of(scenario).step_seconds(),
+        bound=ClosedForm.of(scenario).step_seconds(),
         learner_idle=timeline.learner_idle(WARM_UP),
         engines_idle=timeline.engines_idle(WARM_UP),
         ages={age: fmean(step[f"age/{age}"] for step in steps) for age in range(config.rollout.max_age + 1)},
@@ -126,7 +126,7 @@ def scenario_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class ClosedForm:
     """The terms of both propositions, in seconds on one device: all generation of a step, its longest answer, its training."""
 
     generation: float  # N mu_g
@@ -137,7 +137,7 @@ class Closed:
     engines: int
 
     @staticmethod
-    def of(scenario: ScenarioConfig) -> "Closed":
+    def of(scenario: ScenarioConfig) -> "ClosedForm":
         """Of a scenario's engines when all their slots are taken."""
         rollout, speed = scenario.rollout, scenario.engines.speed
         attempts = rollout.groups_per_step * (rollout.group_size + rollout.redundancy)
@@ -148,7 +148,7 @@ class Closed:
         reading = speed.prefill * prompt
         longest = scenario.response_tokens.quantile(1 - 1 / (attempts + 1))
         tokens = rollout.groups_per_step * (prompt + rollout.group_size * mean) * scenario.training.epochs
-        return Closed(
+        return ClosedForm(
             generation=attempts * mean * iteration / running + rollout.groups_per_step * reading,
             longest=longest * iteration + reading + _mean(scenario.reward_seconds),
             training=scenario.learner.per_token * tokens,
@@ -217,7 +217,7 @@ def splits(config: RunConfig, speeds: Speeds, devices: int) -> Iterator[Split]:
 
 def balanced(config: RunConfig, speeds: Speeds, devices: int) -> int:
     """How many devices should train, by the closed form."""
-    closed = Closed.of(scenario_of(config, speeds, engines=devices))
+    closed = ClosedForm.of(scenario_of(config, speeds, engines=devices))
     longest = closed.longest / (1 + closed.ratio)
     share = best_share(closed.generation / devices, closed.training / devices, longest)
     return min(max(round(devices * share), 1), devices - 1)

@@ -16,7 +16,7 @@ from antiphon.run_config import RunConfig
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import (
-    Closed,
+    ClosedForm,
     ModelFacts,
     Speeds,
     best_share,
@@ -201,4 +201,4 @@ def test_speeds_are_a_file(tmp_path):
     path = tmp_path / "speeds.yaml"
     path.write_text(dump(speeds))
     assert load(path, model=Speeds) == speeds
-    assert isinstance(speeds, Config) and Closed.of(scenario_of(config(), speeds)).engines == 2
+    assert isinstance(speeds, Config) and ClosedForm.of(scenario_of(config(), speeds)).engines == 2
