@@ -5,7 +5,8 @@
 For each seed one supervised warm start, then reinforcement learning from it with alpha 0, 0.5, 1 and 2, one CPU thread a
 process. So that synchronous training is given its best, its step is also timed with two threads in each phase, for fewer
 steps: threads change results by rounding alone. The order of the settings rotates with the seed, so that a machine that is
-slower for a while is so for all of them. It takes an hour and more; `--resume` goes on where it was interrupted.
+slower for a while is so for all of them; seconds are medians over the seeds. It takes an hour and more; `--resume` goes on
+where it was interrupted.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def report(found: dict[str, list[Finished]]) -> dict[str, float]:
         key = name.replace(" ", "_").replace(",", "").replace(".", "_")
         accuracies = [f.summary["accuracy_after"] for f in finished]
         numbers = {
-            "step_seconds": mean(map(step_seconds, finished)),
+            "step_seconds": median(map(step_seconds, finished)),
             "learner_waits_share": mean(mean(f.column("step/wait_groups_share")[WARM_UP:]) for f in finished),
             "age_mean": mean(mean(f.column("age/mean")[WARM_UP:]) for f in finished),
             "mismatch_kl": mean(mean(f.column("learner/mismatch_kl")[WARM_UP:]) for f in finished),
@@ -80,7 +81,7 @@ def report(found: dict[str, list[Finished]]) -> dict[str, float]:
         figures |= {f"{key}_{measure}": value for measure, value in numbers.items()}
     print("\n" + table(["setting", *heads], rows))
     # Pairs of one seed ran within minutes of each other; their ratio is steadier than the ratio of the means.
-    sync = min(("sync", "sync, 2 threads"), key=lambda name: mean(map(step_seconds, found[name])))
+    sync = min(("sync", "sync, 2 threads"), key=lambda name: median(map(step_seconds, found[name])))
     speedups = {
         name: median(step_seconds(s) / step_seconds(a) for s, a in zip(found[sync], found[name], strict=True))
         for name in SETTINGS

@@ -1,8 +1,8 @@
 """Measuring a machine for the planner: a run's real parts, for a minute or two, and what their events say.
 
-Three phases on the same engines and learner. Two are synchronous, with a step's groups and with a quarter of them: there
-each part works alone, and seconds against sizes give its speed. The third is asynchronous: how much slower each part is
-beside the other. Everything is read from the run's own events and metrics, nothing is instrumented.
+Three phases on the same engines and learner. The first and the last are synchronous, with a step's groups and with a quarter
+of them: there each part works alone, and seconds against sizes give its speed. The second is asynchronous: how much slower
+each part is beside the other. Everything is read from the run's own events and metrics, nothing is instrumented.
 """
 
 import asyncio
@@ -85,34 +85,39 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
 async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
     async with built(config, overwrite=True) as whole:
-        groups, version = list[Group](), whole.version
-
-        def look(group: Group) -> bool:
-            groups.append(group)
-            return True  # nothing is filtered: see `phases_of`
-
+        version = whole.version
         if config.sft:
             warm = Run(replace(whole.parts, test=()))
             await warm.sft()
             version = warm.version
         phases = phases_of(config)
-        for phase in phases:
+        groups: list[list[Group]] = [[] for _ in phases]
+        for phase, made in zip(phases, groups, strict=True):
+
+            def look(group: Group, made: list[Group] = made) -> bool:
+                made.append(group)
+                return True  # nothing is filtered: see `phases_of`
+
             watch = Watch(whole.parts.view, seconds / len(phases))
             whole.parts.events.add("phase")
             watch.run = run = Run(replace(whole.parts, config=phase, keep=look, sampler=None, view=watch))
             run.version = version
             await run.reinforce()
             version = run.version
-        return whole.parts.directory, groups
+        # A policy that learns from the last phase's small steps may lose its way: its answers are not those of a run.
+        return whole.parts.directory, [group for made in groups[:-1] for group in made]
 
 
 def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
-    """Synchronous, synchronous with fewer groups, asynchronous; all without what would drop or add groups."""
+    """Synchronous, asynchronous, synchronous with fewer groups; all without what would drop or add groups."""
     rollout = config.rollout
     plain = {"policy": "queue", "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
-    sizes = (rollout.groups_per_step, max(rollout.groups_per_step // 4, config.learner.minibatches))
-    changes = [{"async_ratio": 0.0, "groups_per_step": size} for size in sizes]
-    changes.append({"async_ratio": max(rollout.async_ratio, BUSY)})
+    few = max(rollout.groups_per_step // 4, config.learner.minibatches)
+    changes: list[dict[str, float]] = [
+        {"async_ratio": 0.0},
+        {"async_ratio": max(rollout.async_ratio, BUSY)},
+        {"async_ratio": 0.0, "groups_per_step": few},
+    ]
     first, second, third = (
         config.model_copy(update={"steps": MOST, "rollout": rollout.model_copy(update=plain | change)})
         for change in changes
@@ -133,8 +138,9 @@ def read_phases(events: Iterable[str], metrics: Iterable[str]) -> list[Phase]:
 
 
 def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> Speeds:
-    """Speeds that explain what was seen."""
-    alone, together = phases[:-1], phases[-1]
+    """Speeds that explain what was seen. The groups are those of the work to come."""
+    first, together, last = phases
+    alone = (first, last)
     learner = _learner(alone)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     speeds = Speeds(
@@ -145,11 +151,11 @@ def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> 
             [turn.stop - turn.start for trajectory in trajectories for turn in trajectory.segments[-1].turns],
             shared=likeness([[t.meta.completion_tokens for t in group.trajectories] for group in groups]),
         ),
-        reward_seconds=trace(_grading(phases)),
+        reward_seconds=trace(_grading(alone)),
         success=trace(chances([[t.meta.score.value or 0.0 for t in group.trajectories] for group in groups])),
         environment=_environment(phases, trajectories) if config.rollout.max_turns > 1 else None,
     )
-    return _tuned(speeds, list(zip(phases_of(config), phases, strict=True)))
+    return _tuned(speeds, config, first, together)
 
 
 # --- each part by itself -----------------------------------------------------------------------------------------------
@@ -240,30 +246,44 @@ def _learner_beside(together: Phase, alone: LearnerSpeed) -> float:
     return took / sum(alone.step + alone.per_token * count for count in tokens)
 
 
-def _tuned(speeds: Speeds, phases: Sequence[tuple[RunConfig, Phase]]) -> Speeds:
-    """Engines adjusted until simulated phases keep them busy for as long as the real ones did: first alone, then beside the
-    learner. Arithmetic on requests knows neither how they queue nor what an engine reads again."""
-    (alone, seen_alone), (together, seen_together) = phases[0], phases[-1]
+def _tuned(speeds: Speeds, config: RunConfig, alone: Phase, together: Phase) -> Speeds:
+    """Speeds adjusted until simulated phases keep the engines busy, and everyone waiting, for as long as the real ones did:
+    first alone, then beside the learner. Arithmetic on requests knows neither how they queue nor what an engine reads again,
+    nor that answers which come together are graded one after another."""
+    first, second, _ = phases_of(config)
+    busy_alone, waiting = _seen(alone)
     for _ in range(TUNING):
-        factor = _busy(seen_alone) / _busy_foretold(alone, speeds)
+        busy, foretold = _foretold(first, speeds)
         costs = ("iteration", "per_sequence", "per_token", "prefill")
-        slower = {name: getattr(speeds.engine, name) * factor for name in costs}
-        speeds = speeds.model_copy(update={"engine": speeds.engine.model_copy(update=slower)})
+        slower = {name: getattr(speeds.engine, name) * busy_alone / busy for name in costs}
+        seen, simulated = (max(seconds - speeds.engine.load, 0.0) for seconds in (waiting, foretold))
+        grading = seen / simulated if seen < simulated else 1.0
+        speeds = speeds.model_copy(
+            update={
+                "engine": speeds.engine.model_copy(update=slower),
+                "reward_seconds": trace([seconds * grading for seconds in speeds.reward_seconds.values]),
+            }
+        )
     for _ in range(TUNING):
-        factor = _busy(seen_together) / _busy_foretold(together, speeds)
+        factor = _seen(together)[0] / _foretold(second, speeds)[0]
         beside = {"beside_learner": speeds.engine.beside_learner * factor}
         speeds = speeds.model_copy(update={"engine": speeds.engine.model_copy(update=beside)})
     return speeds
 
 
-def _busy(phase: Phase) -> float:
-    """Seconds a step in which an engine had requests."""
-    return phase.timeline.step_seconds(SKIP) * (1 - phase.timeline.engines_idle(SKIP))
+def _seen(phase: Phase) -> tuple[float, float]:
+    timeline = phase.timeline
+    return _seconds(timeline.step_seconds(SKIP), timeline.learner_idle(SKIP), timeline.engines_idle(SKIP))
 
 
-def _busy_foretold(config: RunConfig, speeds: Speeds) -> float:
+def _foretold(config: RunConfig, speeds: Speeds) -> tuple[float, float]:
     plan = predict(config, speeds, attempts=TUNING_ATTEMPTS)
-    return plan.step_seconds * (1 - plan.engines_idle)
+    return _seconds(plan.step_seconds, plan.learner_idle, plan.engines_idle)
+
+
+def _seconds(step: float, learner_idle: float, engines_idle: float) -> tuple[float, float]:
+    """Of a step: those in which an engine had requests, and, if engines and learner take turns, those in which nobody works."""
+    return step * (1 - engines_idle), step * (learner_idle + engines_idle - 1)
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------------
