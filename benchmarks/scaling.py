@@ -3,9 +3,8 @@
     python benchmarks/scaling.py
 
 Virtual time on the library's own loop, with the engine of `published.py`, and lengths of which the longest of ten thousand is
-twenty times the median. Strong scaling: one batch, more
-devices. Weak scaling: the batch grows with them. The controller's own time is real: where it needs more than a second of one
-core a virtual second, it is the limit.
+twenty times the median. Strong scaling: one batch, more devices. Weak scaling: the batch grows with them. The controller's own
+time is real: where it needs more than a second of one core a virtual second, it is the limit.
 """
 
 import argparse
