@@ -91,11 +91,11 @@ def techniques(figures: dict[str, float]) -> None:
 
 
 def scaling(figures: dict[str, float], kind: str, most: int) -> None:
-    """Strong: 1024 x 16 whatever the devices. Weak: two groups of 16 a device."""
+    """Strong: 1024 x 16 whatever the devices. Weak: half a group of 16 a device."""
     rows, first = [], 0.0
     devices = 16
     while devices <= most:
-        groups = 1024 if kind == "strong" else 2 * devices
+        groups = 1024 if kind == "strong" else devices // 2
         found = measured(technique({"async_ratio": 1.0}, devices, groups, 16, steps=3), warm=1)
         rate = found["tokens"] / found["seconds"] / devices
         first = first or rate
