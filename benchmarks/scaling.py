@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import table, write_result
-from published import BATCH, TRAIN_TOKEN, Calibration, play, scenario
+from published import BATCH, Calibration, play, scenario, training
 
 TRAIN_SHARE = 0.4
 LENGTHS = Calibration(mean=3000, spread=0.8, shared=0.5, disagreement=0.3)
@@ -56,7 +56,7 @@ def technique(rollout: dict[str, Any], devices: int, groups: int, size: int, ste
         size,
         steps=steps,
         rollout=rollout,
-        learner={"per_token": TRAIN_TOKEN / train, "publish": 5.0},
+        learner=training(train, LENGTHS.efficiency),
     )
 
 
