@@ -171,11 +171,6 @@ def redundant_environments(calibration: Calibration, groups: int, size: int) -> 
     return run(0, 0) / run(groups - 32, size - 8)
 
 
-def training(devices: int, efficiency: float) -> dict[str, float]:
-    """A learner on so many devices."""
-    return {"per_token": TRAIN_TOKEN / efficiency / devices, "publish": 5.0}
-
-
 def whole_run(calibration: Calibration, devices: int, train: int, ratio: float) -> float:
     """Seconds a step of 256 x 16 with generation and training: all devices in turns, or `train` of them apart."""
     apart = ratio > 0
@@ -186,7 +181,7 @@ def whole_run(calibration: Calibration, devices: int, train: int, ratio: float) 
         16,
         steps=9,
         rollout={"async_ratio": ratio} if apart else BATCH | {"filter": None},
-        learner=training(train if apart else devices, calibration.efficiency),
+        learner={"per_token": TRAIN_TOKEN / calibration.efficiency / (train if apart else devices), "publish": 5.0},
     )
     return statistics.fmean(step["step/seconds"] for step in play(config, 0).steps[3:])
 
