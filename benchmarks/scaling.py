@@ -10,6 +10,7 @@ time is real: where it needs more than a second of one core a virtual second, it
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from published import BATCH, Calibration, play, scenario
 TRAIN_SHARE = 0.4
 TRAIN_TOKEN = 2.2e-4  # seconds a token on one device: 30 % of its peak
 LENGTHS = Calibration(mean=3000, spread=0.8, shared=0.5, disagreement=0.3)
+SHORT = replace(LENGTHS, mean=750)  # of weak scaling: the largest step has 131,072 answers, and all are held in memory
 BASELINE = "batch rollout"
 TECHNIQUES: dict[str, dict[str, Any]] = {
     BASELINE: BATCH,
@@ -46,12 +48,14 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 }
 
 
-def technique(rollout: dict[str, Any], devices: int, groups: int, size: int, steps: int) -> dict[str, Any]:
+def technique(
+    rollout: dict[str, Any], devices: int, groups: int, size: int, steps: int, lengths: Calibration = LENGTHS
+) -> dict[str, Any]:
     """Devices take turns, or are split for generation and training if the ratio lets them overlap."""
     apart = rollout.get("async_ratio", 0.0) > 0
     train = round(devices * TRAIN_SHARE) if apart else devices
     return scenario(
-        LENGTHS,
+        lengths,
         devices - train if apart else devices,
         groups,
         size,
@@ -96,8 +100,8 @@ def scaling(figures: dict[str, float], kind: str, most: int) -> None:
     rows, first = [], 0.0
     devices = 16
     while devices <= most:
-        groups = 1024 if kind == "strong" else devices // 2
-        found = measured(technique({"async_ratio": 1.0}, devices, groups, 16, steps=3), warm=1)
+        groups, lengths = (1024, LENGTHS) if kind == "strong" else (devices // 2, SHORT)
+        found = measured(technique({"async_ratio": 1.0}, devices, groups, 16, steps=3, lengths=lengths), warm=1)
         rate = found["tokens"] / found["seconds"] / devices
         first = first or rate
         figures[f"{kind}_efficiency_{devices}"] = rate / first
