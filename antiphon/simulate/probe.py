@@ -138,7 +138,7 @@ def read_phases(events: Iterable[str], metrics: Iterable[str]) -> list[Phase]:
 
 
 def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> Speeds:
-    """Speeds that explain what was seen. The groups are those of the work to come."""
+    """Speeds that explain what the three phases of `phases_of` left; `groups` say what the work to come is like."""
     first, together, last = phases
     alone = (first, last)
     learner = _learner(alone)
