@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "minimum version",
-        "rollout/pool.py",
+        "rollout/members.py",
         "[top for held in list(self._heaps) if held >= version and (top := self._top(held, share))]",
         "[top for held in list(self._heaps) if (top := self._top(held, share))]",
     ),
