@@ -13,7 +13,7 @@ SUITES := $(wildcard tests/system tests/parity tests/chaos)
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test bench format lint types floors unit clean
+.PHONY: help demo check test chaos bench format lint types floors unit clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -26,6 +26,9 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q --durations=10 $(SUITES) tests/unit/cluster
+
+chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random; make chaos SEED=7 draws others
+	pytest -q -s tests/chaos/test_kills.py -k random --kills 60 --seed $(or $(SEED),0)
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }

@@ -18,8 +18,11 @@ from antiphon.learning.learner import LEARNERS, Learner, WorkerLearner
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run, supervised
 from antiphon.record.events import Events, write_trace
-from antiphon.record.live import make_view
+from antiphon.record.ledger import Ledger, Store
+from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
+from antiphon.record.resume import Resumption, begin
+from antiphon.record.resume import resume as go_on
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import open_trackers
 from antiphon.registry import import_path
@@ -27,7 +30,7 @@ from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
-from antiphon.run_config import RunConfig
+from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.grading import GradingPool
@@ -44,9 +47,9 @@ RECEIVE = "antiphon.weights.shared_memory:receive"  # the engines' end of the we
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
-def train(config: RunConfig, *, overwrite: bool = False) -> int:
+def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
     """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below what the configuration demands."""
-    return _ended(_run(config, overwrite, Run.train))
+    return _ended(_run(config, overwrite, Run.train, resume))
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
@@ -67,8 +70,8 @@ def _ended(run: Coroutine[Any, Any, int]) -> int:
         return INTERRUPTED
 
 
-async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any]) -> int:
-    async with built(config, overwrite=overwrite) as run:
+async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool = False) -> int:
+    async with built(config, overwrite=overwrite, resume=resume) as run:
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         demanded = config.evaluation.minimum_accuracy
@@ -83,21 +86,30 @@ async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any]) -
 
 
 @asynccontextmanager
-async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[Run]:
-    """The run of a configuration, started and in the end taken apart again."""
+async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
+    """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
         mixture = Mixture.load(config.tasks, config.seed)
         examples = Mixture.load(config.tasks, derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)
 
-        directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
-        directory.write_config(dump(config))
         view = make_view(config.record.live)
+        if resume:
+            directory = RunDirectory.resume(config.record.directory, config.name)
+            check_same(directory.config, config)
+        else:
+            directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
+        store = Store(directory.path)
+        stack.callback(store.close)
+        directory.write_config(dump(config))
         view.start(
             config.name, f"{config.rollout.capacity} groups alive, asynchronous ratio {config.rollout.async_ratio:g}"
         )
         stack.callback(view.close)
+        resumption = _resume(store, directory, config, view) if resume else None
+        if resumption is None:
+            begin(store)
         metrics = stack.enter_context(Metrics(directory.metrics))
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
         for tracker in trackers:
@@ -105,15 +117,20 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
         sink = None
         if config.record.events:
             stack.callback(write_trace, directory.events, directory.trace)
-            sink = stack.enter_context(directory.events.open("w", encoding="utf-8"))
+            sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
         events = Events(asyncio.get_running_loop().time, sink)
+        lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
+        ledger = Ledger(store, events, lineage=lineage, step=step)
+        stack.push_async_callback(ledger.close)
         exchange = shared_directory(config.name)
         stack.callback(shutil.rmtree, exchange)
 
         waits = Waits()
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
-        model = await model_directory(cluster, config.model.path, directory.path / "model", config.seed)
+        built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
+        path = str(built_model) if built_model.is_dir() else config.model.path
+        model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
         learner, learners = _start_learner(cluster, "learner", model, config)
@@ -143,12 +160,28 @@ async def built(config: RunConfig, *, overwrite: bool = False) -> AsyncIterator[
                 stages=[STAGES.resolve(name) for name in config.learner.stages],
                 estimate=ADVANTAGES.resolve(config.algorithm.advantage),
                 directory=directory,
+                ledger=ledger,
+                resumption=resumption,
                 exchange=exchange,
                 metrics=metrics,
                 trackers=trackers,
                 view=view,
             )
         )
+
+
+def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:
+    """Go on with what the run directory has, and say so."""
+    found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message)
+    if (
+        config.rollout.deterministic
+    ):  # what is left of a wave would be computed in other company, and differ in the last bit
+        found.returning.kept.clear()
+    kept = sum(map(len, found.returning.kept.values()))
+    view.message(
+        f"resuming after step {found.state['step']}: {found.lost} attempts were lost, {kept} finished ones are at hand"
+    )
+    return found
 
 
 def _start_learner(cluster: Cluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:

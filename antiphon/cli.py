@@ -52,18 +52,24 @@ def _version(
 
 @app.command()
 def train(
-    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run, from its newest checkpoint.")] = False,
 ) -> None:
     """Train with reinforcement learning, after the supervised warm start if the configuration has one."""
     with _outcome():
         run = _load(config, overrides)
+        if overwrite and resume:
+            raise ConfigError("give --overwrite or --resume, not both")
         if dry_run:
             _show(run)
             return
         _require_model(run.model.path)
         from antiphon.build import train as build_and_train
 
-        raise typer.Exit(build_and_train(run, overwrite=overwrite))
+        raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
 
 
 @app.command()
@@ -176,6 +182,35 @@ def plan(
             found = {str(split): split.seconds for split in splits(run, known, devices)}
             _table(f"{devices} devices", "seconds a step", found)
             print(f"best: {min(found, key=lambda name: found[name])}")
+
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, such as runs/tiny_arithmetic.")]
+
+
+@app.command()
+def audit(run: RunPath) -> None:
+    """Check a run from its directory alone: print what became of every attempt, and every promise that was broken."""
+    with _outcome():
+        from antiphon.record.audit import audit as check
+
+        found = check(run)
+        for lineage, balance in found.balance.items():
+            _table(f"lineage {lineage}", "attempts", {**balance, "all": sum(balance.values())})
+        for violation in found.violations:
+            print(violation)
+        print(f"violations: {len(found.violations)}")
+        raise typer.Exit(1 if found.violations else 0)
+
+
+@app.command()
+def export(
+    run: RunPath, target: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the model goes.")]
+) -> None:
+    """Copy the newest whole checkpoint of a run as a model directory, as transformers and engines load it."""
+    with _outcome():
+        from antiphon.record.checkpoint import export as copy
+
+        print(copy(run / "checkpoints", target))
 
 
 @app.command()

@@ -10,6 +10,7 @@ AntiphonError
 ├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
 ├── RolloutError       no attempt succeeds any more; carries the last failure
 ├── StateError         a transition the admission state machine does not have (a bug, never data)
+├── RecordError        the record of a run cannot be written, or is not one that can be gone on from
 ├── WeightsError       weights that arrived are not the weights that were sent
 └── UnsupportedError   something this model, engine or platform cannot do
 """
@@ -45,6 +46,10 @@ class RolloutError(AntiphonError):
 
 class StateError(AntiphonError):
     """An event arrived in a state that does not allow it."""
+
+
+class RecordError(AntiphonError):
+    """The ledger or a checkpoint cannot be written, or what is there cannot be gone on from."""
 
 
 class WeightsError(AntiphonError):

@@ -19,11 +19,10 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 
 import asyncio
 import gc
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,9 +35,13 @@ from antiphon.errors import StallError
 from antiphon.learning.batch import samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
+from antiphon.points import reach
+from antiphon.record.checkpoint import name_of, prune
 from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
+from antiphon.record.resume import Resumption, Returning
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
 from antiphon.rollout.episode import Episodes
@@ -91,10 +94,21 @@ class Parts:
     stages: Sequence[Stage]
     estimate: Advantages
     directory: RunDirectory
+    ledger: Ledger
+    resumption: Resumption | None = None
     exchange: Path  # where weights pass from learner to engines
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What a run knows of its past, and a checkpoint keeps."""
+
+    before: list[float] | None = None  # accuracy on each test prompt
+    warm_start_seconds: float = 0.0
+    seconds: float = 0.0  # of reinforcement learning
 
 
 class Run:
@@ -103,9 +117,14 @@ class Run:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.config = parts.config
-        self.version = PolicyVersion(0, 0)
+        gone_on = parts.resumption
+        self.version = PolicyVersion(gone_on.lineage, gone_on.state["version"]) if gone_on else PolicyVersion(0, 0)
+        self.progress = Progress(**gone_on.state["progress"]) if gone_on else Progress()
+        self._since = 0.0  # when reinforcement learning began, had it never been interrupted
+        self._last: dict[str, Any] = {}  # the cut after the last step
         self._stopping = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._between_steps = asyncio.Lock()  # while it is free, the learner's weights are those of `version`
 
     async def train(self) -> dict[str, Any]:
@@ -128,7 +147,8 @@ class Run:
 
     async def _supervised(self, main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
         """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
-        watchers = [*(worker.died() for worker in self.parts.workers), self.parts.pool.watch(self._refresh)]
+        parts = self.parts
+        watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
         try:
             return await supervised(watchers, main)
         except StallError as stall:
@@ -167,9 +187,9 @@ class Run:
 
     async def _sft_alone(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
         before = await self._test()
-        seconds = await self._sft(owner)
-        after = await self._test()
-        return await self._finish(before, after, seconds, 0.0, self.version.n)
+        self.progress.before = _per_prompt(before)
+        self.progress.warm_start_seconds = await self._sft(owner)
+        return await self._finish(owner, {"step": self.version.n}, await self._test())
 
     async def _sft(self, owner: asyncio.TaskGroup) -> float:
         """Likelihood steps until the validation accuracy is reached; returns seconds.
@@ -194,27 +214,26 @@ class Run:
                 break
             if due and sft.stop_accuracy:
                 async with self._between_steps:
-                    await self._publish(owner)
+                    await self._publish(owner, self.version.next())
                 validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
         if validation is not None:
             await validation
         async with self._between_steps:
-            await self._publish(owner)
+            await self._publish(owner, self.version.next())
         return _now() - began
 
     # --- reinforcement learning ----------------------------------------------------------------------------------------
 
     async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
-        warm_start = await self._sft(owner) if self.config.sft else 0.0
-        before = await self._test()
-        began = _now()
-        steps = await self._reinforce(owner)
-        seconds = _now() - began
-        after = await self._test()
-        return await self._finish(before, after, warm_start, seconds, steps)
+        if self.parts.resumption is None:
+            self.progress.warm_start_seconds = await self._sft(owner) if self.config.sft else 0.0
+            self.progress.before = _per_prompt(await self._test())
+        await self._reinforce(owner)
+        return await self._finish(owner, self._last, await self._test())
 
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
-        parts, config = self.parts, self.config
+        parts, config, resumption = self.parts, self.config, self.parts.resumption
+        self._since = _now() - self.progress.seconds
         updates = config.steps * config.learner.minibatches * config.learner.epochs
         await parts.learner.begin(config.algorithm, config.learner.optimizer, updates)
         scheduler = Scheduler(
@@ -225,15 +244,28 @@ class Run:
             sampler=parts.sampler,
             keep=parts.keep,
             waits=parts.waits,
-            events=parts.events,
+            ledger=parts.ledger,
+            returning=resumption.returning if resumption else Returning(),
         )
+        done = 0
+        if resumption is not None:
+            done = resumption.state["step"]
+            await self._wait(parts.learner.restore(resumption.checkpoint), "restore", "the learner")
+            parts.mixture.restore(resumption.state["mixture"])
+            scheduler.restore(resumption.state["scheduler"], parts.mixture.find)
+            if self.version.n:  # else engines have it
+                await self._publish(owner, self.version)
+        elif config.checkpoint.every:
+            await self._save(owner, self._cut(0, scheduler))
         scheduler.start(owner)
-        steps = await self._steps(owner, scheduler)
+        steps = await self._steps(owner, scheduler, done)
+        self.progress.seconds = _now() - self._since
+        self._last = self._cut(steps, scheduler)
         scheduler.stop()
         return steps
 
-    async def _steps(self, owner: asyncio.TaskGroup, scheduler: Scheduler) -> int:
-        """The consuming half of the loop; returns the number of steps done.
+    async def _steps(self, owner: asyncio.TaskGroup, scheduler: Scheduler, done: int) -> int:
+        """The consuming half of the loop, from the step after `done`; returns the number of steps done.
 
         consumes     groups, B a step
         waits for    groups to complete
@@ -241,7 +273,7 @@ class Run:
         produces     versions
         """
         config = self.config
-        for step in range(1, config.steps + 1):
+        for step in range(done + 1, config.steps + 1):
             began, waited = _now(), self.parts.waits.spent("learner", "groups")
             groups = await self._unless_stopped(scheduler.next_step())
             if groups is None:
@@ -252,8 +284,12 @@ class Run:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler)
                 metrics |= await self._learn(groups)
-                await self._publish(owner)
+                await self._publish(owner, self.version.next())
                 scheduler.publish()
+                cut = self._cut(step, scheduler) if self._due(step) else None
+                scheduler.admit()
+                if cut is not None:
+                    await self._save(owner, cut)
             seconds = max(_now() - began, 1e-9)  # in virtual time a step may take none
             tokens = sum(t.meta.completion_tokens for group in groups for t in group.trajectories)
             metrics |= {
@@ -265,9 +301,11 @@ class Run:
                 evaluation = await self._test()
                 metrics |= {"evaluation/accuracy": evaluation.accuracy} if evaluation else {}
             self._record(step, config.steps, metrics)
-            if config.checkpoint.every and step % config.checkpoint.every == 0 and step < config.steps:
-                await self._save(step)
         return config.steps
+
+    def _due(self, step: int) -> bool:
+        every = self.config.checkpoint.every
+        return bool(every) and step % every == 0 and step < self.config.steps
 
     async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
@@ -286,18 +324,21 @@ class Run:
             await self._wait(stage(step), "step", "the learner")
         return step.metrics
 
-    async def _publish(self, owner: asyncio.TaskGroup) -> None:
-        """Make the learner's weights the next version. Engines load them while the run goes on; a version is published
+    async def _publish(self, owner: asyncio.TaskGroup, version: PolicyVersion) -> None:
+        """Make the learner's weights known as `version`. Engines load them while the run goes on; a version is published
         only once the one before it is loaded everywhere."""
         await self._settle()
-        parts, version = self.parts, self.version.next()
+        parts = self.parts
+        reach("publish")
         update = await self._wait(parts.learner.publish(version.n, parts.exchange), "publish", "the learner")
 
         async def load() -> None:
             await parts.pool.load(update, self.config.rollout.on_update)
             remove(update)
 
+        parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
         self.version = version
+        reach("published")
         self._loading = owner.create_task(load(), name=f"load version {version.n}")
 
     async def _refresh(self, engine: InferenceEngine) -> None:
@@ -364,39 +405,68 @@ class Run:
         if show:
             self.parts.view.step(step, steps, reduced, self.parts.waits)
 
-    async def _save(self, step: int) -> None:
-        """Write a checkpoint, and remove those beyond `keep_last`."""
-        directory = self.parts.directory.checkpoints / f"step_{step:06d}"
-        progress = {"step": step, "version": self.version.n, "mixture": self.parts.mixture.state()}
-        await self._wait(self.parts.learner.save(directory, progress), "checkpoint", "the learner")
-        kept = sorted(self.parts.directory.checkpoints.glob("step_??????"))
-        for old in kept[: -self.config.checkpoint.keep_last]:
-            shutil.rmtree(old)
+    # --- what is kept --------------------------------------------------------------------------------------------------
 
-    async def _finish(
-        self, before: Evaluation | None, after: Evaluation | None, warm_start: float, seconds: float, steps: int
-    ) -> dict[str, Any]:
+    def _cut(self, step: int, scheduler: Scheduler) -> dict[str, Any]:
+        """Where the run is after `step`."""
+        self.progress.seconds = _now() - self._since
+        return {
+            "step": step,
+            "lineage": self.version.lineage,
+            "version": self.version.n,
+            "progress": asdict(self.progress),
+            "mixture": self.parts.mixture.state(),
+            "scheduler": scheduler.state(),
+        }
+
+    async def _save(self, owner: asyncio.TaskGroup, cut: dict[str, Any]) -> None:
+        """Begin to write a checkpoint, and go on when the learner may; the one before it is in place by then."""
+        await self._saved()
+        await self._wait(self.parts.ledger.commit(), "commit", "the ledger")
+        directory, version = self.parts.directory.checkpoints / name_of(cut["step"]), self.version
+        written = await self._wait(self.parts.learner.save(directory, cut), "checkpoint", "the learner")
+
+        async def keep() -> None:
+            await written
+            self.parts.ledger.checkpoint(cut["step"], version, directory.name)
+            prune(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
+
+        self._saving = owner.create_task(keep(), name=f"checkpoint {cut['step']}")
+
+    async def _saved(self) -> None:
+        if self._saving is not None:
+            await self._wait(asyncio.shield(self._saving), "checkpoint", "a checkpoint to be in place")
+
+    async def _finish(self, owner: asyncio.TaskGroup, cut: dict[str, Any], after: Evaluation | None) -> dict[str, Any]:
         """Save the model; say what the run came to."""
         await self._settle()
-        await self._save(steps)
+        await self._save(owner, cut)
+        await self._saved()
+        progress = self.progress
         summary: dict[str, Any] = {"accuracy_before": None, "accuracy_after": None}
-        if before and after:
-            gain = after.correct.mean(axis=1) - before.correct.mean(axis=1)
+        if progress.before and after:
+            before = np.array(progress.before)
+            gain = after.correct.mean(axis=1) - before
             summary = {
-                "accuracy_before": before.accuracy,
+                "accuracy_before": float(before.mean()),
                 "accuracy_after": after.accuracy,
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
             }
         summary |= {
-            "warm_start_seconds": warm_start,
-            "train_seconds": warm_start + seconds,
-            "steps": steps,
+            "warm_start_seconds": progress.warm_start_seconds,
+            "train_seconds": progress.warm_start_seconds + progress.seconds,
+            "steps": cut["step"],
             "versions": self.version.n,
+            "lineage": self.version.lineage,
             "stopped_early": self._stopping.is_set(),
         }
         self.parts.directory.write_summary(summary)
         return summary
+
+
+def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:
+    return None if evaluation is None else [float(correct) for correct in evaluation.correct.mean(axis=1)]
 
 
 async def supervised(

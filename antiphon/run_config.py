@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.config import Config, Problems
+from antiphon.config import Config, Problems, load
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
@@ -223,6 +223,29 @@ def _accuracy(config: RunConfig) -> Found:
             "sft.stop_accuracy",
             f"{config.sft.stop_accuracy:g} needs accuracy on validation prompts, and no task has any (tasks.0.validation)",
         )
+
+
+CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading")
+
+
+def check_same(written: Path, config: RunConfig) -> None:
+    """`ConfigError` if `config` is not the configuration that a run was written with, apart from what may change."""
+    before, now = (dict(flatten(tree)) for tree in (load(written, model=RunConfig).model_dump(), config.model_dump()))
+    for path in sorted(before.keys() | now.keys()):
+        if before.get(path) != now.get(path) and not path.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"{written}: {path} was {before.get(path)!r} and is {now.get(path)!r} now: that would be another run. "
+                f"A resume may change {', '.join(CHANGEABLE)}"
+            )
+
+
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings, each with its dotted path."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
 
 
 # --- the model's size --------------------------------------------------------------------------------------------------

@@ -69,14 +69,14 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
-def write_result(name: str, figures: Mapping[str, float], out: Path | None = None) -> Path:
-    """Write `benchmarks/results/<device>/<name>.json`, or `out`: command, commit, device, versions and figures."""
+def write_result(name: str, figures: Mapping[str, float], out: Path | None = None, command: str = "") -> Path:
+    """Write `benchmarks/results/<device>/<name>.json`, or `out`: command (this one), commit, device, versions, figures."""
     device = device_name()
     path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     packages = ("torch", "transformers", "numpy")
     result = {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command or " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},

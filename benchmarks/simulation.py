@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "retries are new attempts",
         "rollout/admission.py",
-        "attempt.sibling, attempt.attempt + 1)))",
-        "attempt.sibling, attempt.attempt)))",
+        "attempt.sibling, attempt.attempt + 1)",
+        "attempt.sibling, attempt.attempt)",
     ),
     Mutant(
         "size of a group",

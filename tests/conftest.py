@@ -1,4 +1,5 @@
-"""What all tests share: no test depends on how fast the machine is."""
+"""What all tests share: no test depends on how fast the machine is. Whole runs, small: a model of a few thousand parameters,
+real engines, real learners, real graders."""
 
 import os
 
@@ -6,8 +7,134 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import importlib.util
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
 from hypothesis import settings
 
 # derandomize: a red build is the change's fault and never the draw's; `make chaos` is where fresh seeds are tried.
 settings.register_profile("antiphon", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("antiphon")
+
+TASK = r"""
+    def problems(split, count=40):
+        for number in range(count):
+            digit = number % 10
+            text = {"prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
+            yield {"id": f"{split}-{number}", **text}
+
+    def build(directory, seed, hidden_size=32):
+        import string
+        import torch
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+        characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(["<eos>", *string.printable])}, "?"))
+        characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+        characters.decoder = decoders.Fuse()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+        LlamaForCausalLM(config).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+    def build_wide(directory, seed):
+        build(directory, seed, hidden_size=64)  # heads of 32, the narrowest that vLLM knows
+
+    def digits(prompt, transcript):
+        return sum(character.isdigit() for character in transcript.response) / 8
+
+    def raises(prompt, transcript):
+        raise KeyError("no such column in my table")
+"""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=0, help="kills of the long chaos test")
+    parser.addoption("--seed", type=int, default=0, help="of the long chaos test")
+
+
+class Project:
+    """A folder with a configuration and the user's code beside it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.model = model
+        (folder / "mytask.py").write_text(textwrap.dedent(TASK))
+
+    def config(self, **sections) -> Path:
+        config = {
+            "name": "run",
+            "steps": 3,
+            "model": {"path": str(self.model)},
+            "tasks": [
+                {
+                    "name": "digits",
+                    "prompts": {"source": "mytask:problems"},
+                    "test": {"source": "mytask:problems", "split": "test", "limit": 8},
+                    "reward": "mytask:digits",
+                }
+            ],
+            "rollout": {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}},
+            "learner": {"optimizer": {"learning_rate": 1e-2}},
+            "engine": {"slots": 16},
+            "record": {"directory": str(self.folder / "runs")},
+        }
+        for name, section in sections.items():
+            config[name] = {**config[name], **section} if isinstance(section, dict) and name in config else section
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "antiphon", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def metrics(self, name: str = "run") -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+
+    def summary(self, name: str = "run") -> dict:
+        return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """An interpreter that has vLLM: this one, or what ANTIPHON_VLLM_PYTHON names."""
+    named = os.environ.get("ANTIPHON_VLLM_PYTHON", "")
+    if not named and importlib.util.find_spec("vllm") is None:
+        pytest.skip("no vLLM here; ANTIPHON_VLLM_PYTHON may name an interpreter that has it")
+    return named
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The model that `mytask:build` makes, made once."""
+    directory, functions = tmp_path_factory.mktemp("model"), {}
+    exec(textwrap.dedent(TASK), functions)
+    functions["build"](directory, 0)
+    return directory
+
+
+@pytest.fixture
+def project(tmp_path, model) -> Project:
+    return Project(tmp_path, model)

@@ -46,11 +46,13 @@ class LearnerConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """When the model is saved."""
+    """When a run can be gone on from."""
 
     every: int = Field(0, ge=0)
-    """Steps between checkpoints; 0 saves at the end only."""
+    """Steps between checkpoints, the first before any step; 0 saves at the end only."""
     keep_last: int = Field(2, gt=0)
+    keep_every: int = Field(0, ge=0)
+    """Keep those whose step this divides, too; 0 keeps no others."""
 
 
 class SftConfig(Config):

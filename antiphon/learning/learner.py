@@ -1,15 +1,20 @@
 """The learner as the controller sees it: the protocol, and the one that runs in a worker."""
 
+import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.errors import AntiphonError, RecordError
 from antiphon.learning.config import OptimizerConfig
 from antiphon.registry import Registry
 from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
+from antiphon.waits import fail
 from antiphon.workers import WorkerHandle
 
+SAVED = ""  # what a learner worker emits when a checkpoint is in place; else why it is not
 LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchLearner"})
 
 
@@ -28,8 +33,12 @@ class Learner(Protocol):
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """Write the weights where engines can read them."""
 
-    async def save(self, directory: Path, progress: Mapping[str, Any]) -> None:
-        """Write a whole checkpoint, or none."""
+    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Begin to write a checkpoint, a whole one or none. Training may go on when this returns; the future ends when the
+        checkpoint is in place."""
+
+    async def restore(self, directory: Path) -> None:
+        """Go on from a checkpoint, after `begin`."""
 
 
 class WorkerLearner:
@@ -37,6 +46,9 @@ class WorkerLearner:
 
     def __init__(self, handle: WorkerHandle) -> None:
         self._handle = handle
+        self._saving: deque[asyncio.Future[None]] = deque()
+        handle.on_event(self._saved)
+        handle.on_death(self._died)
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `Learner.begin`."""
@@ -58,6 +70,24 @@ class WorkerLearner:
         update: WeightsUpdate = await self._handle.call("publish", version, directory)
         return update
 
-    async def save(self, directory: Path, progress: Mapping[str, Any]) -> None:
+    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
         """See `Learner.save`."""
-        await self._handle.call("save", directory, dict(progress))
+        saving = asyncio.get_running_loop().create_future()
+        self._saving.append(saving)
+        await self._handle.call("save", directory, dict(state))
+        return saving
+
+    async def restore(self, directory: Path) -> None:
+        """See `Learner.restore`."""
+        await self._handle.call("restore", directory)
+
+    def _saved(self, outcome: str) -> None:
+        saving = self._saving.popleft()
+        if outcome == SAVED:
+            saving.set_result(None)
+        else:
+            fail(saving, RecordError(f"a checkpoint cannot be written: {outcome}"))
+
+    def _died(self, error: AntiphonError) -> None:
+        while self._saving:
+            fail(self._saving.popleft(), error)

@@ -2,11 +2,10 @@
 
 import contextlib
 import ctypes
-import json
 import math
-import os
 import shutil
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,19 +14,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
+from antiphon.errors import AntiphonError, DataError
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.attention import PackLayout
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
+from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
+from antiphon.record.checkpoint import save
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.shared_memory import send
 from antiphon.workers import Worker
+
+TRAINING_STATE = "training_state.pt"
+WRITER_PATIENCE = 0.005  # seconds that a call may have to wait for a look at the writer
 
 
 class TorchLearner(Worker):
@@ -46,6 +52,8 @@ class TorchLearner(Worker):
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.head = head_weight(self.model)
+        self._writer: threading.Thread | None = None  # of a checkpoint
+        self._error: Exception | None = None  # that ended it
 
     # --- the phases of a run -------------------------------------------------------------------------------------------
 
@@ -97,20 +105,71 @@ class TorchLearner(Worker):
         trim_memory()
         return send(self.model.named_parameters(), version, directory)
 
-    def save(self, directory: Path, progress: dict[str, Any]) -> None:
-        """Write a checkpoint: Hugging Face weights, loadable as they are, with tokenizer, optimiser and `progress`.
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Begin to write a checkpoint: Hugging Face weights, loadable as they are, with tokenizer, optimiser and `state`.
+        Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is in place."""
+        self._finish_writing()
+        copied = _copy({"model": self.model.state_dict(), "training": self._training_state()})
 
-        Written beside its place and renamed into it, so that a checkpoint is whole or absent.
-        """
-        aside = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(aside, ignore_errors=True)
-        self.model.save_pretrained(aside)
+        def write() -> None:
+            try:
+                save(directory, lambda aside: self._write(aside, copied), state)
+            except Exception as error:  # noqa: BLE001 - raised again, or told of, in `_finish_writing`
+                self._error = error
+
+        self._error = None
+        self._writer = threading.Thread(target=write, name="checkpoint")
+        self._writer.start()
+
+    def restore(self, directory: Path) -> None:
+        """Go on from a checkpoint, after `begin`."""
+        weights: dict[str, torch.Tensor] = {}
+        for file in directory.glob("*.safetensors"):
+            weights |= load_file(file)
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        tied = set(self.model.all_tied_weights_keys)
+        if unexpected or set(missing) - tied:
+            raise DataError(f"{directory} is not a checkpoint of this model: {[*unexpected, *missing][:3]}")
+        state = torch.load(directory / TRAINING_STATE, map_location=self.device)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random"].cpu())
+
+    def advance(self) -> bool:
+        """Wait a little for a checkpoint that is being written; see `Worker.advance`."""
+        if self._writer is None:
+            return False
+        self._writer.join(WRITER_PATIENCE)
+        if not self._writer.is_alive():
+            self._finish_writing()
+        return self._writer is not None
+
+    def close(self) -> None:
+        """See `Worker.close`: what is being written becomes whole."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _finish_writing(self) -> None:
+        """Wait for the checkpoint that is being written, and say what became of it."""
+        if self._writer is None:
+            return
+        self._writer.join()
+        self._writer = None
+        if self._error is not None and not isinstance(self._error, OSError | AntiphonError):
+            raise self._error
+        self.emit(SAVED if self._error is None else str(self._error))
+
+    def _training_state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+
+    def _write(self, aside: Path, copied: dict[str, Any]) -> None:
+        self.model.save_pretrained(aside, state_dict=copied["model"])
         _copy_tokenizer(Path(self.model_path), aside)
-        state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
-        torch.save(state, aside / "training_state.pt")
-        (aside / "progress.json").write_text(json.dumps(progress, indent=1))
-        shutil.rmtree(directory, ignore_errors=True)
-        os.replace(aside, directory)
+        torch.save(copied["training"], aside / TRAINING_STATE)
 
     # --- one update ----------------------------------------------------------------------------------------------------
 
@@ -205,6 +264,24 @@ def trim_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _copy(value: Any) -> Any:
+    """A deep copy of tensors on the CPU; tensors that share their memory share it in the copy."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item.data_ptr() not in copies or copies[item.data_ptr()].shape != item.shape:
+                copies[item.data_ptr()] = item.detach().to("cpu", copy=True)
+            return copies[item.data_ptr()]
+        if isinstance(item, dict):
+            return {key: copy(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return type(item)(copy(inner) for inner in item)
+        return item
+
+    return copy(value)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+RARE = frozenset({"join", "lost", "retired", "fault"})
 KEPT = 20  # events, for whoever wants to know what happened last
 
 
@@ -32,6 +33,9 @@ class Events:
         self._clock = clock
         self._sink = sink
         self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT)
+        self.rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
+            None
+        )  # hears of what is worth keeping always
 
     @property
     def on(self) -> bool:
@@ -42,8 +46,14 @@ class Events:
         """Note an event that happens now."""
         now = self._clock()
         self._last.append((now, event, what))
+        if event in RARE:
+            self.rare(event, what)
         if self._sink is not None:
             self._sink.write(_line(now, event, what) + "\n")
+
+    def now(self) -> float:
+        """The second on the run's clock."""
+        return self._clock()
 
     def last(self) -> str:
         """The last events, one a line."""

@@ -3,6 +3,8 @@
 runs/<name>/config.yaml      the resolved configuration
             metrics.jsonl    one line a step
             summary.json     what the run came to
+            ledger.db        what became of every prompt, attempt and step
+            rollouts/        trajectories, in Parquet
             events.jsonl     trace.json     every event of the control plane, and a picture of them; if asked for
             checkpoints/     logs/     tensorboard/
 """
@@ -80,6 +82,14 @@ class RunDirectory:
         """Event files, if that tracker is on."""
         return self.path / "tensorboard"
 
+    @classmethod
+    def resume(cls, root: str | Path, name: str) -> "RunDirectory":
+        """The directory of a run that is to go on; `ConfigError` if there is none."""
+        run = cls(Path(root) / name)
+        if not run.config.is_file():
+            raise ConfigError(f"{run.path}: there is no run to resume (no config.yaml)")
+        return run
+
     def write_config(self, text: str) -> None:
         """Keep the resolved configuration."""
         with staged(self.config) as file:
@@ -131,11 +141,11 @@ def staged(path: Path) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             draft.unlink()
         raise
-    _sync_directory(path.parent)
+    sync(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
-    # The rename itself lives in the directory, which has a cache of its own.
+def sync(path: Path) -> None:
+    """Return when a file is on disk; or a directory, which holds the names of what lies in it, and so its renames."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

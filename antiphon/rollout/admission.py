@@ -24,10 +24,11 @@ and no event looks at all groups.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice, takewhile
+from types import MappingProxyType
 
 from antiphon.errors import FreshnessError, StateError
 from antiphon.rollout.config import Policy, RolloutConfig
@@ -91,12 +92,12 @@ class Admission:
         self.dispatched = 0
         self.ended: Counter[AttemptStatus] = Counter()
         self.running = 0  # groups
+        self.next_group = 0  # number of the next new group
         self._tell = tell
         self._groups: dict[int, _Group] = {}  # live groups, in the order of admission
         self._complete: dict[int, _Group] = {}
         self._taken: list[_Group] = []
         self._expired: list[_Group] = []
-        self._next_group = 0
         self._round = 0 if config.in_rounds else None  # groups that this round may still admit
         self._redundancy = config.redundancy
 
@@ -117,6 +118,10 @@ class Admission:
         """Attempts that have not ended."""
         return self.dispatched - self.ended.total()
 
+    def groups(self) -> tuple[int, ...]:
+        """The live groups, in the order of their admission."""
+        return tuple(self._groups)
+
     def state(self, group: int) -> GroupState | None:
         """The state of a live group; None once its slot is released."""
         return self._groups[group].state if group in self._groups else None
@@ -133,26 +138,37 @@ class Admission:
             raise StateError(f"a round cannot begin: {self.running} groups of the one before are running")
         self._round, self._redundancy = min(groups, self.config.capacity - self.live), redundancy
 
-    def admit(self) -> tuple[int, tuple[AttemptId, ...]]:
+    def admit(
+        self, number: int | None = None, begun: Mapping[int, int] = MappingProxyType({})
+    ) -> tuple[int, tuple[AttemptId, ...]]:
         """Give a new group a slot and start its siblings, redundant ones included; `StateError` without room. With a
-        sampling loop of the user's own, none is started."""
+        sampling loop of the user's own, none is started.
+
+        After a resume: `number` is that of a group which was live at the cut, and `begun` says of siblings which an earlier
+        life of the run has finished at which version (its number) they started.
+        """
         if self.room <= 0:
             raise StateError(f"no room: {self.live} groups live, capacity {self.config.capacity}")
-        group = _Group(id=self._next_group, admitted=self.version)
-        self._next_group += 1
+        versions = {sibling: PolicyVersion(self.version.lineage, n) for sibling, n in begun.items()}
+        admitted = min(versions.values(), default=self.version)
+        group = _Group(id=self.next_group if number is None else number, admitted=admitted)
+        self.next_group = max(self.next_group, group.id + 1)
         self._groups[group.id] = group
+        if admitted < self.version:  # after groups that are younger
+            self._groups = dict(sorted(self._groups.items(), key=lambda item: item[1].admitted))
         self.running += 1
         if self._round is not None:
             self._round -= 1
         siblings = range(0 if self.config.sampler else self.config.group_size + self._redundancy)
-        return group.id, tuple(self._start(group, AttemptId(group.id, sibling, 0)) for sibling in siblings)
+        attempts = (AttemptId(group.id, sibling, 0) for sibling in siblings)
+        return group.id, tuple(self._start(group, a, versions.get(a.sibling, self.version)) for a in attempts)
 
     def start(self, group: int) -> AttemptId:
         """One attempt more in a running group, for a sampling loop of the user's own."""
         running = self._groups.get(group)
         if running is None or running.state is not GroupState.RUNNING:
             raise StateError(f"group {group} takes no more attempts")
-        return self._start(running, AttemptId(group, len(running.attempts), 0))
+        return self._start(running, AttemptId(group, len(running.attempts), 0), self.version)
 
     def drop(self, attempt: AttemptId) -> None:
         """A running attempt is not needed any more."""
@@ -242,9 +258,9 @@ class Admission:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _start(self, group: _Group, attempt: AttemptId) -> AttemptId:
+    def _start(self, group: _Group, attempt: AttemptId, version: PolicyVersion) -> AttemptId:
         group.attempts[attempt] = AttemptStatus.RUNNING
-        group.started[attempt] = self.version
+        group.started[attempt] = version
         self.dispatched += 1
         self._tell(attempt, AttemptStatus.RUNNING)
         return attempt
@@ -254,7 +270,8 @@ class Admission:
         if self.config.sampler:
             return Change()
         if attempt.attempt + 1 < self.config.max_attempts:
-            return Change(retry=self._start(group, AttemptId(group.id, attempt.sibling, attempt.attempt + 1)))
+            retry = AttemptId(group.id, attempt.sibling, attempt.attempt + 1)
+            return Change(retry=self._start(group, retry, self.version))
         if len(group.having(AttemptStatus.RUNNING) + group.having(AttemptStatus.FINISHED)) >= self.config.group_size:
             return Change()
         return self.give_up(group.id)

@@ -5,12 +5,13 @@ No barrier: an attempt that ends makes room, or completes its group, by itself. 
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from antiphon.errors import RolloutError
-from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger
+from antiphon.record.resume import Kept, Returning
 from antiphon.rollout.admission import Admission, Change
 from antiphon.rollout.bias import BiasMeter
 from antiphon.rollout.config import Policy, RolloutConfig
@@ -74,8 +75,10 @@ class Scheduler:
         sampler: SamplingLoop | None = None,
         keep: KeepGroup | None,
         waits: Waits,
-        events: Events,
+        ledger: Ledger,
+        returning: Returning | None = None,
     ) -> None:
+        """`returning` is what an earlier life of the run has left to be trained on."""
         self.config = config
         self.admission = Admission(config, version, self._changed_to)
         self.bias = BiasMeter()
@@ -88,18 +91,37 @@ class Scheduler:
         self._sampler = sampler
         self._keep = keep
         self._waits = waits
-        self._events = events
+        self._ledger = ledger
+        self._returning = returning or Returning()
         self._open: dict[int, _OpenGroup] = {}
         self._long_round = False
         self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
+        self._admitting = False
+        self._again: deque[tuple[int, Prompt]] = deque()  # groups that were live at the cut
         self._tasks: dict[AttemptId, asyncio.Task[None]] = {}
         self._owner: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
+        ledger.balance = self._balance
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON takes it; to be asked for between two steps."""
+        live = [(group, _identity(self._open[group].prompt)) for group in self.admission.groups()]
+        deferred = [_identity(prompt) for prompt in self._deferred]
+        if self._long_round:  # it will begin again
+            live, deferred = [], [identity for _, identity in live] + deferred
+        return {"next_group": self.admission.next_group, "live": live, "deferred": deferred}
+
+    def restore(self, state: Mapping[str, Any], find: Callable[[str, str, int], Prompt]) -> None:
+        """Go on where `state` was taken, before `start`: prompts of groups that were live are offered again, under their
+        numbers. `find` gives the prompt of a task, id and epoch."""
+        self.admission.next_group = state["next_group"]
+        self._again.extend((group, find(*identity)) for group, identity in state["live"])
+        self._deferred.extend(find(*identity) for identity in state["deferred"])
 
     def start(self, owner: asyncio.TaskGroup) -> None:
         """Begin to admit; `owner` owns the attempts' tasks, so an error in one ends the run."""
         self._owner = owner
-        self._admit()
+        self.admit()
 
     async def next_step(self) -> list[Group]:
         """The B groups of the next training step, as soon as they are there."""
@@ -110,19 +132,22 @@ class Scheduler:
                 self._changed.wait(), name="groups", owner="learner", on="groups to complete", deadline=timeout
             )
         chosen, change = taken
-        self._events.add("take", groups=chosen)
+        self._ledger.take(chosen)
         self._obey_stale(change)
         groups = [self._close_group(group) for group in chosen]
+        # What is trained on is durable.
+        await self._waits.wait(
+            self._ledger.commit(), name="commit", owner="learner", on="the ledger", deadline=self.config.timeout
+        )
         for group in groups:
             self.bias.trained(group)
         return groups
 
     def publish(self) -> PolicyVersion:
-        """A version was published: release slots, drop what became too old, admit. Returns the new version."""
+        """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
         change = self.admission.publish()
-        self._events.add("publish", version=self.admission.version.n)
+        self._ledger.publish(self.admission.version)
         self._obey_stale(change)
-        self._admit()
         return self.admission.version
 
     def drain(self, outcome: GroupOutcome) -> int:
@@ -135,24 +160,49 @@ class Scheduler:
         """Cancel every attempt; nothing is admitted afterwards."""
         self._owner = None
         self._abort(self.admission.close())
-        for group in self._open:
-            self._end_loop(group)
-        self._open.clear()
+        for group in list(self._open):
+            self._drop(group, GroupOutcome.CANCELLED)
 
-    # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Let groups in while there is room."""
+        if self._admitting:  # a group that was taken over is complete as it is admitted
+            return
+        self._admitting = True
         if self.config.in_rounds and not self.admission.running:
             self._begin_round()
         while self._owner is not None and self.admission.room > 0:
-            prompt = self._deferred.popleft() if self._long_round else self._next_prompt()
-            group, attempts = self.admission.admit()
-            opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
-            self._events.add("admit", group=group, prompt=prompt.id)
-            for attempt in attempts:
+            self._admit(*self._next())
+        self._admitting = False
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[int | None, Prompt]:
+        """The prompt of the next group, with the group's number if it has one."""
+        if self._again:
+            return self._again.popleft()
+        return None, self._deferred.popleft() if self._long_round else self._next_prompt()
+
+    def _admit(self, number: int | None, prompt: Prompt) -> None:
+        assert self._owner is not None
+        found = {} if self._sampler else self._returning.of(prompt, self.admission.version.n - self.config.max_age)
+        group, attempts = self.admission.admit(number, {sibling: kept.started for sibling, kept in found.items()})
+        opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
+        self._ledger.admit(group, prompt, self.admission.version)
+        for attempt in attempts:
+            if attempt.sibling not in found:
                 self._start(attempt)
-            if self._sampler is not None:
-                opened.loop = self._owner.create_task(self._sample(group, self._sampler), name=f"group {group}")
+        for attempt in attempts:
+            if attempt.sibling in found:
+                self._take_over(attempt, found[attempt.sibling])
+        if self._sampler is not None:
+            opened.loop = self._owner.create_task(self._sample(group, self._sampler), name=f"group {group}")
+
+    def _take_over(self, attempt: AttemptId, kept: Kept) -> None:
+        """An attempt ends as it began: with what an earlier life of the run has finished."""
+        trajectory = kept.trajectory(attempt)
+        self.bias.dispatched(trajectory.meta.task, trajectory.meta.prompt_id)
+        self._ledger.take_over(trajectory, kept.origin, kept.file)
+        self._heard(trajectory)
 
     def _begin_round(self) -> None:
         size = self.config.groups_per_step
@@ -177,6 +227,10 @@ class Scheduler:
             self._ended(trajectory)
 
     def _ended(self, trajectory: Trajectory) -> None:
+        self._ledger.play(trajectory)
+        self._heard(trajectory)
+
+    def _heard(self, trajectory: Trajectory) -> None:
         attempt = trajectory.meta.id
         usable = trajectory.meta.status is AttemptStatus.FINISHED
         self.bias.finished(trajectory.meta)
@@ -225,7 +279,7 @@ class Scheduler:
             self._fruitless = 0
             self._end_loop(group)
         if change.failed or change.completed:
-            self._admit()
+            self.admit()
             self._changed.set()
 
     def _obey_stale(self, change: Change) -> None:
@@ -236,8 +290,10 @@ class Scheduler:
             self._drop(group, GroupOutcome.STALE)
 
     def _changed_to(self, attempt: AttemptId, status: AttemptStatus) -> None:
-        if self._events.on:
-            self._events.add("attempt", attempt=str(attempt), status=status)
+        if status is AttemptStatus.RUNNING:
+            self._ledger.start(attempt, self.admission.started(attempt))
+        else:
+            self._ledger.end(attempt, status)
         if status in DROPPED and (group := self._open.get(attempt.group)):
             self.bias.dropped(status, asyncio.get_running_loop().time() - group.since)
 
@@ -274,3 +330,11 @@ class Scheduler:
             self._end_loop(group)
             del self._open[group]
             self.groups_ended[outcome] += 1
+            self._ledger.drop(group, outcome)
+
+    def _balance(self) -> dict[str, int]:
+        return {"dispatched": self.admission.dispatched} | {str(k): n for k, n in self.admission.ended.items()}
+
+
+def _identity(prompt: Prompt) -> tuple[str, str, int]:
+    return prompt.task, prompt.id, prompt.epoch

@@ -15,6 +15,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import Config
 from antiphon.errors import WorkerDied
 from antiphon.learning.config import OptimizerConfig
+from antiphon.record.checkpoint import save
 from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
@@ -99,8 +100,15 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.publish)
         return WeightsUpdate(version=version, location=str(directory / f"{version}"), manifest=None)
 
-    async def save(self, directory: Path, progress: Mapping[str, Any]) -> None:
-        """See `Learner.save`; nothing is written."""
+    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
+        """See `Learner.save`: there are no weights, so it is written at once."""
+        save(directory, lambda aside: None, state)
+        saved = asyncio.get_running_loop().create_future()
+        saved.set_result(None)
+        return saved
+
+    async def restore(self, directory: Path) -> None:
+        """See `Learner.restore`: there is nothing to restore."""
 
 
 class SimulatedTokenizer:

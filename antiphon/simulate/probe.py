@@ -18,6 +18,7 @@ import numpy as np
 from antiphon.build import built
 from antiphon.config import dump
 from antiphon.loop import Run
+from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.timeline import Served, Timeline, union
@@ -92,7 +93,8 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
             version = warm.version
         phases = phases_of(config)
         groups: list[list[Group]] = [[] for _ in phases]
-        for phase, made in zip(phases, groups, strict=True):
+        places = (whole.parts.directory.path / f"phase-{number}" for number in range(len(phases)))
+        for phase, made, place in zip(phases, groups, places, strict=True):
 
             def look(group: Group, made: list[Group] = made) -> bool:
                 made.append(group)
@@ -100,9 +102,14 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
 
             watch = Watch(whole.parts.view, seconds / len(phases))
             whole.parts.events.add("phase")
-            watch.run = run = Run(replace(whole.parts, config=phase, keep=look, sampler=None, view=watch))
+            place.mkdir()
+            ledger = Ledger(Store(place), whole.parts.events)
+            watch.run = run = Run(
+                replace(whole.parts, config=phase, keep=look, sampler=None, view=watch, ledger=ledger)
+            )
             run.version = version
             await run.reinforce()
+            await ledger.close()
             version = run.version
         # A policy that learns from the last phase's small steps may lose its way: its answers are not those of a run.
         return whole.parts.directory, [group for made in groups[:-1] for group in made]

@@ -15,13 +15,15 @@ from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.config import Config
+from antiphon.config import Config, dump
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run
 from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.record.metrics import Metrics
+from antiphon.record.resume import begin
 from antiphon.record.run_dir import RunDirectory
 from antiphon.registry import import_path
 from antiphon.rollout.config import RolloutConfig
@@ -157,10 +159,13 @@ class _Silent:
     def close(self) -> None: ...
 
 
-def simulate(scenario: ScenarioConfig, events: TextIO | None = None, waits: Waits | None = None) -> Outcome:
-    """Play a scenario from its first version to its last, in virtual time; its events go to `events`, one a line."""
+def simulate(
+    scenario: ScenarioConfig, events: TextIO | None = None, waits: Waits | None = None, keep: Path | None = None
+) -> Outcome:
+    """Play a scenario from its first version to its last, in virtual time; its events go to `events`, one a line. The run's
+    directory is left in `keep`, if that is given."""
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return run(_play(scenario, directory, stack, events, waits or Waits()))
 
 
@@ -186,6 +191,10 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
     directory = RunDirectory.create(root, config.name)
+    directory.write_config(dump(config))
+    store = Store(directory.path)
+    begin(store)
+    stack.callback(store.close)
     view = _Silent()
     parts = Parts(
         config=config,
@@ -213,6 +222,7 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         estimate=ADVANTAGES.resolve(config.algorithm.advantage),
         directory=directory,
+        ledger=Ledger(store, events, run=at_once),
         exchange=root,
         metrics=stack.enter_context(Metrics(directory.metrics)),
         trackers=(),

@@ -65,8 +65,14 @@ class Mixture:
         task = self._tasks[name]
         epoch, position = divmod(self._counts[name], len(task.prompts))
         self._counts[name] += 1
-        prompt = task.prompts[int(self._order(task, epoch)[position])]
-        return replace(prompt, epoch=epoch, seed=derive(prompt.seed, "epoch", epoch))
+        return _drawn(task.prompts[int(self._order(task, epoch)[position])], epoch)
+
+    def find(self, task: str, name: str, epoch: int) -> Prompt:
+        """The prompt of a task with this id, as it was drawn in an epoch; `DataError` if there is none."""
+        prompt = next((p for p in self._tasks[task].prompts if p.id == name), None) if task in self._tasks else None
+        if prompt is None:
+            raise DataError(f"task {task!r} has no prompt {name!r}, which the checkpoint was about to use")
+        return _drawn(prompt, epoch)
 
     def state(self) -> dict[str, Any]:
         """The cursor, as JSON takes it."""
@@ -97,3 +103,7 @@ class Mixture:
     def _fingerprint(self, name: str) -> str:
         ids = "\n".join(prompt.id for prompt in self._tasks[name].prompts)
         return hashlib.blake2b(ids.encode(), digest_size=8).hexdigest()
+
+
+def _drawn(prompt: Prompt, epoch: int) -> Prompt:
+    return replace(prompt, epoch=epoch, seed=derive(prompt.seed, "epoch", epoch))

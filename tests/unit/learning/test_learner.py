@@ -1,6 +1,5 @@
 """The learner: schedule, updates, checkpoints."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +13,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.errors import DataError
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.learner import SAVED
 from antiphon.learning.torch_learner import rate_at
+from antiphon.record.checkpoint import read_state, verify
 from antiphon.weights.shared_memory import receive
 
 from .conftest import make_learner
@@ -48,16 +49,58 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
                 np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+def saved(learner, directory, state):
+    """Save a checkpoint and wait until it is in place."""
+    told = []
+    learner.emit = told.append
+    learner.save(directory, state)
+    while learner.advance():
+        pass
+    assert told == [SAVED]
+
+
 def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
     learner = make_learner(model_directories["tied llama"])
     learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 3)
     learner.step(supervised_batch(examples(), 100))
-    learner.save(tmp_path / "step_000001", {"step": 1})
+    saved(learner, tmp_path / "step_000001", {"step": 1})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001")
     for (name, ours), (_, theirs) in zip(learner.model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
-    assert json.loads((tmp_path / "step_000001" / "progress.json").read_text()) == {"step": 1}
+    verify(tmp_path / "step_000001")
+    assert read_state(tmp_path / "step_000001") == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+@pytest.mark.parametrize("model", ["tied llama", "llama"])
+def test_a_restored_learner_goes_on_to_the_bit(model, model_directories, tmp_path):
+    learner, other = (make_learner(model_directories[model]) for _ in range(2))
+    for each in (learner, other):
+        each.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2, schedule="linear"), 4)
+    for seed in range(2):
+        learner.step(supervised_batch(examples(seed + 3), 100))
+    learner.save(tmp_path / "step_000002", {})
+    metrics = learner.step(supervised_batch(examples(7), 100))  # while it is written: what is written is of before
+    learner.emit = lambda event: None
+    while learner.advance():
+        pass
+    other.restore(tmp_path / "step_000002")
+    again = other.step(supervised_batch(examples(7), 100))
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in metrics.items() if k != "seconds"}
+    for (name, ours), (_, theirs) in zip(learner.model.named_parameters(), other.model.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_of(model_directories, tmp_path):
+    learner = make_learner(model_directories["tied llama"])
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(), 3)
+    (tmp_path / "file").write_text("in the way")
+    told = []
+    learner.emit = told.append
+    learner.save(tmp_path / "file" / "step_000001", {})
+    while learner.advance():
+        pass
+    assert len(told) == 1 and "file" in told[0]
 
 
 def test_published_weights_are_its_own(model_directories, tmp_path):

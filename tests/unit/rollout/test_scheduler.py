@@ -1,11 +1,15 @@
 """The scheduler drives attempts; here they are futures that the test resolves in the order it likes."""
 
 import asyncio
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import ClassVar
 
 import pytest
 
 from antiphon.errors import RolloutError, StallError
 from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -23,8 +27,19 @@ from antiphon.types import (
 from antiphon.waits import Waits
 
 
+@pytest.fixture(autouse=True)
+def place(tmp_path):
+    Stage.place, Stage.stores = tmp_path, []
+    yield
+    for store in Stage.stores:
+        store.close()
+
+
 class Stage:
     """Attempts that wait for the test, and what became of them."""
+
+    place: Path
+    stores: ClassVar[list[Store]]
 
     def __init__(self, **config):
         defaults = {"groups_per_step": 2, "group_size": 2, "async_ratio": 1.0, "sampling": {"max_tokens": 8}}
@@ -62,6 +77,8 @@ class Stage:
         )
 
     def scheduler(self, keep=None):
+        store = Store(Path(mkdtemp(dir=Stage.place)))
+        Stage.stores.append(store)
         return Scheduler(
             config=self.config,
             version=PolicyVersion(0, 0),
@@ -69,7 +86,7 @@ class Stage:
             episodes=self,
             keep=keep,
             waits=Waits(),
-            events=Events(),
+            ledger=Ledger(store, Events(), run=at_once),
         )
 
     async def end(self, group, score=1.0):
@@ -107,6 +124,7 @@ def test_groups_flow_and_slots_come_back():
         assert all(len(group.trajectories) == 2 for group in groups)
         assert stage.prompts == 4, "slots are held while a step trains"
         assert scheduler.publish().n == 1
+        scheduler.admit()
         assert stage.prompts == 6
         scheduler.stop()
         await settle()
@@ -230,6 +248,7 @@ def test_one_step_off_runs_one_round_while_the_one_before_is_trained_on():
         await stage.end(3)
         assert groups_of(stage) == [], "no slot before a version is published"
         scheduler.publish()
+        scheduler.admit()
         await settle()
         assert groups_of(stage) == [4, 5]
         scheduler.stop()
@@ -251,6 +270,7 @@ def test_tail_batching_gives_slow_prompts_a_round_of_their_own():
             await settle()
             assert not stage.running, "the others are not waited for"
             scheduler.publish()
+            scheduler.admit()
         await settle()
         assert trained == [["1", "2"], ["4", "5"], ["0", "3"]]
         assert len(stage.running) == 3 * 3, "short rounds have more groups and more siblings"
@@ -272,6 +292,7 @@ def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free
         assert not stage.running and {attempt.group for attempt in stage.cancelled} == {0}
         assert scheduler.admission.live == 3
         scheduler.publish()
+        scheduler.admit()
         await settle()
         assert groups_of(stage) == [3, 4, 5]
         metrics = scheduler.bias.metrics()

@@ -1,0 +1,125 @@
+"""Checkpoints that are whole or not there.
+
+    checkpoints/step_000120/    Hugging Face weights and tokenizer, loadable as they are
+                training_state.pt   optimiser, schedule, random generator
+                state.json          where the run was: cursor, live groups, ledger
+                MANIFEST.json       every file with its size and digest; written last
+
+All is written beside its place, forced to disk, listed with digests, and renamed into place. What lies in place was whole
+once; `verify` says whether it still is.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from antiphon.errors import RecordError
+from antiphon.points import reach
+from antiphon.record.run_dir import sync, write_json
+
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+
+
+def name_of(step: int) -> str:
+    """The directory of a step's checkpoint."""
+    return f"step_{step:06d}"
+
+
+def save(directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
+    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given."""
+    aside = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    fill(aside)
+    write_json(aside / STATE, state)
+    reach("checkpoint.write")
+    files = sorted(file for file in aside.rglob("*") if file.is_file())
+    listed = {}
+    for file in files:
+        sync(file)
+        listed[file.relative_to(aside).as_posix()] = {"bytes": file.stat().st_size, "digest": _digest(file)}
+    write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
+    sync(aside)
+    reach("checkpoint.publish")
+    shutil.rmtree(directory, ignore_errors=True)  # of an undone step, or of the same one
+    aside.rename(directory)
+    sync(directory.parent)
+    reach("checkpoint.published")
+
+
+def verify(directory: Path) -> None:
+    """`RecordError` that names the file, unless all that the manifest lists is there as it was written."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+        files, digest = manifest["files"], manifest["digest"]
+        intact = digest == _digest_of(files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{directory.name}/{MANIFEST} is missing or torn") from error
+    if not intact:
+        raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
+    for name, written in files.items():
+        file = directory / name
+        if not file.is_file():
+            raise RecordError(f"{directory.name}/{name} is missing")
+        if file.stat().st_size != written["bytes"]:
+            raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {written['bytes']}")
+        if _digest(file) != written["digest"]:
+            raise RecordError(f"{directory.name}/{name} is not as it was written")
+
+
+def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path:
+    """The newest checkpoint that is whole; `tell` hears of those that are passed over. `RecordError` if there is none: a run
+    never silently begins again."""
+    for directory in sorted(checkpoints.glob("step_??????"), reverse=True):
+        try:
+            verify(directory)
+        except RecordError as error:
+            tell(f"checkpoint passed over: {error}")
+            continue
+        return directory
+    raise RecordError(f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew")
+
+
+def export(checkpoints: Path, target: Path) -> Path:
+    """Copy the newest whole checkpoint, without what only a resume reads, to `target`; returns where it was."""
+    if target.exists():
+        raise RecordError(f"{target} exists already; give another place")
+    source = newest(checkpoints, print)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, "training_state.pt"))
+    return source
+
+
+def set_aside_later(directory: Path) -> None:
+    """Take the checkpoints after `directory` out of the way: they are torn, and kept to be looked at."""
+    for later in directory.parent.glob("step_??????"):
+        if later.name > directory.name:
+            torn = later.with_name(later.name + ".torn")
+            shutil.rmtree(torn, ignore_errors=True)
+            later.rename(torn)
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """What `save` was given as state."""
+    state: dict[str, Any] = json.loads((directory / STATE).read_bytes())
+    return state
+
+
+def prune(checkpoints: Path, keep_last: int, keep_every: int) -> None:
+    """Remove all but the last so many, and those of steps that `keep_every` divides, if it is not 0."""
+    for old in sorted(checkpoints.glob("step_??????"))[:-keep_last]:
+        step = int(old.name.removeprefix("step_"))
+        if not (keep_every and step % keep_every == 0):
+            shutil.rmtree(old)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()
+
+
+def _digest_of(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,286 @@
+"""The ledger: what became of every prompt, group, attempt and step of a run, in `ledger.db`; and their trajectories.
+
+The scheduler says what happens, as it happens; that costs a line in memory. `commit` makes everything said so far durable
+at once: trajectories first, in a Parquet file of their own, then all rows in one transaction. What is trained on was
+committed before. A crash so loses what was said since the last commit, and every attempt that it leaves alive is called
+lost by the next life of the run.
+
+One writer a run: a second one is refused as long as the first lives.
+"""
+
+import asyncio
+import fcntl
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from antiphon.errors import RecordError
+from antiphon.points import reach
+from antiphon.record import schema, trajectories
+from antiphon.record.events import Events
+from antiphon.record.run_dir import sync
+from antiphon.types import AttemptId, AttemptStatus, GroupOutcome, PolicyVersion, Prompt, Trajectory
+
+INTERVAL = 5.0  # seconds between commits that nobody waits for
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes."""
+
+    groups: list[tuple[Any, ...]] = field(default_factory=list)
+    started: list[tuple[Any, ...]] = field(default_factory=list)
+    played: list[Trajectory] = field(default_factory=list)
+    taken_over: list[tuple[Any, ...]] = field(default_factory=list)
+    ended: list[tuple[Any, ...]] = field(default_factory=list)
+    outcomes: list[tuple[Any, ...]] = field(default_factory=list)
+    others: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # statements
+    balance: Mapping[str, int] = field(default_factory=dict)
+
+
+class Store:
+    """The files of a ledger, and the one who may write them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open, or make, the ledger of a run directory. `RecordError` if another process writes to it, or if it was written
+        by a newer version."""
+        self.rollouts = directory / "rollouts"
+        self._lock = _locked(directory / "lock")
+        try:
+            self.rollouts.mkdir(exist_ok=True)
+            self.connection = _opened(directory / "ledger.db")
+        except BaseException:
+            self._lock.close()
+            raise
+        self._files = 1 + max((int(file.stem) for file in self.rollouts.glob("*.parquet")), default=-1)
+
+    def write(self, lineage: int, batch: Batch) -> None:
+        """Make a batch durable: all of it or nothing."""
+        try:
+            with self.connection as transaction:
+                self._write(transaction, lineage, batch)
+                reach("ledger.commit")
+            reach("ledger.committed")
+        except (OSError, sqlite3.Error) as error:
+            raise RecordError(
+                f"the ledger in {self.rollouts.parent} cannot be written ({error}). What was committed before is safe: "
+                "make room or give write permission, then go on with --resume"
+            ) from error
+
+    def _write(self, db: sqlite3.Connection, lineage: int, batch: Batch) -> None:
+        many = db.executemany
+        prompts = {row[2:5] for row in batch.groups}
+        many("INSERT OR IGNORE INTO prompts (task, id, epoch) VALUES (?, ?, ?)", sorted(prompts))
+        many(
+            "INSERT INTO groups (lineage, grp, version, prompt) SELECT ?, ?, ?, prompt FROM prompts"
+            " WHERE task = ? AND id = ? AND epoch = ?",
+            [(lineage, row[0], row[1], *row[2:5]) for row in batch.groups],
+        )
+        many(
+            f"INSERT INTO attempts (lineage, grp, sibling, try, status, started) VALUES ({lineage}, ?, ?, ?, 'running', ?)",
+            batch.started,
+        )
+        many(
+            "UPDATE attempts SET newest = ?, score = ?, failure = ?, prompt_tokens = ?, tokens = ?, seconds = ?, file = ?"
+            f" WHERE lineage = {lineage} AND grp = ? AND sibling = ? AND try = ?",
+            self._played(lineage, batch.played),
+        )
+        here = f" WHERE lineage = {lineage} AND grp = ? AND sibling = ? AND try = ?"
+        many("UPDATE attempts SET origin = ?, file = ?" + here, batch.taken_over)
+        many("UPDATE attempts SET status = ?, step = ?" + here, batch.ended)
+        many(f"UPDATE groups SET outcome = ?, step = ? WHERE lineage = {lineage} AND grp = ?", batch.outcomes)
+        for statement, values in batch.others:
+            db.execute(statement, values)
+        many("INSERT OR REPLACE INTO balance VALUES (?, ?, ?)", [(lineage, *row) for row in batch.balance.items()])
+
+    def _played(self, lineage: int, played: Sequence[Trajectory]) -> list[tuple[Any, ...]]:
+        """Write the trajectories to a file, and return the rows that point to it."""
+        kept = [trajectory for trajectory in played if trajectory.segments]
+        name = f"{self._files:06d}.parquet"
+        if kept:
+            trajectories.write(self.rollouts / name, lineage, kept)
+            reach("rollouts.write")
+            sync(self.rollouts / name)
+            sync(self.rollouts)
+            reach("rollouts.written")
+            self._files += 1
+        return [
+            (
+                meta.newest.n,
+                meta.score.value,
+                f"{meta.failure.source}: {meta.failure.message}" if meta.failure else None,
+                meta.prompt_tokens,
+                meta.completion_tokens,
+                meta.timing.finished - meta.timing.queued,
+                name if trajectory.segments else None,
+                *meta.id,
+            )
+            for trajectory in played
+            for meta in (trajectory.meta,)
+        ]
+
+    def close(self) -> None:
+        """Let others write."""
+        self.connection.close()
+        self._lock.close()
+
+
+Run = Callable[..., Awaitable[None]]
+
+
+class Ledger:
+    """What the parts of a run tell; all but `commit` return at once. Steps count from the cut of the lineage."""
+
+    def __init__(
+        self, store: Store, events: Events, *, lineage: int = 0, step: int = 0, run: Run | None = None
+    ) -> None:
+        """`run` calls the store, by default in a thread of its own; `step` is the last one that is done."""
+        self.lineage = lineage
+        self.step = step
+        self.events = events
+        self.balance: Callable[[], Mapping[str, int]] = dict  # what the scheduler has counted
+        self._store = store
+        self._batch = Batch()
+        self._writing = asyncio.Lock()
+        self._finished = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "ledger") if run is None else None
+        self._run = run or self._in_thread
+        events.rare = self.note
+
+    # --- what happens --------------------------------------------------------------------------------------------------
+
+    def admit(self, group: int, prompt: Prompt, version: PolicyVersion) -> None:
+        """A group has a slot."""
+        self._batch.groups.append((group, version.n, prompt.task, prompt.id, prompt.epoch))
+        self.events.add("admit", group=group, prompt=prompt.id)
+
+    def start(self, attempt: AttemptId, started: PolicyVersion) -> None:
+        """An attempt runs."""
+        self._batch.started.append((*attempt, started.n))
+        self._tell(attempt, AttemptStatus.RUNNING)
+
+    def play(self, trajectory: Trajectory) -> None:
+        """An attempt ran to its end, whatever becomes of it."""
+        self._batch.played.append(trajectory)
+        self._finished.set()
+
+    def take_over(self, trajectory: Trajectory, origin: str, file: str) -> None:
+        """An attempt has the trajectory of one of an earlier life, which lies in `file`."""
+        self._batch.played.append(Trajectory(meta=trajectory.meta, payload=()))
+        self._batch.taken_over.append((origin, file, *trajectory.meta.id))
+
+    def end(self, attempt: AttemptId, status: AttemptStatus) -> None:
+        """An attempt changes its state: it is finished, or has ended for good."""
+        step = self.step if status is AttemptStatus.TRAINED else None
+        self._batch.ended.append((status, step, *attempt))
+        self._tell(attempt, status)
+
+    def drop(self, group: int, outcome: GroupOutcome) -> None:
+        """A group has ended; if it is complete, the step in hand has taken it."""
+        step = self.step if outcome is GroupOutcome.COMPLETE else None
+        self._batch.outcomes.append((outcome, step, group))
+
+    def take(self, groups: Sequence[int]) -> None:
+        """A step begins."""
+        self.step += 1
+        self._add("INSERT INTO steps (lineage, step, taken) VALUES (?, ?, ?)", self.step, self.events.now())
+        self.events.add("take", groups=groups)
+
+    def publish(self, version: PolicyVersion) -> None:
+        """The step in hand is done, and its version is there."""
+        statement = "UPDATE steps SET version = ?3, published = ?4 WHERE lineage = ?1 AND step = ?2"
+        self._add(statement, self.step, version.n, self.events.now())
+        self.events.add("publish", version=version.n)
+
+    def weights(self, version: PolicyVersion, digest: int | None) -> None:
+        """What the weights of a version are."""
+        self._add("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", version.n, digest)
+
+    def checkpoint(self, step: int, version: PolicyVersion, name: str) -> None:
+        """A checkpoint is whole."""
+        self._add("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", step, version.n, name)
+
+    def note(self, kind: str, detail: Mapping[str, Any]) -> None:
+        """Something rare."""
+        statement = "INSERT INTO events (lineage, second, kind, detail) VALUES (?, ?, ?, ?)"
+        self._add(statement, self.events.now(), kind, json.dumps(detail))
+
+    def _add(self, statement: str, *values: Any) -> None:
+        self._batch.others.append((statement, (self.lineage, *values)))
+
+    def _tell(self, attempt: AttemptId, status: AttemptStatus) -> None:
+        if self.events.on:
+            self.events.add("attempt", attempt=str(attempt), status=status)
+
+    # --- making it durable ---------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Return when everything said until now is durable."""
+        async with self._writing:
+            batch, self._batch = self._batch, Batch()
+            batch.balance = self.balance()
+            await self._run(self._store.write, self.lineage, batch)
+
+    async def watch(self) -> None:
+        """Commit now and then what nobody waits for, so that a crash costs little. Runs until it is cancelled."""
+        while True:
+            await self._finished.wait()
+            self._finished.clear()
+            await self.commit()
+            await asyncio.sleep(INTERVAL)
+
+    async def close(self) -> None:
+        """Commit, and let others write."""
+        try:
+            await self.commit()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._store.close()
+
+    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+
+async def at_once(function: Callable[..., None], *args: Any) -> None:
+    """What runs the store in virtual time."""
+    function(*args)
+
+
+def _locked(path: Path) -> IO[str]:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise RecordError(f"nothing can be written to the run {path.parent}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise RecordError(f"another process writes to the run {path.parent}; wait for it, or end it") from error
+    return file
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, check_same_thread=False)
+    try:
+        with closing(connection.execute("PRAGMA user_version")) as answer:
+            (version,) = answer.fetchone()
+        if version > schema.VERSION:
+            raise RecordError(
+                f"{path} has the schema {version}, and this Antiphon knows {schema.VERSION}: a newer one wrote it; use that"
+            )
+        connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+        if version == 0:
+            connection.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise RecordError(f"{path} is no ledger that can be read: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,144 @@
+"""Going on with a run that has ended in any way: at the newest checkpoint that is whole, with all that its ledger has.
+
+What earlier lives did after that step is undone. Attempts that were alive are lost, and their prompts are offered again. But
+a trajectory that was finished, and whose tokens come from versions that still stand, is not made again: `Returning` hands it
+to the group that asks for its prompt.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from antiphon import __version__
+from antiphon.record import schema, trajectories
+from antiphon.record.checkpoint import newest, read_state, set_aside_later
+from antiphon.record.ledger import Store
+from antiphon.types import AttemptId, Prompt, Trajectory
+
+Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A trajectory that an earlier life of the run has finished."""
+
+    started: int  # version
+    origin: str
+    file: str
+    _trajectory: Trajectory
+
+    def trajectory(self, attempt: AttemptId) -> Trajectory:
+        """The trajectory, under the name that it has from now on."""
+        return trajectories.renamed(self._trajectory, attempt)
+
+
+@dataclass(slots=True)
+class Returning:
+    """Trajectories that wait for their prompts to be offered again."""
+
+    kept: dict[Identity, dict[int, Kept]] = field(default_factory=dict)  # by prompt and sibling
+
+    def of(self, prompt: Prompt, oldest: int) -> Mapping[int, Kept]:
+        """Hand out those of a prompt that started at version `oldest` or later, by sibling."""
+        found = self.kept.pop((prompt.task, prompt.id, prompt.epoch), {}) if self.kept else {}
+        return {sibling: kept for sibling, kept in found.items() if kept.started >= oldest}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Where a run goes on."""
+
+    checkpoint: Path
+    lineage: int  # the new one
+    state: Mapping[str, Any]  # that the checkpoint was saved with
+    returning: Returning
+    lost: int  # attempts
+
+
+class Lineages:
+    """Which version is which: one number can name several, of which later lives undid all but one."""
+
+    def __init__(self, rows: Mapping[int, tuple[int | None, int]]) -> None:
+        """`rows` maps each lineage to its parent and the version at its cut."""
+        self._rows = rows
+
+    def origin(self, lineage: int, version: int) -> tuple[int, int]:
+        """The lineage that published the version which `lineage` knows by this number, and the number."""
+        parent, cut = self._rows[lineage]
+        while parent is not None and version <= cut:
+            lineage = parent
+            parent, cut = self._rows[lineage]
+        return lineage, version
+
+    def stands(self, lineage: int, version: int, now: int) -> bool:
+        """Whether a version of `lineage` is still one of the lineage `now`."""
+        return self.origin(lineage, version) == self.origin(now, version)
+
+
+def begin(store: Store) -> None:
+    """Open the first lineage of a run."""
+    with store.connection as db:
+        db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?)", (code_version(),))
+
+
+def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None]) -> Resumption:
+    """Open the next lineage. `max_age` is the age up to which a trajectory may be trained on; `tell` hears what was passed
+    over. `RecordError` if no checkpoint is whole."""
+    checkpoint = newest(checkpoints, tell)
+    set_aside_later(checkpoint)
+    state = read_state(checkpoint)
+    step, version, parent = state["step"], state["version"], state["lineage"]
+    with store.connection as db:
+        (last,) = db.execute("SELECT max(lineage) FROM lineages").fetchone()
+        lineage, live = last + 1, f"status IN {schema.LIVE}"
+        lost = db.execute(f"SELECT lineage, count(*) FROM attempts WHERE {live} GROUP BY lineage").fetchall()
+        db.executemany("INSERT INTO balance VALUES (?, 'lost', ?)", lost)
+        db.execute(f"UPDATE attempts SET status = 'lost' WHERE {live}")
+        db.execute("UPDATE groups SET outcome = 'lost' WHERE outcome IS NULL")
+        db.execute("UPDATE steps SET undone = 1 WHERE step > ?", (step,))
+        db.execute("INSERT INTO lineages VALUES (?, ?, ?, ?, ?)", (lineage, parent, step, version, code_version()))
+    return Resumption(
+        checkpoint=checkpoint,
+        lineage=lineage,
+        state=state,
+        returning=_returning(store, lineage, version, version - max_age),
+        lost=sum(count for _, count in lost),
+    )
+
+
+def _returning(store: Store, lineage: int, newest_version: int, oldest_start: int) -> Returning:
+    db = store.connection
+    rows = db.execute("SELECT lineage, parent, version FROM lineages").fetchall()
+    lineages = Lineages({number: (parent, version) for number, parent, version in rows})
+    finished = db.execute(
+        "SELECT a.lineage, a.grp, a.sibling, a.try, a.started, a.newest, a.file, a.origin, p.task, p.id, p.epoch"
+        " FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts p USING (prompt)"
+        " WHERE a.started >= ? AND a.newest <= ? AND a.file IS NOT NULL AND a.score IS NOT NULL"
+        " ORDER BY a.lineage, a.grp, a.sibling, a.try",
+        (oldest_start, newest_version),
+    )
+    content = cache(lambda file: trajectories.read(store.rollouts / file))
+    returning = Returning()
+    for life, group, sibling, attempt, started, newest_token, file, origin, *identity in finished:
+        if not lineages.stands(life, newest_token, lineage):
+            continue
+        origin = origin or f"{life}:{group}.{sibling}.{attempt}"
+        made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
+        found = content(file)
+        kept = Kept(started, origin, file, found[made_by])
+        task, name, epoch = identity
+        returning.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
+    return returning
+
+
+@cache
+def code_version() -> str:
+    """The version of this package, and a digest of its sources."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()}"

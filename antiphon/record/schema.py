@@ -1,0 +1,92 @@
+"""The tables of `ledger.db`: all that the writer, and whoever checks it, share.
+
+A *lineage* is one uninterrupted life of a run. A resume opens the next one at a *cut*: the step of the checkpoint it goes on
+from. What its parent did after that step is undone, not forgotten. Numbers of groups, attempts, steps and versions are those
+of a lineage; a step or version up to the cut belongs to the parent.
+
+Every attempt ends in exactly one terminal state. In each lineage, at every commit: attempts = terminal + live.
+"""
+
+VERSION = 1  # of the schema, kept as SQLite's user_version
+
+TERMINAL = ("trained", "filtered", "stale", "redundant", "cancelled", "failed", "lost")
+LIVE = ("running", "finished")
+
+TABLES = """
+CREATE TABLE lineages (
+    lineage INTEGER PRIMARY KEY,
+    parent INTEGER,            -- NULL: the first
+    cut INTEGER NOT NULL,      -- step of the parent that it goes on from
+    version INTEGER NOT NULL,  -- number of the version of then
+    code TEXT NOT NULL         -- what wrote it
+) STRICT;
+CREATE TABLE prompts (
+    prompt INTEGER PRIMARY KEY,
+    task TEXT NOT NULL,
+    id TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    UNIQUE (task, id, epoch)
+) STRICT;
+CREATE TABLE groups (
+    lineage INTEGER NOT NULL,
+    grp INTEGER NOT NULL,
+    prompt INTEGER NOT NULL REFERENCES prompts,
+    version INTEGER NOT NULL,  -- at which it was admitted
+    outcome TEXT,              -- NULL while it lives
+    step INTEGER,              -- that took it
+    PRIMARY KEY (lineage, grp)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE attempts (
+    lineage INTEGER NOT NULL,
+    grp INTEGER NOT NULL,
+    sibling INTEGER NOT NULL,
+    try INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    started INTEGER NOT NULL,  -- version
+    newest INTEGER,            -- version that made its newest token
+    step INTEGER,              -- that trained on it
+    score REAL,
+    failure TEXT,
+    prompt_tokens INTEGER,
+    tokens INTEGER,            -- sampled
+    seconds REAL,              -- from its start to its score
+    file TEXT,                 -- in rollouts/, with its trajectory
+    origin TEXT,               -- lineage:group.sibling.try that made the trajectory, when it was taken over
+    PRIMARY KEY (lineage, grp, sibling, try)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    lineage INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    version INTEGER,           -- that it published; NULL until then
+    taken REAL NOT NULL,       -- second of the lineage's clock
+    published REAL,
+    undone INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (lineage, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE versions (
+    lineage INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    digest INTEGER,            -- of the weights as engines got them
+    PRIMARY KEY (lineage, version)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE checkpoints (
+    lineage INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    name TEXT NOT NULL,        -- directory in checkpoints/
+    PRIMARY KEY (lineage, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY,
+    lineage INTEGER NOT NULL,
+    second REAL NOT NULL,
+    kind TEXT NOT NULL,
+    detail TEXT NOT NULL       -- JSON
+) STRICT;
+CREATE TABLE balance (         -- as the scheduler has it, written in the transaction of what it counts
+    lineage INTEGER NOT NULL,
+    status TEXT NOT NULL,      -- a terminal one, or 'dispatched'
+    attempts INTEGER NOT NULL,
+    PRIMARY KEY (lineage, status)
+) STRICT, WITHOUT ROWID;
+"""

@@ -1,0 +1,161 @@
+"""Trajectories as Parquet, exact to the last bit: one row a segment, readable with pandas as they are.
+
+    pandas.read_parquet("runs/tiny_arithmetic/rollouts")
+
+A row names its attempt (`lineage`, `grp`, `sibling`, `try`) and its place among the attempt's segments; `tokens`,
+`loss_mask`, `logprobs` and `versions` are lists of one length. What belongs to the whole attempt (prompt, score, failure) is
+repeated in each of its rows. `turns` and `streams` hold what only a program reads.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from antiphon.types import (
+    AttemptId,
+    AttemptStatus,
+    Failure,
+    PolicyVersion,
+    Score,
+    Segment,
+    Streams,
+    StreamSpec,
+    Timing,
+    Trajectory,
+    TrajectoryMeta,
+    Turn,
+)
+
+_STREAM = pa.struct(
+    [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int32())), ("data", pa.binary())]
+)
+SCHEMA = pa.schema(
+    [
+        ("lineage", pa.int32()),
+        ("grp", pa.int64()),
+        ("sibling", pa.int32()),
+        ("try", pa.int32()),
+        ("segment", pa.int32()),
+        ("segments", pa.int32()),
+        ("parent", pa.int32()),
+        ("task", pa.string()),
+        ("prompt", pa.string()),
+        ("status", pa.string()),
+        ("score", pa.float64()),
+        ("tokens", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        ("turns", pa.string()),
+        ("streams", pa.list_(_STREAM)),
+        ("meta", pa.string()),
+    ]
+)
+
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+
+
+def write(path: Path, lineage: int, trajectories: Sequence[Trajectory]) -> None:
+    """Write the trajectories of attempts of `lineage`. The file is not yet durable."""
+    rows = [
+        (trajectory.meta, index, segment, len(trajectory.segments))
+        for trajectory in trajectories
+        for index, segment in enumerate(trajectory.segments)
+    ]
+    metas, segments = [row[0] for row in rows], [row[2] for row in rows]
+    columns = [
+        pa.array([lineage] * len(rows), pa.int32()),
+        pa.array([meta.id.group for meta in metas], pa.int64()),
+        pa.array([meta.id.sibling for meta in metas], pa.int32()),
+        pa.array([meta.id.attempt for meta in metas], pa.int32()),
+        pa.array([row[1] for row in rows], pa.int32()),
+        pa.array([row[3] for row in rows], pa.int32()),
+        pa.array([segment.parent for segment in segments], pa.int32()),
+        pa.array([meta.task for meta in metas], pa.string()),
+        pa.array([meta.prompt_id for meta in metas], pa.string()),
+        pa.array([str(meta.status) for meta in metas], pa.string()),
+        pa.array([meta.score.value for meta in metas], pa.float64()),
+        *(_lists([getattr(segment, name) for segment in segments]) for name in _PER_TOKEN),
+        pa.array([_encode(segment.turns).decode() for segment in segments], pa.string()),
+        pa.array([[_stream(s.streams, spec) for spec in s.streams] for s in segments], pa.list_(_STREAM)),
+        pa.array([_encode(meta).decode() for meta in metas], pa.string()),
+    ]
+    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), path, compression="zstd")
+
+
+_PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
+
+
+def read(path: Path) -> dict[AttemptId, Trajectory]:
+    """The trajectories of a file, by attempt."""
+    found: dict[AttemptId, list[Segment]] = {}
+    metas: dict[AttemptId, TrajectoryMeta] = {}
+    table = pq.read_table(path, schema=SCHEMA)
+    arrays = {name: _split(table.column(name)) for name in _PER_TOKEN}
+    others = table.drop_columns(list(_PER_TOKEN)).to_pylist()
+    for index, row in enumerate(others):
+        attempt = AttemptId(row["grp"], row["sibling"], row["try"])
+        streams = {_spec(stream): _array(stream) for stream in row["streams"]}
+        segment = Segment(
+            **{name: arrays[name][index] for name in _PER_TOKEN},
+            turns=msgspec.json.decode(row["turns"], type=tuple[Turn, ...]),
+            streams=Streams(streams),
+            parent=row["parent"],
+        )
+        found.setdefault(attempt, []).append(segment)
+        metas[attempt] = _meta(row["meta"])
+    return {attempt: Trajectory(meta=metas[attempt], payload=tuple(found[attempt])) for attempt in found}
+
+
+def _meta(text: str) -> TrajectoryMeta:
+    fields = _decode(text)
+    return TrajectoryMeta(
+        **fields
+        | {
+            "id": AttemptId(*fields["id"]),
+            "started": PolicyVersion(**fields["started"]),
+            "newest": PolicyVersion(**fields["newest"]),
+            "status": AttemptStatus(fields["status"]),
+            "score": msgspec.convert(fields["score"], Score),
+            "failure": fields["failure"] and Failure(**fields["failure"]),
+            "timing": Timing(**fields["timing"]),
+        }
+    )
+
+
+def _lists(arrays: Sequence[np.ndarray]) -> pa.Array:
+    offsets = np.zeros(len(arrays) + 1, np.int32)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(arrays) if arrays else []))
+
+
+def _split(column: pa.ChunkedArray) -> list[np.ndarray]:
+    whole = column.combine_chunks()
+    values = whole.flatten().to_numpy(zero_copy_only=False)
+    offsets = whole.offsets.to_numpy() - (whole.offsets[0].as_py() if len(whole) else 0)
+    return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
+
+
+def _stream(streams: Streams, spec: StreamSpec) -> dict[str, Any]:
+    data = np.ascontiguousarray(streams[spec]).tobytes()
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "data": data}
+
+
+def _spec(stream: dict[str, Any]) -> StreamSpec:
+    return StreamSpec(stream["name"], stream["dtype"], tuple(stream["shape"]))
+
+
+def _array(stream: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(stream["data"], stream["dtype"]).reshape(-1, *stream["shape"])
+
+
+def renamed(trajectory: Trajectory, attempt: AttemptId) -> Trajectory:
+    """The same under another name."""
+    return replace(trajectory, meta=replace(trajectory.meta, id=attempt))

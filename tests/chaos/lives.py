@@ -1,0 +1,178 @@
+"""A run that is killed again and again, at named points of its processes."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+
+from antiphon.record.audit import audit
+
+# Parts that arm a named point in their own process, as `armed.json` says: {"learner": ["checkpoint.write", 1]}.
+PARTS = """
+    import json
+    import os
+    import signal
+    from pathlib import Path
+
+    from antiphon import points
+    from antiphon.engines.native.open import open_engine
+    from antiphon.learning.torch_learner import TorchLearner
+
+    ORDERS = Path(__file__).with_name("armed.json")
+
+    def arm(who):
+        orders = json.loads(ORDERS.read_text())
+        if who in orders:
+            points.arm(*orders.pop(who))
+            ORDERS.write_text(json.dumps(orders))  # once
+
+    class Learner(TorchLearner):
+        def __init__(self, *args):
+            super().__init__(*args)
+            arm("learner")
+
+        def step(self, batch):
+            points.reach("learner.step")
+            trained = super().step(batch)
+            points.reach("learner.stepped")
+            return trained
+
+        def publish(self, version, directory):
+            points.reach("learner.publish")
+            update = super().publish(version, directory)
+            points.reach("learner.published")
+            return update
+
+    def engine(model, config, receive):
+        arm("engine")
+        opened = open_engine(model, config, receive)
+        load, step = opened.load, opened.step
+
+        def loading(*args):
+            points.reach("engine.load")
+            load(*args)
+            points.reach("engine.loaded")
+
+        def stepping():
+            points.reach("engine.step")
+            return step()
+
+        opened.load, opened.step = loading, stepping
+        return opened
+
+    def digits(prompt, transcript):
+        orders = json.loads(ORDERS.read_text())
+        if "grader" in orders and transcript.turns[0].timing.finished:
+            del orders["grader"]
+            ORDERS.write_text(json.dumps(orders))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sum(character.isdigit() for character in transcript.response) / 8
+"""
+
+CONTROLLER = """
+import json, sys
+from pathlib import Path
+from antiphon import cli, points
+orders = json.loads(Path(sys.argv[1]).read_text())
+if "controller" in orders:
+    points.arm(*orders["controller"])
+sys.argv = ["antiphon", *sys.argv[2:]]
+cli.main()
+"""
+
+# Where whom can die: the point, and how often it is reached in a life at most before that. The controller and the learner end
+# the run, and a resume goes on with it; an engine or a grader is replaced while the run goes on.
+POINTS = {
+    "controller": {
+        "ledger.commit": 6,
+        "ledger.committed": 6,
+        "rollouts.write": 4,
+        "rollouts.written": 4,
+        "publish": 5,
+        "published": 5,
+    },
+    "learner": {
+        "checkpoint.write": 2,
+        "checkpoint.publish": 2,
+        "checkpoint.published": 2,
+        "learner.step": 6,
+        "learner.stepped": 6,
+        "learner.publish": 6,
+        "learner.published": 6,
+    },
+    "engine": {"engine.load": 4, "engine.loaded": 4, "engine.step": 40},
+    "grader": {"grade": 1},
+}
+STEPS = 10_000  # of the whole run: no life comes to its end, unless it is told to
+
+
+class Lives:
+    """A run of `project`, again and again."""
+
+    def __init__(self, project):
+        self.project = project
+        (project.folder / "parts.py").write_text(textwrap.dedent(PARTS))
+        self.orders = project.folder / "armed.json"
+        self.directory = project.folder / "runs" / "run"
+        self.lived = 0
+
+    def live(self, who, point, count):
+        """One life, in which `who` is killed when it reaches `point` for the `count`-th time; then the books are looked at.
+        Returns what the run said."""
+        self.orders.write_text(json.dumps({who: [point, count]}))
+        ends_it = who in ("controller", "learner")
+        config = self.project.config(
+            rollout={"async_ratio": 1.5, "redundancy": 1, "extra_groups": 1, "order": "ready", "filter": "spread"},
+            tasks=[{"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "parts:digits"}],
+            learner={"kind": "parts:Learner"},
+            engine={"kind": "parts:engine"},
+            checkpoint={"every": 3},
+            grading={"workers": 1},
+        )
+        command = [sys.executable, "-c", CONTROLLER, self.orders, "train", config]
+        command += [f"steps={STEPS if ends_it else self.steps() + 8}", *["--resume"] * (self.lived > 0)]
+        done = subprocess.run(
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        said = done.stdout + done.stderr
+        if who == "controller":
+            assert done.returncode == -signal.SIGKILL, said
+        else:
+            assert json.loads(self.orders.read_text()) == {}, f"nobody was killed\n{said}"
+            assert done.returncode == (2 if ends_it else 0), said
+        self.lived += 1
+        found = audit(self.directory)
+        assert not found.violations, found.violations
+        return said
+
+    def steps(self):
+        """The steps that stand."""
+        if not self.lived:
+            return 0
+        with closing(sqlite3.connect(self.directory / "ledger.db")) as db:
+            return db.execute("SELECT max(step) FROM steps WHERE NOT undone AND version IS NOT NULL").fetchone()[0] or 0
+
+    def tear(self, draw):
+        """Damage a file of the newest checkpoint, if there is another to fall back to; returns its name."""
+        checkpoints = sorted((self.directory / "checkpoints").glob("step_??????"))
+        if len(checkpoints) < 2:
+            return None
+        file = draw.choice(sorted(file for file in checkpoints[-1].iterdir() if file.stat().st_size))
+        content = bytearray(file.read_bytes())
+        match draw.randrange(3):
+            case 0:
+                file.unlink()
+            case 1:
+                file.write_bytes(content[: draw.randrange(len(content))])
+            case _:
+                content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+                file.write_bytes(content)
+        return f"{file.parent.name}/{file.name}"

@@ -1,0 +1,47 @@
+"""Real processes, killed at named points: after every resume the ledger balances, and nothing is trained on twice or lost."""
+
+import random
+import sys
+
+import pytest
+
+from tests.chaos.lives import POINTS, Lives
+
+
+@pytest.mark.chaos
+def test_a_run_survives_one_kill_after_another(project):
+    lives = Lives(project)
+    for who, point, count in (
+        ("controller", "ledger.commit", 3),
+        ("controller", "rollouts.written", 3),
+        ("controller", "published", 3),
+        ("learner", "checkpoint.write", 2),
+        ("learner", "checkpoint.published", 2),
+        ("learner", "learner.stepped", 2),
+        ("learner", "learner.publish", 3),
+        ("engine", "engine.load", 2),
+        ("grader", "grade", 1),
+    ):
+        lives.live(who, point, count)
+
+
+@pytest.mark.chaos
+def test_a_run_survives_many_kills_at_random(project, request):
+    """Drawn points, and now and then a checkpoint that was torn in between; `make chaos` asks for it, and keeps the result."""
+    kills = request.config.getoption("--kills")
+    if not kills:
+        pytest.skip("takes a while; --kills says how many")
+    draw, lives, torn = random.Random(request.config.getoption("--seed")), Lives(project), 0
+    for number in range(kills):
+        damaged = lives.tear(draw) if draw.random() < 0.25 else None
+        who = draw.choices(list(POINTS), weights=[4, 4, 1, 1])[0] if number else "controller"
+        point, most = draw.choice(list(POINTS[who].items()))
+        said = lives.live(who, point, draw.randint(1, most))
+        if damaged:
+            assert f"checkpoint passed over: {damaged}" in said
+            torn += 1
+    sys.path.insert(0, str(request.config.rootpath / "benchmarks"))
+    from _common import write_result
+
+    figures = {"kills": kills, "audits_clean": lives.lived, "torn_detected": torn}
+    print("written:", write_result("chaos", figures | {"steps_that_stand": lives.steps()}, command="make chaos"))

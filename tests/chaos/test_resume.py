@@ -1,0 +1,88 @@
+"""A run that was killed and gone on with is the run that was not: to the last bit where it is deterministic, without loss
+where it is not."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+import torch
+
+from antiphon.record import trajectories
+from antiphon.record.audit import audit
+
+KILLED = """
+import sys
+from antiphon import cli, points
+points.arm(sys.argv[1], int(sys.argv[2]))
+sys.argv = ["antiphon", *sys.argv[3:]]
+cli.main()
+"""
+
+
+def trained(run):
+    """What each surviving step was trained on, in order: attempt, tokens, log-probs, score."""
+    query = (
+        "SELECT a.step, a.grp, a.sibling, a.try, coalesce(a.origin, a.lineage || ':' || a.grp || '.' || a.sibling || '.' ||"
+        " a.try), a.file FROM attempts a JOIN steps s USING (lineage, step) WHERE a.status = 'trained' AND NOT s.undone"
+        " ORDER BY 1, 2, 3, 4"
+    )
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        rows = db.execute(query).fetchall()
+    files = {file: trajectories.read(run / "rollouts" / file) for file in {row[5] for row in rows}}
+    for step, group, sibling, attempt, origin, file in rows:
+        made_by = trajectories.AttemptId(*map(int, origin.partition(":")[2].split(".")))
+        found = files[file][made_by]
+        content = [(s.tokens.tobytes(), s.logprobs.tobytes(), s.versions.tobytes()) for s in found.segments]
+        yield step, group, sibling, attempt, found.meta.score.value, content
+
+
+def last_checkpoint(run):
+    directory = max((run / "checkpoints").glob("step_??????"))
+    state = torch.load(directory / "training_state.pt")
+    moments = [value for entry in state["optimizer"]["state"].values() for value in entry.values()]
+    return (directory / "model.safetensors").read_bytes(), [moment.numpy().tobytes() for moment in moments]
+
+
+@pytest.mark.chaos
+def test_a_deterministic_run_goes_on_to_the_last_bit(project):
+    def config(name):
+        rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 0, "deterministic": True, "max_attempts": 2}
+        path = project.config(
+            name=name,
+            steps=6,
+            rollout=rollout | {"timeout": 60, "sampling": {"max_tokens": 8}},
+            checkpoint={"every": 1},
+        )
+        return path.rename(path.with_name(f"{name}.yaml"))
+
+    assert project.run("train", config("whole")).returncode == 0
+    path, cut, whole = config("cut"), project.folder / "runs" / "cut", project.folder / "runs" / "whole"
+    for number, (point, count) in enumerate((("published", 2), ("ledger.commit", 5), ("rollouts.written", 2))):
+        order = [sys.executable, "-c", KILLED, point, str(count), "train", str(path), *["--resume"] * (number > 0)]
+        killed = subprocess.run(order, capture_output=True, timeout=240)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert not audit(cut).violations
+    resumed = project.run("train", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert not audit(cut).violations
+    assert list(trained(cut)) == list(trained(whole))
+    assert last_checkpoint(cut) == last_checkpoint(whole)
+
+
+@pytest.mark.chaos
+def test_what_cannot_be_resumed_says_so(project):
+    path = project.config()
+    nothing = project.run("train", path, "--resume")
+    assert nothing.returncode == 2 and "there is no run to resume" in nothing.stderr
+    both = project.run("train", path, "--resume", "--overwrite")
+    assert both.returncode == 2 and "not both" in both.stderr
+    assert project.run("train", path, "steps=1").returncode == 0
+    other = project.run("train", path, "--resume", "rollout.group_size=8")
+    assert other.returncode == 2 and "rollout.group_size was 4 and is 8 now" in other.stderr
+    for file in (project.folder / "runs" / "run" / "checkpoints").rglob("state.json"):
+        file.unlink()
+    torn = project.run("train", path, "steps=2", "--resume")
+    assert torn.returncode == 2 and "no checkpoint is whole" in torn.stderr and "step_000001/state.json" in torn.stdout

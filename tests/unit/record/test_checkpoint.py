@@ -1,0 +1,99 @@
+"""Checkpoints: whole or passed over, whatever was torn."""
+
+import json
+
+import pytest
+
+from antiphon.errors import RecordError
+from antiphon.record.checkpoint import MANIFEST, STATE, export, name_of, newest, prune, read_state, save, verify
+
+FILES = {"model.safetensors": b"weights" * 100, "tokenizer.json": b"{}", "training_state.pt": b"moments" * 50}
+
+
+def make(checkpoints, step):
+    def fill(aside):
+        for name, content in FILES.items():
+            (aside / name).write_bytes(content)
+
+    checkpoints.mkdir(exist_ok=True)
+    save(checkpoints / name_of(step), fill, {"step": step})
+    return checkpoints / name_of(step)
+
+
+def missing(file):
+    file.unlink()
+
+
+def truncated(file):
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def one_bit_flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("name", [*FILES, STATE, MANIFEST])
+@pytest.mark.parametrize("tear", [missing, truncated, one_bit_flipped])
+def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):
+    before, last = make(tmp_path / "checkpoints", 3), make(tmp_path / "checkpoints", 6)
+    tear(last / name)
+    told = []
+    assert newest(tmp_path / "checkpoints", told.append) == before
+    assert len(told) == 1 and f"{last.name}/{name}" in told[0]
+
+
+def test_without_one_that_is_whole_nothing_begins_again(tmp_path):
+    missing(make(tmp_path / "checkpoints", 3) / STATE)
+    with pytest.raises(RecordError, match="no checkpoint is whole"):
+        newest(tmp_path / "checkpoints", lambda text: None)
+
+
+def test_every_bit_of_the_manifest_counts(tmp_path):
+    directory = make(tmp_path / "checkpoints", 1)
+    whole = (directory / MANIFEST).read_bytes()
+    for position in range(0, len(whole), 7):
+        torn = bytearray(whole)
+        torn[position] ^= 1
+        (directory / MANIFEST).write_bytes(torn)
+        if json.loads(whole) == _loaded(bytes(torn)):  # white space is nobody's content
+            continue
+        with pytest.raises(RecordError):
+            verify(directory)
+
+
+def _loaded(content):
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    directory = make(tmp_path / "checkpoints", 2)
+
+    def fill(aside):
+        (aside / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        save(directory, fill, {"step": 99})
+    verify(directory)
+    assert read_state(directory) == {"step": 2}
+
+
+def test_pruning_keeps_the_last_and_every_so_many(tmp_path):
+    for step in range(0, 50, 5):
+        make(tmp_path / "checkpoints", step)
+    prune(tmp_path / "checkpoints", keep_last=2, keep_every=20)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(map(name_of, (0, 20, 40, 45)))
+
+
+def test_an_export_is_the_model_alone(tmp_path):
+    make(tmp_path / "checkpoints", 1)
+    export(tmp_path / "checkpoints", tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "tokenizer.json"}
+    with pytest.raises(RecordError, match="exists"):
+        export(tmp_path / "checkpoints", tmp_path / "model")
