@@ -22,6 +22,7 @@ from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.timeline import Served, Timeline, union
+from antiphon.rollout.config import Policy
 from antiphon.run_config import RunConfig
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
@@ -118,7 +119,7 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
 def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
     """Synchronous, asynchronous, synchronous with fewer groups; all without what would drop or add groups."""
     rollout = config.rollout
-    plain = {"policy": "queue", "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
+    plain = {"policy": Policy.QUEUE, "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
     few = max(rollout.groups_per_step // 4, config.learner.minibatches)
     changes: list[dict[str, float]] = [
         {"async_ratio": 0.0},
