@@ -133,11 +133,11 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
-        learner, learners = _start_learner(cluster, "learner", model, config)
+        learner, learners = start_learner(cluster, "learner", model, config)
         reference: Learner | None = None
         references: list[WorkerHandle] = []
         if config.algorithm.kl_coefficient:
-            reference, references = _start_learner(cluster, "reference", model, config)
+            reference, references = start_learner(cluster, "reference", model, config)
         response = config.sft.response if config.sft else ""
         pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
 
@@ -173,9 +173,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
 def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:
     """Go on with what the run directory has, and say so."""
     found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message)
-    if (
-        config.rollout.deterministic
-    ):  # what is left of a wave would be computed in other company, and differ in the last bit
+    if config.rollout.deterministic:
+        # What is left of a wave would be computed in other company, and differ in the last bit.
         found.returning.kept.clear()
     kept = sum(map(len, found.returning.kept.values()))
     view.message(
@@ -184,7 +183,7 @@ def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View
     return found
 
 
-def _start_learner(cluster: Cluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
+def start_learner(cluster: Cluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
     kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
     handle = cluster.spawn(name, kind, str(model), config.learner, derive(config.seed, name))
     return WorkerLearner(handle), [handle]

@@ -203,6 +203,31 @@ def audit(run: RunPath) -> None:
 
 
 @app.command()
+def replay(
+    run: RunPath,
+    code: Annotated[Path | None, typer.Option(help="Folder of the modules that its configuration names.")] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Train again, too, from the first checkpoint that is there.")
+    ] = False,
+) -> None:
+    """Let what a run recorded drive the scheduler and the stages again: every batch must be the same, byte for byte."""
+    with _outcome():
+        config = _load(str(run / "config.yaml"), None)
+        if code is not None:
+            from antiphon.config import import_folder
+
+            import_folder(code / "config.yaml")
+        from antiphon.replay import Difference
+        from antiphon.replay import replay as play_again
+
+        try:
+            print(f"{play_again(run, config, weights=weights)} steps, no difference")
+        except Difference as difference:
+            print(difference)
+            raise typer.Exit(1) from difference
+
+
+@app.command()
 def export(
     run: RunPath, target: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the model goes.")]
 ) -> None:

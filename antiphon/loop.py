@@ -32,7 +32,7 @@ from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.engines.base import InferenceEngine
 from antiphon.errors import StallError
-from antiphon.learning.batch import samples_of, supervised_batch
+from antiphon.learning.batch import digest, samples_of, supervised_batch
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
 from antiphon.points import reach
@@ -322,6 +322,7 @@ class Run:
         )
         for stage in parts.stages:
             await self._wait(stage(step), "step", "the learner")
+        parts.ledger.batch(digest(step.batches))
         return step.metrics
 
     async def _publish(self, owner: asyncio.TaskGroup, version: PolicyVersion) -> None:

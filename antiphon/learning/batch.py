@@ -1,7 +1,8 @@
 """From groups to packs: samples, counts, coefficients, mini-batches, micro-batches. Pure numpy."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from antiphon.types import (
     TrajectoryMeta,
     Update,
 )
+
+_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
@@ -257,3 +260,17 @@ def _example(number: int, prompt: IntArray, response: IntArray) -> Sample:
         advantages=nothing,
         weights=nothing + 1,
     )
+
+
+def digest(batches: Sequence[TrainBatch]) -> str:
+    """Names what the learner is given: equal for equal bytes in equal order."""
+    found = hashlib.blake2b(digest_size=16)
+    for update in (update for batch in batches for update in batch.updates):
+        found.update(repr((update.loss_tokens, update.samples, update.groups)).encode())
+        for pack in (pack for rank in update.packs for pack in rank):
+            for name in _ARRAYS:
+                found.update(np.ascontiguousarray(getattr(pack, name)).data)
+            for spec in sorted(pack.streams, key=lambda spec: spec.name):
+                found.update(repr(spec).encode())
+                found.update(np.ascontiguousarray(pack.streams[spec]).data)
+    return found.hexdigest()

@@ -15,7 +15,7 @@ from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import Learner
 from antiphon.registry import Registry
-from antiphon.types import REFERENCE_LOGPROBS, Group, Sample
+from antiphon.types import REFERENCE_LOGPROBS, Group, Sample, TrainBatch
 
 STAGES = Registry(
     "stage",
@@ -40,6 +40,7 @@ class Step:
     config: LearnerConfig
     max_tokens: int  # of one completion
     metrics: dict[str, float] = field(default_factory=dict)
+    batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
 
 
 Stage = Callable[[Step], Awaitable[None]]
@@ -87,5 +88,6 @@ async def update_actor(step: Step) -> None:
         # Without advantage there is no gradient, unless something beside the advantage makes one.
         skip_zero_advantage=not (algorithm.kl_coefficient or algorithm.entropy_coefficient),
     )
+    step.batches.append(batch)
     trained = await step.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}

@@ -35,7 +35,7 @@ class Batch:
 
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     started: list[tuple[Any, ...]] = field(default_factory=list)
-    played: list[Trajectory] = field(default_factory=list)
+    played: list[tuple[int, Trajectory]] = field(default_factory=list)  # with the order of their arrival
     taken_over: list[tuple[Any, ...]] = field(default_factory=list)
     ended: list[tuple[Any, ...]] = field(default_factory=list)
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
@@ -86,21 +86,22 @@ class Store:
             batch.started,
         )
         many(
-            "UPDATE attempts SET newest = ?, score = ?, failure = ?, prompt_tokens = ?, tokens = ?, seconds = ?, file = ?"
+            "UPDATE attempts SET arrival = ?, newest = ?, score = ?, failure = ?, prompt_tokens = ?, tokens = ?, seconds = ?,"
+            " file = ?, digest = ?"
             f" WHERE lineage = {lineage} AND grp = ? AND sibling = ? AND try = ?",
             self._played(lineage, batch.played),
         )
         here = f" WHERE lineage = {lineage} AND grp = ? AND sibling = ? AND try = ?"
-        many("UPDATE attempts SET origin = ?, file = ?" + here, batch.taken_over)
+        many("UPDATE attempts SET origin = ?, file = ?, digest = ?" + here, batch.taken_over)
         many("UPDATE attempts SET status = ?, step = ?" + here, batch.ended)
         many(f"UPDATE groups SET outcome = ?, step = ? WHERE lineage = {lineage} AND grp = ?", batch.outcomes)
         for statement, values in batch.others:
             db.execute(statement, values)
         many("INSERT OR REPLACE INTO balance VALUES (?, ?, ?)", [(lineage, *row) for row in batch.balance.items()])
 
-    def _played(self, lineage: int, played: Sequence[Trajectory]) -> list[tuple[Any, ...]]:
+    def _played(self, lineage: int, played: Sequence[tuple[int, Trajectory]]) -> list[tuple[Any, ...]]:
         """Write the trajectories to a file, and return the rows that point to it."""
-        kept = [trajectory for trajectory in played if trajectory.segments]
+        kept = [trajectory for _, trajectory in played if trajectory.segments]
         name = f"{self._files:06d}.parquet"
         if kept:
             trajectories.write(self.rollouts / name, lineage, kept)
@@ -111,6 +112,7 @@ class Store:
             self._files += 1
         return [
             (
+                arrival,
                 meta.newest.n,
                 meta.score.value,
                 f"{meta.failure.source}: {meta.failure.message}" if meta.failure else None,
@@ -118,9 +120,10 @@ class Store:
                 meta.completion_tokens,
                 meta.timing.finished - meta.timing.queued,
                 name if trajectory.segments else None,
+                trajectories.digest(trajectory) if trajectory.segments else None,
                 *meta.id,
             )
-            for trajectory in played
+            for arrival, trajectory in played
             for meta in (trajectory.meta,)
         ]
 
@@ -146,6 +149,7 @@ class Ledger:
         self.balance: Callable[[], Mapping[str, int]] = dict  # what the scheduler has counted
         self._store = store
         self._batch = Batch()
+        self._order = 0  # of what the scheduler has heard
         self._writing = asyncio.Lock()
         self._finished = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "ledger") if run is None else None
@@ -166,13 +170,13 @@ class Ledger:
 
     def play(self, trajectory: Trajectory) -> None:
         """An attempt ran to its end, whatever becomes of it."""
-        self._batch.played.append(trajectory)
+        self._batch.played.append((self._next(), trajectory))
         self._finished.set()
 
     def take_over(self, trajectory: Trajectory, origin: str, file: str) -> None:
         """An attempt has the trajectory of one of an earlier life, which lies in `file`."""
-        self._batch.played.append(Trajectory(meta=trajectory.meta, payload=()))
-        self._batch.taken_over.append((origin, file, *trajectory.meta.id))
+        self._batch.played.append((self._next(), Trajectory(meta=trajectory.meta, payload=())))
+        self._batch.taken_over.append((origin, file, trajectories.digest(trajectory), *trajectory.meta.id))
 
     def end(self, attempt: AttemptId, status: AttemptStatus) -> None:
         """An attempt changes its state: it is finished, or has ended for good."""
@@ -188,14 +192,19 @@ class Ledger:
     def take(self, groups: Sequence[int]) -> None:
         """A step begins."""
         self.step += 1
-        self._add("INSERT INTO steps (lineage, step, taken) VALUES (?, ?, ?)", self.step, self.events.now())
+        statement = "INSERT INTO steps (lineage, step, taken, took) VALUES (?, ?, ?, ?)"
+        self._add(statement, self.step, self.events.now(), self._next())
         self.events.add("take", groups=groups)
 
     def publish(self, version: PolicyVersion) -> None:
         """The step in hand is done, and its version is there."""
-        statement = "UPDATE steps SET version = ?3, published = ?4 WHERE lineage = ?1 AND step = ?2"
-        self._add(statement, self.step, version.n, self.events.now())
+        statement = "UPDATE steps SET version = ?3, published = ?4, released = ?5 WHERE lineage = ?1 AND step = ?2"
+        self._add(statement, self.step, version.n, self.events.now(), self._next())
         self.events.add("publish", version=version.n)
+
+    def batch(self, digest: str) -> None:
+        """What the step in hand is trained on."""
+        self._add("UPDATE steps SET batch = ?3 WHERE lineage = ?1 AND step = ?2", self.step, digest)
 
     def weights(self, version: PolicyVersion, digest: int | None) -> None:
         """What the weights of a version are."""
@@ -209,6 +218,10 @@ class Ledger:
         """Something rare."""
         statement = "INSERT INTO events (lineage, second, kind, detail) VALUES (?, ?, ?, ?)"
         self._add(statement, self.events.now(), kind, json.dumps(detail))
+
+    def _next(self) -> int:
+        self._order += 1
+        return self._order
 
     def _add(self, statement: str, *values: Any) -> None:
         self._batch.others.append((statement, (self.lineage, *values)))

@@ -6,6 +6,8 @@ to the group that asks for its prompt.
 """
 
 import hashlib
+import json
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -81,7 +83,7 @@ class Lineages:
 def begin(store: Store) -> None:
     """Open the first lineage of a run."""
     with store.connection as db:
-        db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?)", (code_version(),))
+        db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?, NULL)", (code_version(),))
 
 
 def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None]) -> Resumption:
@@ -99,29 +101,35 @@ def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], 
         db.execute(f"UPDATE attempts SET status = 'lost' WHERE {live}")
         db.execute("UPDATE groups SET outcome = 'lost' WHERE outcome IS NULL")
         db.execute("UPDATE steps SET undone = 1 WHERE step > ?", (step,))
-        db.execute("INSERT INTO lineages VALUES (?, ?, ?, ?, ?)", (lineage, parent, step, version, code_version()))
+        kept = json.dumps({name: state[name] for name in ("mixture", "scheduler")})
+        db.execute(
+            "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?)", (lineage, parent, step, version, code_version(), kept)
+        )
     return Resumption(
         checkpoint=checkpoint,
         lineage=lineage,
         state=state,
-        returning=_returning(store, lineage, version, version - max_age),
+        returning=returning(store.connection, store.rollouts, lineage, version, version - max_age),
         lost=sum(count for _, count in lost),
     )
 
 
-def _returning(store: Store, lineage: int, newest_version: int, oldest_start: int) -> Returning:
-    db = store.connection
+def returning(
+    db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int
+) -> Returning:
+    """What lives before `lineage` have finished with versions up to `newest_version` that still stand, started at
+    `oldest_start` or later."""
     rows = db.execute("SELECT lineage, parent, version FROM lineages").fetchall()
     lineages = Lineages({number: (parent, version) for number, parent, version in rows})
     finished = db.execute(
         "SELECT a.lineage, a.grp, a.sibling, a.try, a.started, a.newest, a.file, a.origin, p.task, p.id, p.epoch"
         " FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts p USING (prompt)"
-        " WHERE a.started >= ? AND a.newest <= ? AND a.file IS NOT NULL AND a.score IS NOT NULL"
+        " WHERE a.lineage < ? AND a.started >= ? AND a.newest <= ? AND a.file IS NOT NULL AND a.score IS NOT NULL"
         " ORDER BY a.lineage, a.grp, a.sibling, a.try",
-        (oldest_start, newest_version),
+        (lineage, oldest_start, newest_version),
     )
-    content = cache(lambda file: trajectories.read(store.rollouts / file))
-    returning = Returning()
+    content = cache(lambda file: trajectories.read(rollouts / file))
+    found_all = Returning()
     for life, group, sibling, attempt, started, newest_token, file, origin, *identity in finished:
         if not lineages.stands(life, newest_token, lineage):
             continue
@@ -130,8 +138,8 @@ def _returning(store: Store, lineage: int, newest_version: int, oldest_start: in
         found = content(file)
         kept = Kept(started, origin, file, found[made_by])
         task, name, epoch = identity
-        returning.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
-    return returning
+        found_all.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
+    return found_all
 
 
 @cache

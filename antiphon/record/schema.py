@@ -18,7 +18,8 @@ CREATE TABLE lineages (
     parent INTEGER,            -- NULL: the first
     cut INTEGER NOT NULL,      -- step of the parent that it goes on from
     version INTEGER NOT NULL,  -- number of the version of then
-    code TEXT NOT NULL         -- what wrote it
+    code TEXT NOT NULL,        -- what wrote it
+    state TEXT                 -- JSON: what the scheduler and the prompts were at the cut; NULL: at their beginning
 ) STRICT;
 CREATE TABLE prompts (
     prompt INTEGER PRIMARY KEY,
@@ -50,7 +51,9 @@ CREATE TABLE attempts (
     prompt_tokens INTEGER,
     tokens INTEGER,            -- sampled
     seconds REAL,              -- from its start to its score
+    arrival INTEGER,           -- its place in the order of what the scheduler heard
     file TEXT,                 -- in rollouts/, with its trajectory
+    digest INTEGER,            -- of the trajectory's tokens, log-probs, versions and mask
     origin TEXT,               -- lineage:group.sibling.try that made the trajectory, when it was taken over
     PRIMARY KEY (lineage, grp, sibling, try)
 ) STRICT, WITHOUT ROWID;
@@ -58,8 +61,11 @@ CREATE TABLE steps (
     lineage INTEGER NOT NULL,
     step INTEGER NOT NULL,
     version INTEGER,           -- that it published; NULL until then
+    batch TEXT,                -- digest of what was trained on
     taken REAL NOT NULL,       -- second of the lineage's clock
     published REAL,
+    took INTEGER NOT NULL,     -- its place in the order of arrivals
+    released INTEGER,          -- that of its publication
     undone INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (lineage, step)
 ) STRICT, WITHOUT ROWID;

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -91,6 +92,15 @@ def write(path: Path, lineage: int, trajectories: Sequence[Trajectory]) -> None:
 
 
 _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
+
+
+def digest(trajectory: Trajectory) -> int:
+    """A CRC-32 of what makes a trajectory what it is for the learner."""
+    found = 0
+    for segment in trajectory.segments:
+        for name in _PER_TOKEN:
+            found = crc32(np.ascontiguousarray(getattr(segment, name)).data, found)
+    return found
 
 
 def read(path: Path) -> dict[AttemptId, Trajectory]:

@@ -119,7 +119,14 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
 def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
     """Synchronous, asynchronous, synchronous with fewer groups; all without what would drop or add groups."""
     rollout = config.rollout
-    plain = {"policy": Policy.QUEUE, "extra_groups": 0, "redundancy": 0, "order": "fifo", "filter": None, "sampler": None}
+    plain = {
+        "policy": Policy.QUEUE,
+        "extra_groups": 0,
+        "redundancy": 0,
+        "order": "fifo",
+        "filter": None,
+        "sampler": None,
+    }
     few = max(rollout.groups_per_step // 4, config.learner.minibatches)
     changes: list[dict[str, float]] = [
         {"async_ratio": 0.0},

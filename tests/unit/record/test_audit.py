@@ -86,13 +86,13 @@ PLANTED = {  # what is done to the ledger, and what is said of it
     "another score": (f"UPDATE attempts SET score = 0.25 WHERE {ONE}", "another score"),
     "another length": (f"UPDATE attempts SET tokens = tokens + 1 WHERE {ONE}", "another score or length"),
     "no trajectory": (f"UPDATE attempts SET file = NULL WHERE {ONE}", "no file"),
-    "a life without a cut": ("INSERT INTO lineages VALUES (1, 7, 3, 3, 'x')", "without a parent"),
+    "a life without a cut": ("INSERT INTO lineages VALUES (1, 7, 3, 3, 'x', NULL)", "without a parent"),
     "alive in a life that has ended": (
-        f"INSERT INTO lineages VALUES (1, 0, 8, 8, 'x'); UPDATE attempts SET status = 'finished' WHERE {ONE}",
+        f"INSERT INTO lineages VALUES (1, 0, 8, 8, 'x', NULL); UPDATE attempts SET status = 'finished' WHERE {ONE}",
         "alive in a lineage that has ended",
     ),
     "a prompt not offered again": (
-        "INSERT INTO lineages VALUES (1, 0, 8, 8, 'x'); UPDATE groups SET outcome = 'lost' WHERE outcome = 'cancelled';"
+        "INSERT INTO lineages VALUES (1, 0, 8, 8, 'x', NULL); UPDATE groups SET outcome = 'lost' WHERE outcome = 'cancelled';"
         " INSERT INTO groups VALUES (1, 1000, 1, 8, 'cancelled', NULL)",
         "not offered again",
     ),
