@@ -203,6 +203,29 @@ def audit(run: RunPath) -> None:
 
 
 @app.command()
+def why(
+    run: RunPath,
+    name: Annotated[str, typer.Argument(metavar="ID", help="[lineage:]group.sibling.try, and @token for one token.")],
+) -> None:
+    """Say where a sample or a token came from, and what became of it."""
+    with _outcome():
+        from antiphon.record.forensics import why as explain
+
+        _table("of", name, dict(explain(run, name)))
+
+
+@app.command()
+def diff(run: RunPath, other: RunPath) -> None:
+    """Name the first thing in which two runs differ: configuration, code, data, sample or number."""
+    with _outcome():
+        from antiphon.record.forensics import diff as compare
+
+        difference = compare(run, other)
+        print(difference or "no difference")
+        raise typer.Exit(1 if difference else 0)
+
+
+@app.command()
 def replay(
     run: RunPath,
     code: Annotated[Path | None, typer.Option(help="Folder of the modules that its configuration names.")] = None,

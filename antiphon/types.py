@@ -210,6 +210,7 @@ class Completion:
     finish: FinishReason
     streams: Streams = field(default_factory=Streams)  # [C]
     timing: Timing = Timing()
+    engines: tuple[int, ...] = ()  # numbers in the pool: one, and those that went on when it died
 
     def __post_init__(self) -> None:
         _require_length("Completion", len(self.tokens), logprobs=self.logprobs, versions=self.versions)
@@ -226,6 +227,7 @@ class Completion:
             finish=last.finish,
             streams=Streams({spec: np.concatenate([p.streams[spec] for p in pieces]) for spec in last.streams}),
             timing=Timing(queued=first.timing.queued, started=first.timing.started, finished=last.timing.finished),
+            engines=tuple(number for piece in pieces for number in piece.engines),
         )
 
 
@@ -244,6 +246,7 @@ class Turn:
     state_key: str | None = None
     tool_calls: tuple[Any, ...] = ()
     timing: Timing = Timing()
+    engines: tuple[int, ...] = ()  # that sampled it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,6 +266,7 @@ class Episodes:
             sampling=request.sampling,
             finish=completion.finish,
             timing=completion.timing,
+            engines=completion.engines,
         )
         if world is None:
             recording.turns.append(turn)

@@ -266,7 +266,7 @@ class EnginePool:
                 completion = handle.partial()
             if self._events.on:
                 self._note_served(request, member, completion)
-            return completion
+            return replace(completion, engines=(member.number,))
         except BaseException:
             if handle is not None:
                 handle.abort()

@@ -70,6 +70,7 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
     assert not audit(cut).violations
     assert list(trained(cut)) == list(trained(whole))
     assert last_checkpoint(cut) == last_checkpoint(whole)
+    assert project.run("diff", whole, cut).stdout == "no difference\n"
 
 
 @pytest.mark.chaos

@@ -1,6 +1,8 @@
 """Replay: what a run recorded drives the real orchestration to the same batches, and what differs is named."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +40,14 @@ def test_a_replay_comes_to_the_same_batches_and_weights(project):
     run = project.folder / "runs" / "run"
     same = project.run("replay", run, "--code", project.folder, "--weights")
     assert same.returncode == 0 and "55 steps, no difference" in same.stdout, same.stdout + same.stderr
+
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        query = "SELECT grp, sibling, try FROM attempts WHERE lineage = 1 AND status = 'trained' AND step = 40"
+        trained = ".".join(map(str, db.execute(query).fetchone()))
+    told = " ".join(project.run("why", run, f"{trained}@2").stdout.split())
+    assert "trained at step 40" in told and "task guess" in told and "on engine 0" in told and "token 2" in told
+    nobody = project.run("why", run, "9999.0.0")
+    assert nobody.returncode == 2 and "there is no attempt 9999.0.0" in nobody.stderr
 
     planted = shutil.copytree(run, project.folder / "planted")
     file = sorted((planted / "rollouts").iterdir())[5]
