@@ -179,6 +179,9 @@ class Run:
             work.cancel()
             stop.cancel()
 
+    def _spent(self, name: str) -> float:
+        return self.parts.waits.spent("learner", name)
+
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
         timeout = self.config.rollout.timeout
         return await self.parts.waits.wait(awaitable, name=name, owner="learner", on=on, deadline=timeout)
@@ -274,11 +277,11 @@ class Run:
         """
         config = self.config
         for step in range(done + 1, config.steps + 1):
-            began, waited = _now(), self.parts.waits.spent("learner", "groups")
+            began, waited, recorded = _now(), self._spent("groups"), self._spent("commit")
             groups = await self._unless_stopped(scheduler.next_step())
             if groups is None:
                 return step - 1
-            waited = self.parts.waits.spent("learner", "groups") - waited
+            waited, recorded = self._spent("groups") - waited, self._spent("commit") - recorded
             async with self._between_steps:
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
@@ -295,6 +298,7 @@ class Run:
             metrics |= {
                 "step/seconds": seconds,
                 "step/wait_groups_share": waited / seconds,
+                "step/wait_commit_share": recorded / seconds,
                 "tokens/per_second": tokens / seconds,
             }
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:

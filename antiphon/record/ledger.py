@@ -82,7 +82,8 @@ class Store:
             [(lineage, row[0], row[1], *row[2:5]) for row in batch.groups],
         )
         many(
-            f"INSERT INTO attempts (lineage, grp, sibling, try, status, started) VALUES ({lineage}, ?, ?, ?, 'running', ?)",
+            f"INSERT INTO attempts (lineage, grp, sibling, try, status, started, begun)"
+            f" VALUES ({lineage}, ?, ?, ?, 'running', ?, ?)",
             batch.started,
         )
         many(
@@ -165,7 +166,7 @@ class Ledger:
 
     def start(self, attempt: AttemptId, started: PolicyVersion) -> None:
         """An attempt runs."""
-        self._batch.started.append((*attempt, started.n))
+        self._batch.started.append((*attempt, started.n, self.events.now()))
         self._tell(attempt, AttemptStatus.RUNNING)
 
     def play(self, trajectory: Trajectory) -> None:

@@ -44,6 +44,7 @@ CREATE TABLE attempts (
     try INTEGER NOT NULL,
     status TEXT NOT NULL,
     started INTEGER NOT NULL,  -- version
+    begun REAL NOT NULL,       -- second of the lineage's clock
     newest INTEGER,            -- version that made its newest token
     step INTEGER,              -- that trained on it
     score REAL,
