@@ -4,7 +4,7 @@
 
 Steps of the tiny recipe, and of SmolLM2-135M, with everything written and with nothing written, one after the other in each
 pair; the control plane of `control_plane.py` likewise; how long a checkpoint of 135 million parameters keeps the learner from
-its next step, against a plain copy of weights and optimiser state; an audit of a million attempts; and a run killed in mid-step,
+its next step, against a plain copy of weights and optimiser state; an audit of a million attempts; and a run killed in a step,
 gone on with: seconds of generation that were lost, against those that a restart from its checkpoint alone would have lost.
 """
 
@@ -207,7 +207,7 @@ def crash(place: Path) -> tuple[float, float]:
         f"record.directory={place}",
         "sft.steps=20",
         "sft.stop_accuracy=0",
-        "checkpoint.every=40",
+        "checkpoint.every=5",
     ]
     order += ["evaluation.limit=10", "evaluation.minimum_accuracy=0"]
     killed = subprocess.run([sys.executable, "-c", arm, "train", *order, "steps=300"], capture_output=True, check=False)
