@@ -123,6 +123,7 @@ def simulate(
     events: Annotated[Path | None, typer.Option(help="Write every event there, one JSON object a line.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a picture there, for ui.perfetto.dev.")] = None,
     chaos: Annotated[int, typer.Option(help="Instead: so many drawn scenarios with faults, each checked.")] = 0,
+    crashes: Annotated[int, typer.Option(help="Instead: so many that crash and go on, on a disk that forgets.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the first drawn scenario.")] = 0,
 ) -> None:
     """Play a run in virtual time: the real loop and scheduler, on parts that take their time and compute nothing."""
@@ -131,6 +132,11 @@ def simulate(
             from antiphon.simulate.chaos import chaos_runs
 
             _table("how runs ended", "seeds", chaos_runs(range(seed, seed + chaos), events, print))
+            return
+        if crashes:
+            from antiphon.simulate.crashes import crash_runs
+
+            _table("how lives ended", "times", crash_runs(range(seed, seed + crashes)))
             return
         if scenario is None:
             raise ConfigError("give the YAML file of a scenario, or --chaos N")

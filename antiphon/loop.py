@@ -429,6 +429,8 @@ class Run:
         await self._saved()
         await self._wait(self.parts.ledger.commit(), "commit", "the ledger")
         directory, version = self.parts.directory.checkpoints / name_of(cut["step"]), self.version
+        if directory.is_dir():  # the very cut that this life began at
+            return
         written = await self._wait(self.parts.learner.save(directory, cut), "checkpoint", "the learner")
 
         async def keep() -> None:

@@ -1,25 +1,36 @@
-"""Named points at which a test can kill a process, to see that nothing is lost: before and after every write, publish and
-commit. Reaching one costs a comparison; nothing happens unless a test has armed it in this very process."""
+"""Named points at which a test can end a process or look at it, to see that nothing is lost: before and after every write,
+publish and commit. Reaching one costs a comparison; nothing happens unless a test has armed it in this very process."""
 
 import os
 import signal
-from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
-_armed = ""
-_at = 0
-_reached: Counter[str] = Counter()
+Look = Callable[[str, Path | None], None]
+
+_look: Look | None = None
 
 
 def arm(point: str, count: int = 1) -> None:
     """Let this process die of SIGKILL when it reaches `point` for the `count`-th time."""
-    global _armed, _at
-    _armed, _at = point, count
+    left = count
+
+    def kill(reached: str, path: Path | None) -> None:
+        nonlocal left
+        left -= reached == point
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch(kill)
 
 
-def reach(point: str) -> None:
+def watch(look: Look | None) -> None:
+    """Call `look` with every point that is reached, and the path that it is about; None ends that."""
+    global _look
+    _look = look
+
+
+def reach(point: str, path: Path | None = None) -> None:
     """Say that the process is at a point."""
-    if _armed != point:
-        return
-    _reached[point] += 1
-    if _reached[point] == _at:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if _look is not None:
+        _look(point, path)

@@ -30,7 +30,7 @@ def name_of(step: int) -> str:
 
 
 def save(directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
-    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given."""
+    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given. There is none yet."""
     aside = directory.with_name(directory.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -45,7 +45,6 @@ def save(directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]
     write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
     sync(aside)
     reach("checkpoint.publish")
-    shutil.rmtree(directory, ignore_errors=True)  # of an undone step, or of the same one
     aside.rename(directory)
     sync(directory.parent)
     reach("checkpoint.published")

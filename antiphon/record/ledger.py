@@ -152,6 +152,7 @@ class Ledger:
         self._batch = Batch()
         self._order = 0  # of what the scheduler has heard
         self._writing = asyncio.Lock()
+        self._failed: Exception | None = None
         self._finished = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "ledger") if run is None else None
         self._run = run or self._in_thread
@@ -234,11 +235,18 @@ class Ledger:
     # --- making it durable ---------------------------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Return when everything said until now is durable."""
+        """Return when everything said until now is durable. After one that failed no other is tried: what comes later means
+        nothing without it."""
         async with self._writing:
+            if self._failed is not None:
+                raise self._failed
             batch, self._batch = self._batch, Batch()
             batch.balance = self.balance()
-            await self._run(self._store.write, self.lineage, batch)
+            try:
+                await self._run(self._store.write, self.lineage, batch)
+            except Exception as error:
+                self._failed = error
+                raise
 
     async def watch(self) -> None:
         """Commit now and then what nobody waits for, so that a crash costs little. Runs until it is cancelled."""
@@ -251,7 +259,8 @@ class Ledger:
     async def close(self) -> None:
         """Commit, and let others write."""
         try:
-            await self.commit()
+            if self._failed is None:
+                await self.commit()
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from antiphon.errors import ConfigError
+from antiphon.points import reach
 
 
 class RunDirectory:
@@ -136,6 +137,7 @@ def staged(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        reach("sync", draft)
         draft.replace(path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -151,3 +153,4 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    reach("sync", path)

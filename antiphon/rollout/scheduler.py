@@ -167,10 +167,14 @@ class Scheduler:
         """Let groups in while there is room."""
         if self._admitting:  # a group that was taken over is complete as it is admitted
             return
-        self._admitting = True
-        if self.config.in_rounds and not self.admission.running:
-            self._begin_round()
-        while self._owner is not None and self.admission.room > 0:
+        self._admitting, begun = True, False
+        while self._owner is not None:
+            # A round whose groups were all taken over is over before it is seen to run.
+            if self.config.in_rounds and not self.admission.running and not (begun and self.admission.room > 0):
+                self._begin_round()
+            begun = True
+            if self.admission.room <= 0:
+                break
             self._admit(*self._next())
         self._admitting = False
 

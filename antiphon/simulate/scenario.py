@@ -17,13 +17,14 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.config import Config, dump
 from antiphon.errors import UnsupportedError
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.stages import STAGES
 from antiphon.loop import Parts, Run
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import begin
+from antiphon.record.resume import resume as go_on
 from antiphon.record.run_dir import RunDirectory
 from antiphon.registry import import_path
 from antiphon.rollout.config import RolloutConfig
@@ -86,6 +87,7 @@ class ScenarioConfig(Config):
     environment: EnvironmentConfig | None = None
     """The world of an agent; without one, an attempt is one answer."""
     faults: tuple[FaultConfig, ...] = ()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def run_config(self, directory: Path) -> RunConfig:
         """The configuration of the run that is simulated."""
@@ -98,6 +100,7 @@ class ScenarioConfig(Config):
             rollout=self.rollout,
             algorithm=self.algorithm,
             learner=self.training,
+            checkpoint=self.checkpoint,
             record={"directory": str(directory), "trackers": (), "live": "off"},
         )
 
@@ -160,16 +163,22 @@ class _Silent:
 
 
 def simulate(
-    scenario: ScenarioConfig, events: TextIO | None = None, waits: Waits | None = None, keep: Path | None = None
+    scenario: ScenarioConfig,
+    events: TextIO | None = None,
+    waits: Waits | None = None,
+    keep: Path | None = None,
+    resume: bool = False,
 ) -> Outcome:
     """Play a scenario from its first version to its last, in virtual time; its events go to `events`, one a line. The run's
-    directory is left in `keep`, if that is given."""
+    directory is left in `keep`, if that is given; with `resume` the run that lies there goes on."""
     with ExitStack() as stack:
         directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return run(_play(scenario, directory, stack, events, waits or Waits()))
+        return run(_play(scenario, directory, stack, events, waits or Waits(), resume))
 
 
-async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Waits) -> Outcome:
+async def _play(
+    scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Waits, resume: bool
+) -> Outcome:
     config, loop = scenario.run_config(root), asyncio.get_running_loop()
     events = Events(loop.time, sink)
     faults = Faults(scenario.faults, scenario.seed, events)
@@ -190,12 +199,15 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
-    directory = RunDirectory.create(root, config.name)
+    view = _Silent()
+    directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
     store = Store(directory.path)
-    begin(store)
     stack.callback(store.close)
-    view = _Silent()
+    resumption = go_on(store, directory.checkpoints, config.rollout.max_age, view.message) if resume else None
+    lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
+    if resumption is None:
+        begin(store)
     parts = Parts(
         config=config,
         waits=waits,
@@ -222,7 +234,8 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         estimate=ADVANTAGES.resolve(config.algorithm.advantage),
         directory=directory,
-        ledger=Ledger(store, events, run=at_once),
+        ledger=Ledger(store, events, lineage=lineage, step=step, run=at_once),
+        resumption=resumption,
         exchange=root,
         metrics=stack.enter_context(Metrics(directory.metrics)),
         trackers=(),
@@ -231,10 +244,11 @@ async def _play(scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: Te
     trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
     summary = await Run(parts).train()
     trouble.cancel()
+    await parts.ledger.commit()
     return Outcome(
         summary=summary,
         steps=view.steps,
-        attempts=int(view.steps[-1]["attempts/dispatched"]),
+        attempts=int(view.steps[-1]["attempts/dispatched"]) if view.steps else 0,
         sampled_tokens=sum(engine.sampled_tokens for engine in engines),
         read_tokens=sum(engine.read_tokens for engine in engines),
         requeued_tokens=pool.requeued_tokens,

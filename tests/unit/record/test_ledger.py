@@ -147,7 +147,11 @@ def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
         with pytest.raises(RecordError, match=r"cannot be written.*--resume"):
             await ledger.commit()
         assert rows(tmp_path, "SELECT * FROM attempts") == []
-        store.close()
+        ledger.start(AttemptId(1, 0, 0), PolicyVersion(0, 0))
+        with pytest.raises(RecordError, match="cannot be written"):
+            await ledger.commit()  # what comes later means nothing without what was lost
+        assert rows(tmp_path, "SELECT * FROM attempts") == []
+        await ledger.close()
 
     asyncio.run(main())
 
