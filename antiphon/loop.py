@@ -41,7 +41,7 @@ from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import Resumption, Returning
+from antiphon.record.resume import Resumption, Returning, code_version
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
 from antiphon.rollout.episode import Episodes
@@ -422,6 +422,9 @@ class Run:
             "progress": asdict(self.progress),
             "mixture": self.parts.mixture.state(),
             "scheduler": scheduler.state(),
+            "heard": self.parts.ledger.heard,
+            "config": self.config.model_dump(mode="json"),
+            "code": code_version(),
         }
 
     async def _save(self, owner: asyncio.TaskGroup, cut: dict[str, Any]) -> None:

@@ -150,10 +150,12 @@ class Ledger:
         self.balance: Callable[[], Mapping[str, int]] = dict  # what the scheduler has counted
         self._store = store
         self._batch = Batch()
-        self._order = 0  # of what the scheduler has heard
+        self.heard = 0  # of arrivals, steps and publications: the place of the last in their order
         self._writing = asyncio.Lock()
         self._failed: Exception | None = None
-        self._finished = asyncio.Event()
+        self._durable = 0  # of what was heard
+        self._wanted = asyncio.Event()  # a commit that nobody waits for
+        self._committed = 0.0  # second
         self._thread = ThreadPoolExecutor(1, "ledger") if run is None else None
         self._run = run or self._in_thread
         events.rare = self.note
@@ -173,7 +175,8 @@ class Ledger:
     def play(self, trajectory: Trajectory) -> None:
         """An attempt ran to its end, whatever becomes of it."""
         self._batch.played.append((self._next(), trajectory))
-        self._finished.set()
+        if self.events.now() - self._committed > INTERVAL:
+            self.hurry()
 
     def take_over(self, trajectory: Trajectory, origin: str, file: str) -> None:
         """An attempt has the trajectory of one of an earlier life, which lies in `file`."""
@@ -222,8 +225,8 @@ class Ledger:
         self._add(statement, self.events.now(), kind, json.dumps(detail))
 
     def _next(self) -> int:
-        self._order += 1
-        return self._order
+        self.heard += 1
+        return self.heard
 
     def _add(self, statement: str, *values: Any) -> None:
         self._batch.others.append((statement, (self.lineage, *values)))
@@ -235,26 +238,40 @@ class Ledger:
     # --- making it durable ---------------------------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Return when everything said until now is durable. After one that failed no other is tried: what comes later means
-        nothing without it."""
+        """Return when everything said until now is durable."""
         async with self._writing:
-            if self._failed is not None:
-                raise self._failed
-            batch, self._batch = self._batch, Batch()
-            batch.balance = self.balance()
-            try:
-                await self._run(self._store.write, self.lineage, batch)
-            except Exception as error:
-                self._failed = error
-                raise
+            await self._write()
+
+    async def durable(self, heard: int) -> None:
+        """Return when all that was `heard` until then is durable."""
+        async with self._writing:
+            if self._durable < heard:
+                await self._write()
+
+    def hurry(self) -> None:
+        """Commit soon: somebody will want it."""
+        self._wanted.set()
 
     async def watch(self) -> None:
-        """Commit now and then what nobody waits for, so that a crash costs little. Runs until it is cancelled."""
+        """Commit what nobody waits for yet: what the next step will want, and every few seconds all else, so that a crash costs
+        little. Runs until it is cancelled."""
         while True:
-            await self._finished.wait()
-            self._finished.clear()
+            await self._wanted.wait()
+            self._wanted.clear()
             await self.commit()
-            await asyncio.sleep(INTERVAL)
+
+    async def _write(self) -> None:
+        """Write the batch. After one that failed no other is tried: what comes later means nothing without it."""
+        if self._failed is not None:
+            raise self._failed
+        batch, self._batch, heard = self._batch, Batch(), self.heard
+        batch.balance, self._committed = self.balance(), self.events.now()
+        try:
+            await self._run(self._store.write, self.lineage, batch)
+        except Exception as error:
+            self._failed = error
+            raise
+        self._durable = heard
 
     async def close(self) -> None:
         """Commit, and let others write."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
+from antiphon.errors import RecordError
 from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import newest, read_state, set_aside_later
 from antiphon.record.ledger import Store
@@ -92,6 +93,10 @@ def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], 
     checkpoint = newest(checkpoints, tell)
     set_aside_later(checkpoint)
     state = read_state(checkpoint)
+    if "scheduler" not in state:
+        raise RecordError(
+            f"{checkpoint} is of supervised fine-tuning alone, which is not resumed; --overwrite starts anew"
+        )
     step, version, parent = state["step"], state["version"], state["lineage"]
     with store.connection as db:
         (last,) = db.execute("SELECT max(lineage) FROM lineages").fetchone()

@@ -114,6 +114,11 @@ class Admission:
         room = self.config.capacity - self.live
         return room if self._round is None else min(room, self._round)
 
+    @property
+    def complete(self) -> int:
+        """Groups that a step may take."""
+        return len(self._complete)
+
     def live_attempts(self) -> int:
         """Attempts that have not ended."""
         return self.dispatched - self.ended.total()

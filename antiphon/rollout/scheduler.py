@@ -54,6 +54,7 @@ class _OpenGroup:
     since: float
     loop: asyncio.Task[None] | None = None  # the user's own
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sibling -> its usable trajectory
+    heard: int = 0  # of the ledger, when the last of them came
 
 
 class Scheduler:
@@ -134,11 +135,14 @@ class Scheduler:
         chosen, change = taken
         self._ledger.take(chosen)
         self._obey_stale(change)
+        heard = max(self._open[group].heard for group in chosen)
         groups = [self._close_group(group) for group in chosen]
-        # What is trained on is durable.
+        # What is trained on is durable; mostly it was before it was asked for.
         await self._waits.wait(
-            self._ledger.commit(), name="commit", owner="learner", on="the ledger", deadline=self.config.timeout
+            self._ledger.durable(heard), name="commit", owner="learner", on="the ledger", deadline=self.config.timeout
         )
+        if self.admission.complete >= self.config.groups_per_step:
+            self._ledger.hurry()
         for group in groups:
             self.bias.trained(group)
         return groups
@@ -239,7 +243,8 @@ class Scheduler:
         usable = trajectory.meta.status is AttemptStatus.FINISHED
         self.bias.finished(trajectory.meta)
         if usable and attempt.group in self._open:
-            self._open[attempt.group].trajectories[attempt.sibling] = trajectory
+            held = self._open[attempt.group]
+            held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.heard
         elif trajectory.meta.failure is not None:
             self.failures[trajectory.meta.failure.source] += 1
             self.last_failure = trajectory.meta.failure.message
@@ -282,6 +287,8 @@ class Scheduler:
         elif change.completed:
             self._fruitless = 0
             self._end_loop(group)
+            if self.admission.complete == self.config.groups_per_step:
+                self._ledger.hurry()
         if change.failed or change.completed:
             self.admit()
             self._changed.set()
