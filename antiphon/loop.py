@@ -281,8 +281,9 @@ class Run:
             groups = await self._unless_stopped(scheduler.next_step())
             if groups is None:
                 return step - 1
-            waited, recorded = self._spent("groups") - waited, self._spent("commit") - recorded
+            waited = self._spent("groups") - waited
             async with self._between_steps:
+                await scheduler.recorded()
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler)
@@ -298,7 +299,7 @@ class Run:
             metrics |= {
                 "step/seconds": seconds,
                 "step/wait_groups_share": waited / seconds,
-                "step/wait_commit_share": recorded / seconds,
+                "step/wait_commit_share": (self._spent("commit") - recorded) / seconds,
                 "tokens/per_second": tokens / seconds,
             }
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:

@@ -98,6 +98,7 @@ class Scheduler:
         self._long_round = False
         self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
         self._admitting = False
+        self._heard_of_step = 0  # of the ledger, when the last of its trajectories came
         self._again: deque[tuple[int, Prompt]] = deque()  # groups that were live at the cut
         self._tasks: dict[AttemptId, asyncio.Task[None]] = {}
         self._owner: asyncio.TaskGroup | None = None
@@ -135,17 +136,18 @@ class Scheduler:
         chosen, change = taken
         self._ledger.take(chosen)
         self._obey_stale(change)
-        heard = max(self._open[group].heard for group in chosen)
+        self._heard_of_step = max(self._open[group].heard for group in chosen)
         groups = [self._close_group(group) for group in chosen]
-        # What is trained on is durable; mostly it was before it was asked for.
-        await self._waits.wait(
-            self._ledger.durable(heard), name="commit", owner="learner", on="the ledger", deadline=self.config.timeout
-        )
         if self.admission.complete >= self.config.groups_per_step:
             self._ledger.hurry()
         for group in groups:
             self.bias.trained(group)
         return groups
+
+    async def recorded(self) -> None:
+        """Return when what the step in hand trains on is durable; mostly it was before it was asked for."""
+        durable, deadline = self._ledger.durable(self._heard_of_step), self.config.timeout
+        await self._waits.wait(durable, name="commit", owner="learner", on="the ledger", deadline=deadline)
 
     def publish(self) -> PolicyVersion:
         """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
