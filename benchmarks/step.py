@@ -224,7 +224,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=1, help="steps of each run that are left out")
     parser.add_argument("--trl-micro", type=int, default=16, help="TRL's per_device_train_batch_size")
     parser.add_argument("--learner-threads", type=int, default=1, help="of ours asynchronous")
-    parser.add_argument("--tokens-per-pack", type=int, default=600, help="micro-batch of ours")
+    parser.add_argument("--tokens-per-pack", type=int, default=400, help="micro-batch of ours")
     parser.add_argument("--logits-chunk", type=int, default=512, help="of ours")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
