@@ -70,10 +70,11 @@ class Disk:
         for entry in sorted(directory.iterdir()):
             number = entry.stat().st_ino
             if before.get(entry.name) != number and draw.random() < 0.5:  # the name was not on disk
-                if number in names and not (directory / names[number]).exists():
-                    entry.rename(directory / names[number])
+                old = names.get(number, "")  # numbers are given again, so only a name that becomes this one is its own
+                if old and (old == f"{entry.name}.partial" or old.startswith(f".{entry.name}.")):
+                    entry.rename(directory / old)
                     continue
-                if number not in names:
+                if entry.name not in before:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
                     continue
             if entry.is_dir():
