@@ -282,6 +282,6 @@ def _checkpoints(db: sqlite3.Connection, checkpoints: Path) -> Iterator[str]:
                     yield f"checkpoints/{directory.name}/{name} is not as it was written"
         except (OSError, ValueError, KeyError) as error:
             yield f"checkpoints/{directory.name} is not whole: {error}"
-    (newest,) = db.execute("SELECT max(name) FROM checkpoints JOIN path USING (lineage)").fetchone()
+    (newest,) = db.execute("SELECT max(name) FROM checkpoints JOIN path USING (lineage) WHERE step <= until").fetchone()
     if newest and not any(directory.name >= newest for directory in checkpoints.glob("step_??????")):
         yield f"checkpoints/{newest} is in the ledger, and neither it nor a later one is there"
