@@ -202,13 +202,16 @@ def _once(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _resumes(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str]:
-    """Groups have numbers in the order of their prompts, so what the newest lineage has gone past must be in it."""
+    """Prompts have numbers in the order in which they are drawn, so what the newest lineage has gone past must be in it, or
+    wait in it for a long round."""
     yield from _found(
         db,
         "prompts that a crash or a rollback took back, and that were not offered again",
         "SELECT task, id, epoch FROM groups g JOIN prompts USING (prompt) LEFT JOIN steps s USING (lineage, step)"
         " WHERE (g.outcome = 'lost' OR s.undone)"
-        " AND g.grp < (SELECT max(grp) FROM groups WHERE lineage = (SELECT max(lineage) FROM lineages))"
+        " AND g.prompt < (SELECT max(prompt) FROM groups WHERE lineage = (SELECT max(lineage) FROM lineages))"
+        " AND NOT EXISTS (SELECT 1 FROM lineages l, json_each(l.state, '$.scheduler.deferred') d"
+        " WHERE l.lineage > g.lineage AND d.value ->> 1 = id)"
         " AND NOT EXISTS (SELECT 1 FROM groups later JOIN path USING (lineage)"
         " WHERE later.prompt = g.prompt AND later.lineage > g.lineage)",
     )

@@ -74,8 +74,8 @@ class Store:
 
     def _write(self, db: sqlite3.Connection, lineage: int, batch: Batch) -> None:
         many = db.executemany
-        prompts = {row[2:5] for row in batch.groups}
-        many("INSERT OR IGNORE INTO prompts (task, id, epoch) VALUES (?, ?, ?)", sorted(prompts))
+        prompts = dict.fromkeys(row[2:5] for row in batch.groups)  # numbered as they were drawn
+        many("INSERT OR IGNORE INTO prompts (task, id, epoch) VALUES (?, ?, ?)", list(prompts))
         many(
             "INSERT INTO groups (lineage, grp, version, prompt) SELECT ?, ?, ?, prompt FROM prompts"
             " WHERE task = ? AND id = ? AND epoch = ?",

@@ -22,7 +22,7 @@ CREATE TABLE lineages (
     state TEXT                 -- JSON: what the scheduler and the prompts were at the cut; NULL: at their beginning
 ) STRICT;
 CREATE TABLE prompts (
-    prompt INTEGER PRIMARY KEY,
+    prompt INTEGER PRIMARY KEY, -- in the order in which they were drawn first, which is that of every life
     task TEXT NOT NULL,
     id TEXT NOT NULL,
     epoch INTEGER NOT NULL,

@@ -93,7 +93,7 @@ PLANTED = {  # what is done to the ledger, and what is said of it
     ),
     "a prompt not offered again": (
         "INSERT INTO lineages VALUES (1, 0, 8, 8, 'x', NULL); UPDATE groups SET outcome = 'lost' WHERE outcome = 'cancelled';"
-        " INSERT INTO groups VALUES (1, 1000, 1, 8, 'cancelled', NULL)",
+        " INSERT INTO groups SELECT 1, 1000, max(prompt) + 1, 8, 'cancelled', NULL FROM prompts",
         "not offered again",
     ),
 }
