@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +222,10 @@ def _resumes(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str]:
             f"SELECT {_ATTEMPT} FROM attempts a JOIN groups g USING (lineage, grp) JOIN lineages l ON l.parent = a.lineage"
             " WHERE a.status = 'lost' AND a.file IS NOT NULL AND a.score IS NOT NULL AND a.newest <= l.version"
             " AND EXISTS (SELECT 1 FROM groups n JOIN attempts b USING (lineage, grp) WHERE n.lineage = l.lineage"
-            " AND n.prompt = g.prompt AND n.version - a.started <= ? AND b.sibling = a.sibling AND b.origin IS NULL)",
-            ceil(Fraction(str(rollout["async_ratio"]))),
+            " AND n.prompt = g.prompt AND n.version + EXISTS (SELECT 1 FROM steps s WHERE s.lineage = n.lineage"
+            " AND s.taken <= b.begun AND ifnull(s.published, b.begun) >= b.begun) - a.started <= ?"  # at the next step
+            " AND b.sibling = a.sibling AND b.origin IS NULL)",
+            floor(Fraction(str(rollout["async_ratio"]))),  # with a fraction only some groups may be a version older
         )
 
 

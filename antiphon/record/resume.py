@@ -46,7 +46,7 @@ class Returning:
 
     def of(self, prompt: Prompt, oldest: int) -> Mapping[int, Kept]:
         """Hand out those of a prompt that started at version `oldest` or later, by sibling."""
-        found = self.kept.pop((prompt.task, prompt.id, prompt.epoch), {}) if self.kept else {}
+        found = self.kept.pop((prompt.task, prompt.id, prompt.epoch), {})
         return {sibling: kept for sibling, kept in found.items() if kept.started >= oldest}
 
 

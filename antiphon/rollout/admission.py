@@ -119,6 +119,16 @@ class Admission:
         """Groups that a step may take."""
         return len(self._complete)
 
+    @property
+    def oldest_start(self) -> int:
+        """The version, by its number, at which a trajectory must have started to be of use to a group that is admitted now."""
+        next_step = self.version.n + bool(self._taken)
+        oldest = next_step - self.config.max_age
+        if self.config.max_oldest < self.config.groups_per_step:
+            as_old = (group for group in self._groups.values() if group.state is not GroupState.TAKEN)
+            oldest += sum(group.oldest().n <= oldest for group in as_old) >= self.config.max_oldest
+        return oldest
+
     def live_attempts(self) -> int:
         """Attempts that have not ended."""
         return self.dispatched - self.ended.total()

@@ -194,7 +194,9 @@ class Scheduler:
 
     def _admit(self, number: int | None, prompt: Prompt) -> None:
         assert self._owner is not None
-        found = {} if self._sampler else self._returning.of(prompt, self.admission.version.n - self.config.max_age)
+        found: Mapping[int, Kept] = {}
+        if self._returning.kept and self._sampler is None:
+            found = self._returning.of(prompt, self.admission.oldest_start)
         group, attempts = self.admission.admit(number, {sibling: kept.started for sibling, kept in found.items()})
         opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
         self._ledger.admit(group, prompt, self.admission.version)

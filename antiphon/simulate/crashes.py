@@ -104,7 +104,7 @@ def crash_runs(seeds: Iterable[int], tell: Callable[[str], None] = print) -> Cou
         try:
             with TemporaryDirectory() as root:
                 seen += crashes(seed, Path(root))
-        except InvariantBroken:
+        except Exception:
             tell(f"seed {seed} fails; again: antiphon simulate --crashes 1 --seed {seed}")
             raise
     return seen
