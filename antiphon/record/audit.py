@@ -211,7 +211,7 @@ def _resumes(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str]:
         " WHERE (g.outcome = 'lost' OR s.undone)"
         " AND g.prompt < (SELECT max(prompt) FROM groups WHERE lineage = (SELECT max(lineage) FROM lineages))"
         " AND NOT EXISTS (SELECT 1 FROM lineages l, json_each(l.state, '$.scheduler.deferred') d"
-        " WHERE l.lineage > g.lineage AND d.value ->> 1 = id)"
+        " WHERE l.lineage > g.lineage AND d.value ->> 0 = task AND d.value ->> 1 = prompts.id)"
         " AND NOT EXISTS (SELECT 1 FROM groups later JOIN path USING (lineage)"
         " WHERE later.prompt = g.prompt AND later.lineage > g.lineage)",
     )
