@@ -7,7 +7,7 @@ import numpy as np
 
 def derive(seed: int, *names: str | int) -> int:
     """A 63-bit seed for the stream `names` of the run seeded with `seed`; equal inputs give equal seeds on every machine."""
-    path = "\x1f".join(str(part) for part in (seed, *names))
+    path = "\x1f".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little") >> 1
 
 

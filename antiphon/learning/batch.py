@@ -95,7 +95,8 @@ def _update(
     ranks: int,
 ) -> Update:
     samples = [sample for group in groups for sample in group]
-    counted = [int(_counted(sample).sum()) for sample in samples]
+    masks = [_counted(sample) for sample in samples]
+    counted = [int(np.count_nonzero(mask)) for mask in masks]
     trajectories: dict[object, int] = {}
     for sample, tokens in zip(samples, counted, strict=True):
         trajectories[sample.meta.id] = trajectories.get(sample.meta.id, 0) + tokens
@@ -115,8 +116,8 @@ def _update(
                 return trained * max_tokens
 
     rows = [
-        (sample, _counted(sample) * sample.weights / max(divisor(sample), 1))
-        for sample, tokens in zip(samples, counted, strict=True)
+        (sample, mask * sample.weights / max(divisor(sample), 1))
+        for sample, mask, tokens in zip(samples, masks, counted, strict=True)
         if tokens and not (skip_zero_advantage and not sample.advantages.any())
     ]
     packs = [_pack([rows[i] for i in members]) for members in _fill([s.segment for s, _ in rows], tokens_per_pack)]
@@ -146,7 +147,9 @@ class _Piece:
 
 def _prompt_length(segment: Segment) -> int:
     """Tokens before the first that was sampled."""
-    return int(segment.loss_mask.argmax()) if segment.loss_mask.any() else len(segment.tokens)
+    mask = segment.loss_mask
+    first = int(mask.argmax()) if len(mask) else 0
+    return first if len(mask) and mask[first] else len(mask)
 
 
 def _pieces(segments: Sequence[Segment]) -> list[_Piece]:

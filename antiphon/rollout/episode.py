@@ -67,14 +67,12 @@ class _Recording:
     completions: list[Completion | None] = field(default_factory=list)  # None where tokens were not sampled
     turns: list[Turn] = field(default_factory=list)
     state_key: str | None = None  # of the state that the next action is taken in
+    length: int = 0
 
     def add(self, tokens: IntArray, completion: Completion | None = None) -> None:
         self.tokens.append(tokens)
         self.completions.append(completion)
-
-    @property
-    def length(self) -> int:
-        return sum(map(len, self.tokens))
+        self.length += len(tokens)
 
     def sampled(self) -> list[Completion]:
         return [completion for completion in self.completions if completion is not None]
@@ -163,6 +161,7 @@ class Episodes:
         self._sampling = config.sampling.sampling()
         self._max_length = max_length
         self._seed = seed
+        self._last: tuple[Prompt, IntArray] | None = None
 
     async def run(
         self,
@@ -210,9 +209,10 @@ class Episodes:
 
     async def score(self, played: Played) -> Trajectory:
         """Score what was played, unless it had failed."""
-        score = Score.ungraded("the attempt failed")
         if played.failure is None:
             score = await self._grade(played.prompt, played.transcript)
+        else:
+            score = Score.ungraded("the attempt failed")
         return played.trajectory(score, asyncio.get_running_loop().time())
 
     async def _play(
@@ -230,18 +230,22 @@ class Episodes:
                 observation, info = await self._call(world.reset, derive(prompt.seed, "environment"))
                 recording.state_key = info.get("state_key")
                 recording.messages.append(Message("user", observation))
-            recording.add(self._tokenizer.encode_prompt(recording.messages))
+                tokens = self._tokenizer.encode_prompt(recording.messages)
+            else:
+                tokens = self._encoded(prompt)
+            recording.add(tokens)
+            name = str(attempt)
             for turn in range(self._config.max_turns):
                 room = min(sampling.max_tokens, self._max_length - recording.length)
                 if room <= 0:
                     return
                 request = GenerateRequest(
-                    id=f"{attempt}/{turn}",
+                    id=f"{name}/{turn}",
                     tokens=np.concatenate(recording.tokens),
                     sampling=replace(
-                        sampling, max_tokens=room, seed=derive(self._seed, prompt.id, prompt.epoch, str(attempt), turn)
+                        sampling, max_tokens=room, seed=derive(self._seed, prompt.id, prompt.epoch, name, turn)
                     ),
-                    affinity=(f"{attempt}", f"{attempt.group}"),
+                    affinity=(name, str(attempt.group)),
                     priority=priority,
                     min_version=started.n,
                 )
@@ -250,6 +254,12 @@ class Episodes:
         finally:
             if world is not None:
                 await self._call(world.close)
+
+    def _encoded(self, prompt: Prompt) -> IntArray:
+        """The prompt's tokens. Siblings begin one after another, so only the last is kept."""
+        if self._last is None or self._last[0] is not prompt:
+            self._last = prompt, self._tokenizer.encode_prompt(list(prompt.messages))
+        return self._last[1]
 
     async def _turn(
         self, recording: _Recording, request: GenerateRequest, world: Environment | None, last: bool

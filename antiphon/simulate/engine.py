@@ -75,16 +75,15 @@ class _Sequence:
     spans: list[tuple[int, int]] = field(default_factory=list)  # (first token, version that sampled from there on)
     mixed_from: int | None = None  # first token that was sampled over a cache of more than one version
 
+    prefix: tuple[str, int] = field(init=False)  # of siblings at their first turn equal; later only their group is
+
+    def __post_init__(self) -> None:
+        self.prefix = (self.request.affinity or (self.request.id,))[-1], len(self.request.tokens)
+
     @property
     def place(self) -> tuple[int, int]:
         """Who goes first."""
         return self.request.priority, self.order
-
-    @property
-    def prefix(self) -> tuple[str, int]:
-        """Siblings at their first turn have the same prompt; later on they only have the same group."""
-        request = self.request
-        return (request.affinity or (request.id,))[-1], len(request.tokens)
 
     @property
     def size(self) -> int:
@@ -126,6 +125,7 @@ class SimulatedEngine:
         self._began = 0.0
         self._reading = 0.0  # seconds
         self._unread = 0.0  # seconds of reading that a load interrupted
+        self._ending = 0  # iterations, when the timer comes
         self._timer: asyncio.TimerHandle | None = None
 
     # --- requests ------------------------------------------------------------------------------------------------------
@@ -350,9 +350,11 @@ class SimulatedEngine:
         self._set_timer(max(1, min(self._until_end(), until_full)))
 
     def _set_timer(self, iterations: int) -> None:
-        self._stop_timer()
         when = self._began + self._reading + self._seconds(iterations)
-        self._timer = asyncio.get_running_loop().call_at(when, self._stretch_ended, iterations)
+        if self._timer is None or self._timer.when() != when or self._ending != iterations:
+            self._stop_timer()
+            self._timer = asyncio.get_running_loop().call_at(when, self._stretch_ended, iterations)
+            self._ending = iterations
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
