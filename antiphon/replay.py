@@ -24,7 +24,7 @@ from antiphon.learning.batch import digest, samples_of
 from antiphon.learning.learner import Learner
 from antiphon.learning.stages import STAGES, Step
 from antiphon.loop import supervised
-from antiphon.record import trajectories
+from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import name_of, read_state
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
@@ -132,9 +132,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
     steps = 0
     async with AsyncExitStack() as stack:
-        db = stack.enter_context(
-            closing(sqlite3.connect(f"{(run / 'ledger.db').absolute().as_uri()}?mode=ro", uri=True))
-        )
+        db = stack.enter_context(closing(schema.open_to_read(run)))
         learner, reference = await stack.enter_async_context(_learners(run, config, weights))
         again = _Again(run, config, db, learner, reference)
         for life in _lives(db, run / "rollouts"):

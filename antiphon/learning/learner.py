@@ -86,7 +86,7 @@ class WorkerLearner:
         if outcome == SAVED:
             saving.set_result(None)
         else:
-            fail(saving, RecordError(f"a checkpoint cannot be written: {outcome}"))
+            fail(saving, RecordError(outcome))
 
     def _died(self, error: AntiphonError) -> None:
         while self._saving:

@@ -155,7 +155,7 @@ class TorchLearner(Worker):
             return
         self._writer.join()
         self._writer = None
-        if self._error is not None and not isinstance(self._error, OSError | AntiphonError):
+        if self._error is not None and not isinstance(self._error, AntiphonError):
             raise self._error
         self.emit(SAVED if self._error is None else str(self._error))
 

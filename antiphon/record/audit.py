@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from antiphon.errors import RecordError
 from antiphon.record import schema
 
 SHOWN = 5  # examples of one kind of violation
@@ -35,7 +34,7 @@ class Audit:
 
 def audit(directory: Path) -> Audit:
     """Check a run. `RecordError` if there is no ledger that can be read."""
-    with closing(_opened(directory / "ledger.db")) as db:
+    with closing(schema.open_to_read(directory)) as db:
         balance: dict[int, dict[str, int]] = {}
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count
@@ -54,20 +53,6 @@ def audit(directory: Path) -> Audit:
             _checkpoints(db, directory / "checkpoints"),
         )
         return Audit(balance, [violation for check in checks for violation in check])
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise RecordError(f"{path}: there is no ledger")
-    try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise RecordError(f"{path} is no ledger that can be read: {error}") from error
-    if version != schema.VERSION:
-        db.close()
-        raise RecordError(f"{path} has the schema {version}, and this audit knows {schema.VERSION}")
-    return db
 
 
 def _note_surviving(db: sqlite3.Connection) -> None:

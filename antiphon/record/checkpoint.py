@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from antiphon.errors import RecordError
 from antiphon.points import reach
-from antiphon.record.run_dir import sync, write_json
+from antiphon.record.run_dir import sync, unwritable, write_json
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
@@ -30,8 +32,17 @@ def name_of(step: int) -> str:
 
 
 def save(directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
-    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given. There is none yet."""
+    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given. There is none yet.
+    `RecordError` if the disk takes it not."""
     aside = directory.with_name(directory.name + ".partial")
+    try:
+        _save(aside, directory, fill, state)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch's writer raises the last
+        shutil.rmtree(aside, ignore_errors=True)
+        raise unwritable(directory, error) from error
+
+
+def _save(aside: Path, directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     fill(aside)

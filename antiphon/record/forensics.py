@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from antiphon.errors import RecordError
-from antiphon.record import trajectories
+from antiphon.record import schema, trajectories
 from antiphon.types import AttemptId, Segment, Trajectory
 
 
@@ -53,10 +53,7 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _opened(run: Path) -> sqlite3.Connection:
-    path = run / "ledger.db"
-    if not path.is_file():
-        raise RecordError(f"{path}: there is no ledger")
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    db = schema.open_to_read(run)
     db.row_factory = sqlite3.Row
     return db
 

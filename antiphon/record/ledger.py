@@ -23,7 +23,7 @@ from antiphon.errors import RecordError
 from antiphon.points import reach
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.run_dir import sync
+from antiphon.record.run_dir import sync, unwritable
 from antiphon.types import AttemptId, AttemptStatus, GroupOutcome, PolicyVersion, Prompt, Trajectory
 
 INTERVAL = 5.0  # seconds between commits that nobody waits for
@@ -67,10 +67,7 @@ class Store:
                 reach("ledger.commit")
             reach("ledger.committed")
         except (OSError, sqlite3.Error) as error:
-            raise RecordError(
-                f"the ledger in {self.rollouts.parent} cannot be written ({error}). What was committed before is safe: "
-                "make room or give write permission, then go on with --resume"
-            ) from error
+            raise unwritable(self.rollouts.parent / "ledger.db", error) from error
 
     def _write(self, db: sqlite3.Connection, lineage: int, batch: Batch) -> None:
         many = db.executemany
@@ -317,6 +314,9 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
         if version == 0:
             connection.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        raise unwritable(path, error) from error
     except sqlite3.DatabaseError as error:
         connection.close()
         raise RecordError(f"{path} is no ledger that can be read: {error}") from error

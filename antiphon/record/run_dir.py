@@ -9,6 +9,7 @@ runs/<name>/config.yaml      the resolved configuration
             checkpoints/     logs/     tensorboard/
 """
 
+import errno
 import json
 import math
 import os
@@ -18,8 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, RecordError
 from antiphon.points import reach
+
+FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class RunDirectory:
@@ -144,6 +147,14 @@ def staged(path: Path) -> Iterator[BinaryIO]:
             draft.unlink()
         raise
     sync(path.parent)
+
+
+def unwritable(path: Path, error: Exception) -> RecordError:
+    """What to say when something of a run cannot be written."""
+    return RecordError(
+        f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then go "
+        "on with --resume"
+    )
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,11 @@ of a lineage; a step or version up to the cut belongs to the parent.
 Every attempt ends in exactly one terminal state. In each lineage, at every commit: attempts = terminal + live.
 """
 
+import sqlite3
+from pathlib import Path
+
+from antiphon.errors import RecordError
+
 VERSION = 1  # of the schema, kept as SQLite's user_version
 
 TERMINAL = ("trained", "filtered", "stale", "redundant", "cancelled", "failed", "lost")
@@ -97,3 +102,35 @@ CREATE TABLE balance (         -- as the scheduler has it, written in the transa
     PRIMARY KEY (lineage, status)
 ) STRICT, WITHOUT ROWID;
 """
+
+
+def open_to_read(directory: Path) -> sqlite3.Connection:
+    """The ledger of a run directory, for whoever does not write; `RecordError` if it cannot be read."""
+    path = directory / "ledger.db"
+    if not path.is_file():
+        raise RecordError(f"{path}: there is no ledger")
+    try:
+        try:
+            return _opened(path, "mode=ro")
+        except sqlite3.OperationalError:
+            # SQLite wants to write beside the file. Where nobody can, nobody does: it may be read as it is.
+            log = path.with_name(path.name + "-wal")
+            if log.is_file() and log.stat().st_size:
+                raise
+            return _opened(path, "immutable=1")
+    except sqlite3.DatabaseError as error:
+        raise RecordError(f"{path} is no ledger that can be read: {error}") from error
+
+
+def _opened(path: Path, how: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        db.close()
+        raise
+    if version != VERSION:
+        db.close()
+        raise RecordError(f"{path} has the schema {version}, and this Antiphon knows {VERSION}")
+    return db

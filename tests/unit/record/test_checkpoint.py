@@ -78,7 +78,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
         (aside / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(RecordError, match="no space"):
         save(directory, fill, {"step": 99})
     verify(directory)
     assert read_state(directory) == {"step": 2}
