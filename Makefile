@@ -9,7 +9,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-SUITES := $(wildcard tests/system tests/parity tests/chaos)
+SUITES := $(wildcard tests/chaos tests/system tests/parity)
+TWO := -n 2 --dist loadfile
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
@@ -25,7 +26,7 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
-	pytest -q --durations=10 $(SUITES) tests/unit/cluster
+	pytest -q $(TWO) --durations=10 $(SUITES) tests/unit/cluster
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random; make chaos SEED=7 draws others
 	pytest -q -s tests/chaos/test_kills.py -k random --kills 60 --seed $(or $(SEED),0)
@@ -49,7 +50,7 @@ floors: $(VENV)/.installed-dev
 	lint-imports --no-logo
 
 unit: $(VENV)/.installed-dev
-	pytest -q --durations=5 -m "not ray" tests/unit
+	pytest -q $(TWO) --durations=5 -m "not ray" tests/unit
 
 clean:  ## remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

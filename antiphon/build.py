@@ -119,7 +119,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         resumption = _resume(store, directory, config, view) if resume else None
         if resumption is None:
             begin(store)
-        metrics = stack.enter_context(Metrics(directory.metrics))
+        lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
+        metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
         for tracker in trackers:
             stack.callback(tracker.close)
@@ -128,7 +129,6 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
             stack.callback(write_trace, directory.events, directory.trace)
             sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
         events = Events(asyncio.get_running_loop().time, sink)
-        lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
         exchange = shared_directory(config.name)
@@ -154,7 +154,6 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
             Parts(
                 config=config,
                 waits=waits,
-                events=events,
                 workers=[*learners, *references],
                 learner=learner,
                 reference=reference,

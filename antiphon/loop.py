@@ -37,11 +37,10 @@ from antiphon.learning.learner import Learner
 from antiphon.learning.stages import Stage, Step
 from antiphon.points import reach
 from antiphon.record.checkpoint import name_of, prune
-from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import Resumption, Returning, code_version
+from antiphon.record.resume import Resumption, code_version
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
 from antiphon.rollout.episode import Episodes
@@ -79,7 +78,6 @@ class Parts:
 
     config: RunConfig
     waits: Waits
-    events: Events
     workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
     learner: Learner
     reference: Learner | None
@@ -152,7 +150,7 @@ class Run:
         try:
             return await supervised(watchers, main)
         except StallError as stall:
-            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.events.last()}") from stall
+            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}") from stall
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -248,14 +246,13 @@ class Run:
             keep=parts.keep,
             waits=parts.waits,
             ledger=parts.ledger,
-            returning=resumption.returning if resumption else Returning(),
         )
         done = 0
         if resumption is not None:
             done = resumption.state["step"]
             await self._wait(parts.learner.restore(resumption.checkpoint), "restore", "the learner")
             parts.mixture.restore(resumption.state["mixture"])
-            scheduler.restore(resumption.state["scheduler"], parts.mixture.find)
+            scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
             if self.version.n:  # else engines have it
                 await self._publish(owner, self.version)
         elif config.checkpoint.every:

@@ -281,12 +281,11 @@ class _Again:
             keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
             waits=Waits(),
             ledger=Ledger(store, Events(), run=at_once),
-            returning=back,
         )
         self._training = False
         self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
         if life.state:
-            scheduler.restore(life.state["scheduler"], self._mixture.find)
+            scheduler.restore(life.state["scheduler"], self._mixture.find, back)
         return scheduler
 
     async def _train(self, groups: Sequence[Group], then: _Take) -> None:

@@ -131,14 +131,14 @@ class Store:
         self._lock.close()
 
 
-Run = Callable[..., Awaitable[None]]
+Caller = Callable[..., Awaitable[None]]
 
 
 class Ledger:
     """What the parts of a run tell; all but `commit` return at once. Steps count from the cut of the lineage."""
 
     def __init__(
-        self, store: Store, events: Events, *, lineage: int = 0, step: int = 0, run: Run | None = None
+        self, store: Store, events: Events, *, lineage: int = 0, step: int = 0, run: Caller | None = None
     ) -> None:
         """`run` calls the store, by default in a thread of its own; `step` is the last one that is done."""
         self.lineage = lineage

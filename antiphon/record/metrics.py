@@ -64,10 +64,12 @@ def reduction(name: str, declared: Mapping[str, Reduction] = DECLARED) -> Reduct
 class Metrics:
     """Collects metrics between two steps and appends them to `metrics.jsonl`."""
 
-    def __init__(self, path: Path, declared: Mapping[str, Reduction] | None = None) -> None:
-        """`declared` adds to the reductions that are known, or replaces them."""
+    def __init__(self, path: Path, declared: Mapping[str, Reduction] | None = None, *, lineage: int = 0) -> None:
+        """`declared` adds to the reductions that are known, or replaces them. `lineage` stands in every line: of the lines of
+        a step that was undone and done again, the last is the one that stands."""
         self._declared = {**DECLARED, **(declared or {})}
         self._entries: dict[str, list[Entry]] = {}
+        self._lineage = lineage
         _drop_torn_line(path)
         self._file = path.open("a", encoding="utf-8")
 
@@ -88,7 +90,7 @@ class Metrics:
             name: REDUCE[reduction(name, self._declared)](entries) for name, entries in sorted(self._entries.items())
         }
         self._entries.clear()
-        self._file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False) + "\n")
+        self._file.write(json.dumps({"step": step, "lineage": self._lineage, **finite(values)}, allow_nan=False) + "\n")
         self._file.flush()
         return values
 

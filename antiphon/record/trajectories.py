@@ -88,7 +88,9 @@ def write(path: Path, lineage: int, trajectories: Sequence[Trajectory]) -> None:
         pa.array([[_stream(s.streams, spec) for spec in s.streams] for s in segments], pa.list_(_STREAM)),
         pa.array([_encode(meta).decode() for meta in metas], pa.string()),
     ]
-    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), path, compression="zstd")
+    table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    # Hardly a log-prob comes twice: dictionaries would take half of the time, and of the file.
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
 _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")

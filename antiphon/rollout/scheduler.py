@@ -77,9 +77,7 @@ class Scheduler:
         keep: KeepGroup | None,
         waits: Waits,
         ledger: Ledger,
-        returning: Returning | None = None,
     ) -> None:
-        """`returning` is what an earlier life of the run has left to be trained on."""
         self.config = config
         self.admission = Admission(config, version, self._changed_to)
         self.bias = BiasMeter()
@@ -93,7 +91,7 @@ class Scheduler:
         self._keep = keep
         self._waits = waits
         self._ledger = ledger
-        self._returning = returning or Returning()
+        self._returning = Returning()
         self._open: dict[int, _OpenGroup] = {}
         self._long_round = False
         self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
@@ -113,9 +111,10 @@ class Scheduler:
             live, deferred = [], [identity for _, identity in live] + deferred
         return {"next_group": self.admission.next_group, "live": live, "deferred": deferred}
 
-    def restore(self, state: Mapping[str, Any], find: Callable[[str, str, int], Prompt]) -> None:
+    def restore(self, state: Mapping[str, Any], find: Callable[[str, str, int], Prompt], returning: Returning) -> None:
         """Go on where `state` was taken, before `start`: prompts of groups that were live are offered again, under their
-        numbers. `find` gives the prompt of a task, id and epoch."""
+        numbers. `find` gives the prompt of a task, id and epoch; `returning` what earlier lives have left to be trained on."""
+        self._returning = returning
         self.admission.next_group = state["next_group"]
         self._again.extend((group, find(*identity)) for group, identity in state["live"])
         self._deferred.extend(find(*identity) for identity in state["deferred"])

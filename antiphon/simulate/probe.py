@@ -102,9 +102,9 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
                 return True  # nothing is filtered: see `phases_of`
 
             watch = Watch(whole.parts.view, seconds / len(phases))
-            whole.parts.events.add("phase")
+            whole.parts.ledger.events.add("phase")
             place.mkdir()
-            ledger = Ledger(Store(place), whole.parts.events)
+            ledger = Ledger(Store(place), whole.parts.ledger.events)
             watch.run = run = Run(
                 replace(whole.parts, config=phase, keep=look, sampler=None, view=watch, ledger=ledger)
             )

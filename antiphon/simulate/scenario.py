@@ -211,7 +211,6 @@ async def _play(
     parts = Parts(
         config=config,
         waits=waits,
-        events=events,
         workers=(),
         learner=learner,
         reference=None,
@@ -237,7 +236,7 @@ async def _play(
         ledger=Ledger(store, events, lineage=lineage, step=step, run=at_once),
         resumption=resumption,
         exchange=root,
-        metrics=stack.enter_context(Metrics(directory.metrics)),
+        metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
         trackers=(),
         view=view,
     )

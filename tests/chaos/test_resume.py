@@ -71,6 +71,8 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
     assert list(trained(cut)) == list(trained(whole))
     assert last_checkpoint(cut) == last_checkpoint(whole)
     assert project.run("diff", whole, cut).stdout == "no difference\n"
+    stands = {line["step"]: line["reward/mean"] for line in project.metrics("cut")}  # the last line of each step
+    assert stands == {line["step"]: line["reward/mean"] for line in project.metrics("whole")}
 
 
 @pytest.mark.chaos

@@ -84,7 +84,11 @@ def test_each_step_is_a_line_of_its_own_values(tmp_path):
         metrics.flush(2)
         metrics.flush(3)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines == [{"step": 1, "loss": 2.0, "reward/mean": 0.75}, {"step": 2, "loss": None}, {"step": 3}]
+    assert lines == [
+        {"step": 1, "lineage": 0, "loss": 2.0, "reward/mean": 0.75},
+        {"step": 2, "lineage": 0, "loss": None},
+        {"step": 3, "lineage": 0},
+    ]
 
 
 def test_a_mean_of_no_weight_is_unknown_not_zero(tmp_path):
@@ -98,6 +102,6 @@ def test_a_mean_of_no_weight_is_unknown_not_zero(tmp_path):
 def test_a_line_that_a_killed_process_left_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
-    with Metrics(path) as metrics:
+    with Metrics(path, lineage=1) as metrics:
         metrics.flush(2)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2}]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2, "lineage": 1}]
