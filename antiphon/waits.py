@@ -19,6 +19,12 @@ T = TypeVar("T")
 CALM = 16  # turns of the event loop without a wait that begins or ends, after which nothing else is under way
 
 
+def succeed(future: asyncio.Future[T], value: T) -> None:
+    """End a future with a result, unless it has ended: whoever waited for it may have been cancelled."""
+    if not future.done():
+        future.set_result(value)
+
+
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     """End a future with an error, unless it has ended. Whoever waits gets the error; if nobody does, asyncio says nothing."""
     if not future.done():

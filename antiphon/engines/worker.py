@@ -23,7 +23,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
-from antiphon.waits import fail
+from antiphon.waits import fail, succeed
 from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry(
@@ -170,7 +170,7 @@ class WorkerEngine:
         if isinstance(event, int):
             self.version = event
             for version in [version for version in self._loads if version <= event]:
-                self._loads.pop(version).set_result(None)
+                succeed(self._loads.pop(version), None)
             return
         for delta in event:
             if (generation := self._requests.get(delta.request)) is not None:

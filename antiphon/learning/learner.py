@@ -11,7 +11,7 @@ from antiphon.errors import AntiphonError, RecordError
 from antiphon.learning.config import OptimizerConfig
 from antiphon.registry import Registry
 from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
-from antiphon.waits import fail
+from antiphon.waits import fail, succeed
 from antiphon.workers import WorkerHandle
 
 SAVED = ""  # what a learner worker emits when a checkpoint is in place; else why it is not
@@ -84,7 +84,7 @@ class WorkerLearner:
     def _saved(self, outcome: str) -> None:
         saving = self._saving.popleft()
         if outcome == SAVED:
-            saving.set_result(None)
+            succeed(saving, None)
         else:
             fail(saving, RecordError(outcome))
 

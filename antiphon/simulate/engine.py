@@ -33,7 +33,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
-from antiphon.waits import fail
+from antiphon.waits import fail, succeed
 
 Length = Callable[[GenerateRequest], int]
 
@@ -464,7 +464,7 @@ def _pass_on(done: "asyncio.Task[None]", to: "asyncio.Future[None]") -> None:
     if error is not None:
         fail(to, error)
     else:
-        to.set_result(None)
+        succeed(to, None)
 
 
 class SimulatedGeneration:
@@ -504,8 +504,7 @@ class SimulatedGeneration:
 
     def finish(self, completion: Completion) -> None:
         """The engine is done with it."""
-        if not self._completion.done():  # else whoever waited for it was cancelled
-            self._completion.set_result(completion)
+        succeed(self._completion, completion)
 
     def fail(self, error: AntiphonError) -> None:
         """The engine died."""

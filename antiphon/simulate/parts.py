@@ -31,6 +31,7 @@ from antiphon.types import (
     TrainBatch,
     WeightsUpdate,
 )
+from antiphon.waits import succeed
 
 NUMBERED = 2  # added to a prompt's number in its first token: 0 is what prompts are made of, 1 what is sampled
 
@@ -178,8 +179,7 @@ class LockStep:
 
     @staticmethod
     def _end(turn: asyncio.Future[None]) -> None:
-        if not turn.done():
-            turn.set_result(None)
+        succeed(turn, None)
 
 
 class SimulatedEnvironment:

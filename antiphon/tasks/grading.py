@@ -31,7 +31,7 @@ from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
 from antiphon.tasks.rewards import REWARDS
 from antiphon.types import Prompt, Score, ScoreStatus
-from antiphon.waits import Waits, fail
+from antiphon.waits import Waits, fail, succeed
 
 START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
 LARGEST_BATCH = 64  # enough to pay for the message; few, because a hanging item holds up those behind it
@@ -171,8 +171,7 @@ class GradingPool:
                 worker = await self._start()
                 try:
                     await self._wait_ready(worker)
-                    if not ready.done():
-                        ready.set_result(None)
+                    succeed(ready, None)
                     self._now_idle(worker)
                     while (answer := await worker.read()) is not None:
                         self._answered(worker, answer)
@@ -284,16 +283,11 @@ class GradingPool:
             self.stats.scored += 1
         else:
             self.stats.ungraded += 1
-        self._settle(grading, score)
+        succeed(grading.verdict, score)
         if worker.batch:
             self._begin_next(worker)
         else:
             self._now_idle(worker)
-
-    @staticmethod
-    def _settle(grading: _Grading, score: Score) -> None:
-        if not grading.verdict.done():  # its caller may have gone
-            grading.verdict.set_result(score)
 
     def _recover(self, worker: _Worker) -> None:
         """After a worker's end: judge the item it was at, and give back the others.
@@ -307,14 +301,14 @@ class GradingPool:
         if culprit is not None and culprit is worker.overdue:
             left.popleft()
             self.stats.timed_out += 1
-            self._settle(culprit, Score.ungraded(f"timed out after {self._config.deadline:g} s"))
+            succeed(culprit.verdict, Score.ungraded(f"timed out after {self._config.deadline:g} s"))
         elif culprit is not None and worker.overdue is None:
             culprit.deaths += 1
             if culprit.deaths > 1:
                 left.popleft()
                 self.stats.died += 1
                 detail = f"the grading process died twice, the last time with {_ending(worker.process.returncode or 0)}"
-                self._settle(culprit, Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail))
+                succeed(culprit.verdict, Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail))
         self._pending.extendleft(reversed(left))
 
     def _break(self, error: BaseException) -> None:
