@@ -235,8 +235,7 @@ class Run:
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
         parts, config, resumption = self.parts, self.config, self.parts.resumption
         self._since = _now() - self.progress.seconds
-        updates = config.steps * config.learner.minibatches * config.learner.epochs
-        await parts.learner.begin(config.algorithm, config.learner.optimizer, updates)
+        await parts.learner.begin(config.algorithm, config.learner.optimizer, config.steps * config.learner.updates)
         scheduler = Scheduler(
             config=config.rollout,
             version=self.version,

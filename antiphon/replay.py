@@ -130,6 +130,8 @@ def replay(run: Path, config: RunConfig, *, weights: bool = False, tell: Callabl
 async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[str], None]) -> int:
     if config.rollout.sampler:
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
+    if config.algorithm.needs_proximal and config.learner.updates > 1 and not weights:
+        raise RecordError("batches of this run hold log-probs of its own policy: they are replayed with --weights")
     steps = 0
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))
@@ -312,8 +314,7 @@ class _Again:
         if step > life.step and read_state(directory)["lineage"] != life.lineage:  # of another life, which undid this
             return
         config = self._config
-        updates = config.steps * config.learner.minibatches * config.learner.epochs
-        await self._learner.begin(config.algorithm, config.learner.optimizer, updates)
+        await self._learner.begin(config.algorithm, config.learner.optimizer, config.steps * config.learner.updates)
         await self._learner.restore(directory)
         self._training = True
 

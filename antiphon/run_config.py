@@ -94,7 +94,7 @@ class RunConfig(Config):
         rollout = self.rollout
         samples = rollout.groups_per_step * rollout.group_size
         longest = rollout.max_turns * rollout.sampling.max_tokens
-        updates = self.learner.minibatches * self.learner.epochs
+        updates = self.learner.updates
         return {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
@@ -110,7 +110,7 @@ class RunConfig(Config):
 # --- combinations that cannot work: each yields (dotted path, message) -------------------------------------------------
 
 # Advantages that compare the siblings of a group with one another.
-GROUP_ADVANTAGES = frozenset({"grpo", "dr_grpo"})
+GROUP_ADVANTAGES = frozenset({"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline"})
 
 Found = Iterator[tuple[str, str]]
 

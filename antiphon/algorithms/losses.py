@@ -1,5 +1,10 @@
 """Policy losses: pure functions of per-token tensors, one value a token. The learner multiplies each with the token's
-coefficient and sums, so no loss knows of batches, padding or normalisation."""
+coefficient and sums, so no loss knows of batches, padding or normalisation.
+
+Here r is the ratio of a token's probability under the policy being trained to that under the policy that sampled it (or under
+the proximal policy, where there is one), A its advantage, and sg stops the gradient. Logarithms of ratios are kept within
+±20, beyond which a probability has lost all meaning: no loss and no gradient is ever infinite.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,9 +13,10 @@ import torch
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.errors import ConfigError
-from antiphon.types import REFERENCE_LOGPROBS, StreamSpec
+from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
 
 Metrics = dict[str, torch.Tensor]  # name -> one value a token
+MOST = 20.0  # |log ratio|
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,7 @@ class LossInputs:
     behaviour: torch.Tensor  # [N] log-probs the tokens were sampled with
     advantages: torch.Tensor  # [N]
     sequence: torch.Tensor  # [N] which sequence of the pack each token belongs to
+    turn: torch.Tensor  # [N] which turn of the pack: tokens sampled in a row
     streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]
 
 
@@ -29,29 +36,117 @@ Loss = Callable[[LossInputs, AlgorithmConfig], tuple[torch.Tensor, Metrics]]
 
 
 def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprob - behaviour logprob).
+    """-min(r A, clip(r, 1 - low, 1 + high) A); with `dual_clip` c at most -c A where A < 0.
+
+    `ratio_level` says what r is: of the token (PPO), the geometric mean over its sequence (GSPO), or over its turn.
 
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7; unequal bounds as in DAPO (Yu et al.
-    2025), section 3.1.
+    2025), section 3.1; dual clip as in Ye et al. 2020, "Mastering complex control in MOBA games"; the sequence's ratio
+    as in Zheng et al. 2025, "Group sequence policy optimization".
+
+    >>> inputs = example(logprobs=[-1.0, -2.0], behaviour=[-1.4, -1.0], advantages=[1.0, -1.0])
+    >>> inputs.logprobs.sub(inputs.behaviour).exp()  # the ratios: one above 1.2, one below 0.8
+    tensor([1.4918, 0.3679], dtype=torch.float64)
+    >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
+    tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    ratio = (inputs.logprobs - inputs.behaviour).exp()
-    free = ratio * inputs.advantages
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
-    return -torch.minimum(free, clipped), {"clip_fraction": (clipped < free).float()}
+    return _clipped(_levelled(_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config), inputs, config)
+
+
+def decoupled_ppo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """w times the loss of `ppo_clip`, whose r is against the proximal policy; w = sg(min(proximal / behaviour, `ratio_high`)).
+
+    The proximal policy is that of before the step's first update. A step of one update needs no forward pass for it: it is
+    the policy being trained, and r is 1.
+
+    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al.
+    2025, "AReaL".
+
+    >>> inputs = example(logprobs=[-1.0], behaviour=[-1.4], advantages=[1.0])
+    >>> decoupled_ppo(inputs, AlgorithmConfig(ratio_high=5.0))[0]  # r is 1, and the weight exp(0.4)
+    tensor([-1.4918], dtype=torch.float64)
+    """
+    proximal = inputs.streams.get(PROXIMAL_LOGPROBS, inputs.logprobs.detach())
+    weight = _log_ratio(proximal, inputs.behaviour).exp().clamp(max=config.ratio_high)
+    loss, metrics = _clipped(_levelled(_log_ratio(inputs.logprobs, proximal), inputs, config), inputs, config)
+    return weight * loss, metrics | {"behaviour_weight": weight}
+
+
+def policy_gradient(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """-A log pi: the gradient of REINFORCE, whoever sampled the token.
+
+    Source: Williams 1992, "Simple statistical gradient-following algorithms".
+
+    >>> policy_gradient(example(logprobs=[-1.5], behaviour=[-1.0], advantages=[2.0]), AlgorithmConfig())[0]
+    tensor([3.], dtype=torch.float64)
+    """
+    return -inputs.advantages * inputs.logprobs, {}
+
+
+def tis(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """-sg(clip(r, `ratio_low`, `ratio_high`)) A log pi: truncated importance sampling.
+
+    Source: Espeholt et al. 2018, "IMPALA"; the bounds 0 and 1 are those of Le Roux et al. 2025, "Tapered off-policy
+    REINFORCE".
+
+    >>> tis(example(logprobs=[-1.0, -2.0], behaviour=[-2.0, -1.0], advantages=[1.0, 1.0]), AlgorithmConfig())[0]
+    tensor([1.0000, 0.7358], dtype=torch.float64)
+    """
+    ratio = _log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    bounded = ratio.clamp(config.ratio_low, config.ratio_high)
+    return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
+
+
+def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """`positive_weight` times the loss of `policy_gradient` where A > 0, `negative_weight` times that of `tis` elsewhere.
+
+    Source: Le Roux et al. 2025, "Tapered off-policy REINFORCE"; the sign is that of the reward above its baseline.
+    With other weights than 1 it is what ROLL calls weighted TOPR.
+
+    >>> inputs = example(logprobs=[-2.0, -2.0], behaviour=[-1.0, -1.0], advantages=[1.0, -1.0])
+    >>> topr(inputs, AlgorithmConfig())[0]
+    tensor([ 2.0000, -0.7358], dtype=torch.float64)
+    """
+    free, _ = policy_gradient(inputs, config)
+    truncated, metrics = tis(inputs, config)
+    positive = inputs.advantages > 0
+    loss = torch.where(positive, config.positive_weight * free, config.negative_weight * truncated)
+    return loss, {"clip_fraction": metrics["clip_fraction"] * ~positive}
+
+
+def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """-sg(clip(r, 1 - low, 1 + high)) A log pi: every token keeps a gradient, whatever its ratio.
+
+    Source: MiniMax 2025, "MiniMax-M1".
+
+    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-3.0, -1.0], advantages=[1.0, 1.0])
+    >>> cispo(inputs, AlgorithmConfig())[0]
+    tensor([1.2000, 1.0000], dtype=torch.float64)
+    """
+    ratio = _log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
+
+
+def kimi(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """-A log pi + (`kimi_tau` / 2) (log r)²: the policy gradient, held near the policy that sampled.
+
+    Source: Kimi 2025, "Kimi k1.5", taken a token at a time.
+
+    >>> kimi(example(logprobs=[-1.0], behaviour=[-3.0], advantages=[1.0]), AlgorithmConfig())[0]  # 1 + 0.05 · 4
+    tensor([1.2000], dtype=torch.float64)
+    """
+    free, metrics = policy_gradient(inputs, config)
+    return free + config.kimi_tau / 2 * _log_ratio(inputs.logprobs, inputs.behaviour).square(), metrics
 
 
 def sft(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """Negative log-likelihood of the target tokens."""
-    return -inputs.logprobs, {}
+    """Negative log-likelihood of the target tokens.
 
-
-def k3_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(ref - logp) - (ref - logp) - 1: unbiased and non-negative estimate of KL(policy ‖ reference) a token.
-
-    Source: Schulman 2020, "Approximating KL divergence", estimator k3.
+    >>> sft(example(logprobs=[-1.5], behaviour=[0.0], advantages=[0.0]), AlgorithmConfig())[0]
+    tensor([1.5000], dtype=torch.float64)
     """
-    difference = reference - logprobs
-    return difference.exp() - difference - 1
+    return -inputs.logprobs, {}
 
 
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
@@ -68,3 +163,49 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
         value = value + config.kl_coefficient * divergence
         metrics = {**metrics, "reference_kl": divergence.detach()}
     return value, metrics
+
+
+def k3_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """exp(ref - logp) - (ref - logp) - 1: unbiased and non-negative estimate of KL(policy ‖ reference) a token.
+
+    Source: Schulman 2020, "Approximating KL divergence", estimator k3.
+    """
+    difference = _log_ratio(reference, logprobs)
+    return difference.exp() - difference - 1
+
+
+def example(logprobs: list[float], behaviour: list[float], advantages: list[float]) -> LossInputs:
+    """One sequence of one turn, in double precision: to try a loss by hand."""
+    new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, behaviour, advantages))
+    nowhere = torch.zeros(len(logprobs), dtype=torch.long)
+    return LossInputs(
+        logprobs=new, entropies=-new, behaviour=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
+    )
+
+
+# --- pieces --------------------------------------------------------------------------------------------------------------
+
+
+def _log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    return (numerator - denominator).nan_to_num(nan=0.0).clamp(-MOST, MOST)
+
+
+def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, config: AlgorithmConfig) -> torch.Tensor:
+    """The token's own log ratio, or the mean over all tokens it shares a ratio with, [N]."""
+    if config.ratio_level == "token":
+        return log_ratio
+    which = inputs.sequence if config.ratio_level == "sequence" else inputs.turn
+    _, member = which.unique(return_inverse=True)
+    count = int(member.max()) + 1 if len(member) else 0
+    sums = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
+    return (sums / member.bincount(minlength=count))[member]
+
+
+def _clipped(log_ratio: torch.Tensor, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    ratio, advantages = log_ratio.exp(), inputs.advantages
+    free = ratio * advantages
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    gained = torch.minimum(free, clipped)
+    if config.dual_clip:
+        gained = torch.where(advantages < 0, torch.maximum(gained, config.dual_clip * advantages), gained)
+    return -gained, {"clip_fraction": (clipped < free).float()}

@@ -2,8 +2,8 @@
 
 from antiphon.registry import Registry
 
-ADVANTAGES = Registry(
-    "advantage",
-    {"grpo": "antiphon.algorithms.advantages:grpo", "dr_grpo": "antiphon.algorithms.advantages:dr_grpo"},
-)
-LOSSES = Registry("loss", {"ppo_clip": "antiphon.algorithms.losses:ppo_clip", "sft": "antiphon.algorithms.losses:sft"})
+_ADVANTAGES = "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo"
+_LOSSES = "ppo_clip decoupled_ppo policy_gradient tis topr cispo kimi sft"
+
+ADVANTAGES = Registry("advantage", {name: f"antiphon.algorithms.advantages:{name}" for name in _ADVANTAGES.split()})
+LOSSES = Registry("loss", {name: f"antiphon.algorithms.losses:{name}" for name in _LOSSES.split()})

@@ -44,6 +44,11 @@ class LearnerConfig(Config):
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of a training step."""
+        return self.minibatches * self.epochs
+
 
 class CheckpointConfig(Config):
     """When a run can be gone on from."""

@@ -15,7 +15,7 @@ from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import Learner
 from antiphon.registry import Registry
-from antiphon.types import REFERENCE_LOGPROBS, Group, Sample, TrainBatch
+from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, Group, Sample, StreamSpec, TrainBatch
 
 STAGES = Registry(
     "stage",
@@ -47,14 +47,20 @@ Stage = Callable[[Step], Awaitable[None]]
 
 
 async def annotate(step: Step) -> None:
-    """Add the streams that the algorithm needs: log-probs of the reference model, if a divergence from it is penalised."""
-    if step.reference is None:
-        return
+    """Add the streams that the algorithm needs: log-probs of the reference model, if a divergence from it is penalised;
+    those of the policy before its first update, if a later one compares itself with them."""
+    if step.reference is not None:
+        await _score(step, step.reference, REFERENCE_LOGPROBS)
+    if step.algorithm.needs_proximal and step.config.updates > 1:
+        await _score(step, step.learner, PROXIMAL_LOGPROBS)
+
+
+async def _score(step: Step, learner: Learner, stream: StreamSpec) -> None:
     flat = [sample for group in step.samples for sample in group]
     members, packs = pack_samples(flat, step.config.tokens_per_pack)
-    scored = iter(split_packs(flat, members, await step.reference.score(packs)))
+    scored = iter(split_packs(flat, members, await learner.score(packs)))
     step.samples = [
-        [replace(sample, streams=sample.streams.with_stream(REFERENCE_LOGPROBS, next(scored))) for sample in group]
+        [replace(sample, streams=sample.streams.with_stream(stream, next(scored))) for sample in group]
         for group in step.samples
     ]
 
@@ -85,8 +91,7 @@ async def update_actor(step: Step) -> None:
         minibatches=step.config.minibatches,
         epochs=step.config.epochs,
         tokens_per_pack=step.config.tokens_per_pack,
-        # Without advantage there is no gradient, unless something beside the advantage makes one.
-        skip_zero_advantage=not (algorithm.kl_coefficient or algorithm.entropy_coefficient),
+        skip_zero_advantage=algorithm.zero_without_advantage,
     )
     step.batches.append(batch)
     trained = await step.learner.step(batch)

@@ -196,12 +196,14 @@ class TorchLearner(Worker):
         """Add the pack's gradient; returns sums over its loss tokens."""
         targets = self._targets(pack)
         logprobs, entropies = self._forward(pack, targets)
+        sequence = self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets]
         inputs = LossInputs(
             logprobs=logprobs,
             entropies=entropies,
             behaviour=self._tensor(pack.logprobs)[targets],
             advantages=self._tensor(pack.advantages)[targets],
-            sequence=self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets],
+            sequence=sequence,
+            turn=_turns(targets, sequence),
             streams={spec: self._tensor(pack.streams[spec])[targets] for spec in pack.streams},
         )
         per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
@@ -242,6 +244,12 @@ class TorchLearner(Worker):
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """Which turn of the pack each loss token belongs to, [N]: the places of a turn's tokens follow one another."""
+    begins = (targets.diff() != 1) | (sequence.diff() != 0)
+    return torch.cat([begins.new_zeros(min(len(targets), 1)), begins]).cumsum(0)
 
 
 def rate_at(config: OptimizerConfig, update: int, total: int) -> float:

@@ -1,19 +1,26 @@
 """Losses and advantages against formulas written out independently, in plain Python."""
 
+import doctest
 import math
-from statistics import mean, stdev
+from dataclasses import fields, replace
+from statistics import mean, pstdev, stdev
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from antiphon.algorithms.advantages import EPSILON, dr_grpo, grpo
+from antiphon.algorithms import advantages, losses
+from antiphon.algorithms.advantages import EPSILON
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import LossInputs, k3_divergence, ppo_clip, total_loss
+from antiphon.algorithms.losses import LossInputs, decoupled_ppo, example, k3_divergence, ppo_clip, total_loss
+from antiphon.algorithms.recipes import RECIPES
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.errors import ConfigError
 from antiphon.types import (
+    PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     AttemptId,
     AttemptStatus,
@@ -29,33 +36,163 @@ from antiphon.types import (
 )
 
 logprobs = st.floats(-8, -0.01)
-tokens = st.lists(st.tuples(logprobs, logprobs, logprobs, st.floats(-3, 3)), min_size=1, max_size=8)
+tokens = st.lists(
+    st.tuples(logprobs, logprobs, logprobs, logprobs, st.floats(-3, 3), st.booleans()), min_size=1, max_size=8
+)
+configs = st.builds(
+    AlgorithmConfig,
+    clip_low=st.floats(0.01, 0.9),
+    clip_high=st.floats(0.01, 2),
+    dual_clip=st.sampled_from([0.0, 1.5, 3.0]),
+    ratio_level=st.sampled_from(["token", "sequence", "turn"]),
+    ratio_low=st.floats(0, 0.5),
+    ratio_high=st.floats(0.5, 4),
+    positive_weight=st.floats(0, 2),
+    negative_weight=st.floats(0, 2),
+    kimi_tau=st.floats(0, 1),
+)
+LOSS_NAMES = sorted(set(LOSSES.built_in) - {"sft"})
 
 
-def inputs(rows, requires_grad=False) -> LossInputs:
-    new, old, reference, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+def inputs(rows, requires_grad=False, proximal=True) -> LossInputs:
+    """Rows of log-probs (new, sampled, reference, proximal), an advantage, and whether a turn ends; two turns a sequence."""
+    *columns, ends = zip(*rows, strict=True)
+    new, old, reference, before, advantages = (torch.tensor(column, dtype=torch.float64) for column in columns)
+    turn = torch.tensor([sum(ends[:i]) for i in range(len(rows))])
     return LossInputs(
         logprobs=new.requires_grad_(requires_grad),
         entropies=-new.detach(),
         behaviour=old,
         advantages=advantages,
-        sequence=torch.zeros(len(rows), dtype=torch.long),
-        streams={REFERENCE_LOGPROBS: reference},
+        sequence=turn // 2,
+        turn=turn,
+        streams={REFERENCE_LOGPROBS: reference} | ({PROXIMAL_LOGPROBS: before} if proximal else {}),
     )
 
 
-def clipped_loss(new: float, old: float, advantage: float, low: float, high: float) -> float:
-    ratio = math.exp(new - old)
-    bounded = max(1 - low, min(1 + high, ratio))
-    return -min(ratio * advantage, bounded * advantage)
+def clipped_loss(ratio: float, advantage: float, config: AlgorithmConfig) -> float:
+    bounded = max(1 - config.clip_low, min(1 + config.clip_high, ratio))
+    loss = -min(ratio * advantage, bounded * advantage)
+    return min(loss, -config.dual_clip * advantage) if config.dual_clip and advantage < 0 else loss
+
+
+def expected(name: str, rows: list, config: AlgorithmConfig) -> list[tuple[float, float]]:
+    """Of each token: the loss, and its slope in the log-prob of the token alone where ratios are the token's own."""
+    against = 3 if name == "decoupled_ppo" else 1
+    ends = [row[5] for row in rows]
+    turns = [sum(ends[:i]) for i in range(len(rows))]
+    shares = {"token": range(len(rows)), "turn": turns, "sequence": [turn // 2 for turn in turns]}[config.ratio_level]
+    found = []
+    for i, (new, old, _, before, advantage, _) in enumerate(rows):
+        mates = [row[0] - row[against] for row, share in zip(rows, shares, strict=True) if share == shares[i]]
+        level = math.exp(mean(mates))
+        ratio = math.exp(new - old)
+        truncated = max(config.ratio_low, min(config.ratio_high, ratio))
+        match name:
+            case "ppo_clip":
+                loss = clipped_loss(level, advantage, config)
+                slope = -level * advantage if loss == -level * advantage else 0
+            case "decoupled_ppo":
+                weight = min(math.exp(before - old), config.ratio_high)
+                loss = weight * clipped_loss(level, advantage, config)
+                slope = weight * -level * advantage if loss == weight * (-level * advantage) else 0
+            case "policy_gradient":
+                loss, slope = -advantage * new, -advantage
+            case "tis":
+                loss, slope = -truncated * advantage * new, -truncated * advantage
+            case "topr":
+                weight = config.positive_weight if advantage > 0 else config.negative_weight * truncated
+                loss, slope = -weight * advantage * new, -weight * advantage
+            case "cispo":
+                weight = max(1 - config.clip_low, min(1 + config.clip_high, ratio))
+                loss, slope = -weight * advantage * new, -weight * advantage
+            case "kimi":
+                loss = -advantage * new + config.kimi_tau / 2 * (new - old) ** 2
+                slope = -advantage + config.kimi_tau * (new - old)
+        found.append((loss, slope))
+    return found
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@given(rows=tokens, config=configs)
+def test_values_and_slopes(name, rows, config):
+    given_ = inputs(rows, requires_grad=True)
+    loss, metrics = LOSSES.resolve(name)(given_, config)
+    values = expected(name, rows, config)
+    np.testing.assert_allclose(loss.detach(), [value for value, _ in values], rtol=1e-9, atol=1e-9)
+    assert all(metric.shape == loss.shape for metric in metrics.values())
+    if config.ratio_level == "token" or name not in ("ppo_clip", "decoupled_ppo"):
+        (slopes,) = torch.autograd.grad(loss.sum(), given_.logprobs)
+        np.testing.assert_allclose(slopes, [slope for _, slope in values], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "decoupled_ppo"])
+@pytest.mark.parametrize("level", ["sequence", "turn"])
+@given(rows=tokens)
+def test_the_slope_of_a_shared_ratio_is_that_of_small_steps(name, level, rows):
+    config = AlgorithmConfig(ratio_level=level, clip_low=1.0, clip_high=1e9, ratio_high=1e9)  # smooth everywhere
+    given_ = inputs(rows, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda new: LOSSES.resolve(name)(replace(given_, logprobs=new), config)[0],
+        given_.logprobs,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@given(rows=tokens, config=configs)
+def test_a_token_does_not_look_beyond_its_sequence(name, rows, config):
+    """Each sequence by itself, as another packing would have it, comes to the same."""
+    whole = inputs(rows)
+    loss, _ = LOSSES.resolve(name)(whole, config)
+    for sequence in whole.sequence.unique():
+        members = whole.sequence == sequence
+        alone = LossInputs(
+            **{
+                field.name: getattr(whole, field.name)[members]
+                for field in fields(LossInputs)
+                if field.name != "streams"
+            },
+            streams={spec: stream[members] for spec, stream in whole.streams.items()},
+        )
+        np.testing.assert_allclose(LOSSES.resolve(name)(alone, config)[0], loss[members], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("new, old", [(0.0, -1e4), (-1e4, 0.0), (-math.inf, -1.0), (-1.0, -math.inf)])
+def test_what_has_no_probability_makes_nothing_infinite(name, level, new, old):
+    given_ = inputs([(new, old, old, old, 1.0, False), (-1.0, -1.0, -1.0, -1.0, -1.0, True)], requires_grad=True)
+    loss, _ = LOSSES.resolve(name)(given_, AlgorithmConfig(ratio_level=level))
+    if math.isfinite(new):
+        assert loss.isfinite().all()
+    (slopes,) = torch.autograd.grad(loss.sum(), given_.logprobs)
+    assert slopes.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_no_tokens_and_no_advantages(name):
+    loss = LOSSES.resolve(name)
+    none = replace(example([], [], []), streams={})
+    assert loss(none, AlgorithmConfig())[0].shape == (0,)
+    still = inputs([(-1.0, -2.0, -1.0, -1.5, 0.0, False)] * 3, requires_grad=True)
+    (slopes,) = torch.autograd.grad(loss(still, AlgorithmConfig(loss=name))[0].sum(), still.logprobs)
+    assert AlgorithmConfig(loss=name).zero_without_advantage == (not slopes.any())
+
+
+@given(rows=tokens)
+def test_a_step_of_one_update_is_its_own_proximal_policy(rows):
+    given_ = inputs(rows, proximal=False)
+    own = replace(given_, streams={PROXIMAL_LOGPROBS: given_.logprobs})
+    config = AlgorithmConfig(ratio_high=1e9)
+    np.testing.assert_array_equal(decoupled_ppo(given_, config)[0], decoupled_ppo(own, config)[0])
 
 
 @given(rows=tokens, low=st.floats(0.01, 0.9), high=st.floats(0.01, 2))
-def test_ppo_clip(rows, low, high):
-    loss, metrics = ppo_clip(inputs(rows), AlgorithmConfig(clip_low=low, clip_high=high))
-    expected = [clipped_loss(new, old, advantage, low, high) for new, old, _, advantage in rows]
-    np.testing.assert_allclose(loss, expected, rtol=1e-9, atol=1e-12)
-    for (new, old, _, advantage), clipped in zip(rows, metrics["clip_fraction"], strict=True):
+def test_what_is_clipped(rows, low, high):
+    _, metrics = ppo_clip(inputs(rows), AlgorithmConfig(clip_low=low, clip_high=high))
+    for (new, old, _, _, advantage, _), clipped in zip(rows, metrics["clip_fraction"], strict=True):
         outside = math.exp(new - old) > 1 + high if advantage > 0 else math.exp(new - old) < 1 - low
         assert bool(clipped) == (outside and advantage != 0)
 
@@ -64,11 +201,12 @@ def test_ppo_clip(rows, low, high):
 def test_terms_around_the_loss(rows, entropy, kl):
     config = AlgorithmConfig(entropy_coefficient=entropy, kl_coefficient=kl)
     loss, metrics = total_loss(ppo_clip, inputs(rows), config)
-    for value, divergence, (new, old, reference, advantage) in zip(loss, metrics["reference_kl"], rows, strict=True):
+    for value, divergence, row in zip(loss, metrics["reference_kl"], rows, strict=True):
+        new, old, reference, _, advantage, _ = row
         k3 = math.exp(reference - new) - (reference - new) - 1
         assert float(divergence) == pytest.approx(k3, rel=1e-9, abs=1e-12)
-        expected = clipped_loss(new, old, advantage, 0.2, 0.2) + entropy * new + kl * k3
-        assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        wanted = clipped_loss(math.exp(new - old), advantage, config) + entropy * new + kl * k3
+        assert float(value) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
 def test_k3_estimates_the_divergence_without_bias():
@@ -80,7 +218,7 @@ def test_k3_estimates_the_divergence_without_bias():
 
 def test_a_loss_that_aggregates_itself_is_refused():
     with pytest.raises(ConfigError, match=r"returned shape \(\), expected \(2,\)"):
-        total_loss(lambda i, c: (i.logprobs.mean(), {}), inputs([(-1, -1, -1, 1)] * 2), AlgorithmConfig())
+        total_loss(lambda i, c: (i.logprobs.mean(), {}), inputs([(-1, -1, -1, -1, 1, False)] * 2), AlgorithmConfig())
 
 
 def group_with(scores: list[float]) -> Group:
@@ -110,23 +248,93 @@ def group_with(scores: list[float]) -> Group:
     return Group(id=0, prompt=prompt, trajectories=trajectories, outcome=GroupOutcome.COMPLETE)
 
 
-@given(st.lists(st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6), min_size=1, max_size=4))
-def test_group_advantages(batches):
-    groups = [group_with(scores) for scores in batches]
-    for estimate, scale in ((grpo, lambda s: stdev(s) + EPSILON), (dr_grpo, lambda s: 1.0)):
-        for scores, per_trajectory in zip(batches, estimate(groups), strict=True):
-            for score, (array,) in zip(scores, per_trajectory, strict=True):
-                expected = (score - mean(scores)) / scale(scores)
-                assert array[0] == 0, "a token that was not sampled has no advantage"
-                np.testing.assert_allclose(array[1:], expected, rtol=1e-3, atol=1e-3)
+batches = st.lists(st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6), min_size=1, max_size=4)
+OF_A_GROUP = {
+    "grpo": lambda s: [(x - mean(s)) / (stdev(s) + EPSILON) for x in s],
+    "dr_grpo": lambda s: [x - mean(s) for x in s],
+    "rloo": lambda s: [x - mean(s[:i] + s[i + 1 :]) for i, x in enumerate(s)],
+    "reinforce": lambda s: s,
+}
 
 
-def test_advantages_of_a_group_do_not_depend_on_the_others():
+def per_trajectory(arrays) -> list[list[float]]:
+    """The one value that all sampled tokens of a trajectory have; the others have none."""
+    for per_group in arrays:
+        for (array,) in per_group:
+            assert array[0] == 0 and array.dtype == np.float32, "a token that was not sampled has no advantage"
+            assert len(set(array[1:].tolist())) == 1
+    return [[float(array[1]) for (array,) in per_group] for per_group in arrays]
+
+
+@pytest.mark.parametrize("name", OF_A_GROUP)
+@given(batch=batches)
+def test_advantages_of_groups(name, batch):
+    found = per_trajectory(ADVANTAGES.resolve(name)([group_with(scores) for scores in batch]))
+    for scores, values in zip(batch, found, strict=True):
+        np.testing.assert_allclose(values, OF_A_GROUP[name](scores), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["lite_ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@given(batch=batches)
+def test_advantages_of_batches(name, batch):
+    found = per_trajectory(ADVANTAGES.resolve(name)([group_with(scores) for scores in batch]))
+    centred = [[x - mean(scores) for x in scores] for scores in batch]
+    if name == "lite_ppo":
+        scale = stdev([x for scores in batch for x in scores]) + EPSILON
+        wanted = [[x / scale for x in scores] for scores in centred]
+    else:
+        raw = batch if name == "reinforce_plus_plus" else centred
+        # Trajectory i of a group has i + 1 sampled tokens.
+        sampled = [x for scores in raw for i, x in enumerate(scores) for _ in range(i + 1)]
+        wanted = [[(x - mean(sampled)) / (pstdev(sampled) + EPSILON) for x in scores] for scores in raw]
+    for values, expected_ in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(values, expected_, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+def test_equal_scores(name):
+    """Nothing to compare: no advantage, except where the score itself is one; and always a number."""
+    found = per_trajectory(ADVANTAGES.resolve(name)([group_with([0.3, 0.3, 0.3])]))
+    assert found == ([[pytest.approx(0.3)] * 3] if name == "reinforce" else [[0.0] * 3])
+    assert ADVANTAGES.resolve(name)([]) == []
+
+
+@pytest.mark.parametrize("name", OF_A_GROUP)
+def test_advantages_of_a_group_do_not_depend_on_the_others(name):
     one, two = group_with([0, 1, 1]), group_with([3, -2])
-    alone, together = grpo([one]), grpo([two, one])
+    estimate = ADVANTAGES.resolve(name)
+    alone, together = estimate([one]), estimate([two, one])
     for a, b in zip(alone[0], together[1], strict=True):
         np.testing.assert_array_equal(a[0], b[0])
 
 
-def test_equal_scores_have_no_advantage():
-    assert all(not array.any() for (array,) in grpo([group_with([0.3, 0.3, 0.3])])[0])
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_recipes(recipe):
+    """What a recipe sets can be set otherwise; its name alone is enough; what it comes to can be written out and read again."""
+    config = AlgorithmConfig.model_validate(recipe)
+    assert config == AlgorithmConfig.model_validate({"recipe": recipe})
+    assert AlgorithmConfig.model_validate(config.model_dump()) == config
+    assert all(getattr(config, name) == value for name, value in RECIPES[recipe].items())
+    ADVANTAGES.resolve(config.advantage)
+    LOSSES.resolve(config.loss)
+    assert AlgorithmConfig.model_validate({"recipe": recipe, "clip_high": 0.5}).clip_high == 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"recipe": "gpro"}, "there are cispo, dapo"),
+        ({"dual_clip": 0.5}, "not above 1"),
+        ({"ratio_low": 2.0}, "is above ratio_high"),
+    ],
+)
+def test_what_cannot_be(wrong, said):
+    with pytest.raises(ValidationError, match=said):
+        AlgorithmConfig.model_validate(wrong)
+
+
+def test_examples_in_docstrings():
+    torch.set_printoptions(precision=4)
+    for module in (losses, advantages):
+        found = doctest.testmod(module)
+        assert found.attempted >= 2 and not found.failed
