@@ -37,7 +37,9 @@ from antiphon.types import (
     AttemptId,
     AttemptStatus,
     Failure,
+    FloatArray,
     Group,
+    Pack,
     PolicyVersion,
     Prompt,
     Sampling,
@@ -110,7 +112,7 @@ class _Recorded:
 
 
 class _Reader:
-    """A `Learner` that only looks at what it is given, or hands it on to a real one."""
+    """A `Trainer` that only looks at what it is given, or hands it on to a real one."""
 
     def __init__(self, learner: Learner | None) -> None:
         self.learner = learner
@@ -118,8 +120,13 @@ class _Reader:
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         return await self.learner.step(batch) if self.learner else {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.learner, name)
+    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        if self.learner is None:
+            raise RecordError(
+                "a batch of this run holds log-probs of the policy itself: it is replayed with --weights, from its first "
+                "checkpoint that was kept (checkpoint.keep_every: 1 keeps all)"
+            )
+        return await self.learner.score(packs)
 
 
 def replay(run: Path, config: RunConfig, *, weights: bool = False, tell: Callable[[str], None] = print) -> int:
@@ -130,8 +137,6 @@ def replay(run: Path, config: RunConfig, *, weights: bool = False, tell: Callabl
 async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[str], None]) -> int:
     if config.rollout.sampler:
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
-    if config.algorithm.needs_proximal and config.learner.updates > 1 and not weights:
-        raise RecordError("batches of this run hold log-probs of its own policy: they are replayed with --weights")
     steps = 0
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))

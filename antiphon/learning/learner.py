@@ -18,17 +18,21 @@ SAVED = ""  # what a learner worker emits when a checkpoint is in place; else wh
 LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchLearner"})
 
 
-class Learner(Protocol):
-    """Holds a model; turns batches into updates of it."""
-
-    async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """Start a phase with a fresh optimiser; returns the number of trained parameters."""
+class Trainer(Protocol):
+    """What the stages of a step need of a `Learner`."""
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics."""
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Log-probs of the loss tokens under the model, [T] a pack."""
+
+
+class Learner(Trainer, Protocol):
+    """Holds a model; turns batches into updates of it."""
+
+    async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """Start a phase with a fresh optimiser; returns the number of trained parameters."""
 
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """Write the weights where engines can read them."""

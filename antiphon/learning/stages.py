@@ -13,7 +13,7 @@ from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import Learner
+from antiphon.learning.learner import Trainer
 from antiphon.registry import Registry
 from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, Group, Sample, StreamSpec, TrainBatch
 
@@ -33,8 +33,8 @@ class Step:
 
     groups: Sequence[Group]
     samples: list[list[Sample]]  # of each group
-    learner: Learner
-    reference: Learner | None
+    learner: Trainer
+    reference: Trainer | None
     estimate: Advantages
     algorithm: AlgorithmConfig
     config: LearnerConfig
@@ -55,7 +55,7 @@ async def annotate(step: Step) -> None:
         await _score(step, step.learner, PROXIMAL_LOGPROBS)
 
 
-async def _score(step: Step, learner: Learner, stream: StreamSpec) -> None:
+async def _score(step: Step, learner: Trainer, stream: StreamSpec) -> None:
     flat = [sample for group in step.samples for sample in group]
     members, packs = pack_samples(flat, step.config.tokens_per_pack)
     scored = iter(split_packs(flat, members, await learner.score(packs)))
