@@ -12,8 +12,31 @@ Aggregation = Literal[
 ]
 
 
+Level = Literal["token", "turn", "sequence", "product"]
+
+
+class CorrectionConfig(Config):
+    """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled: what the
+    engine and the learner do not agree on, and what training has changed since."""
+
+    level: Level | None = None
+    """Whose ratio weighs the loss: the token's, the geometric mean over its turn or its sequence, or the product over its
+    sequence; null weighs nothing."""
+    high: float = Field(2.0, gt=0.0)
+    """Greatest weight."""
+    filter_level: Level | None = None
+    """Whose ratio says whether a token is trained on; null trains on all."""
+    keep_low: float = Field(0.5, ge=0.0)
+    keep_high: float = Field(2.0, gt=0.0)
+
+    @property
+    def on(self) -> bool:
+        """Whether there is anything to do."""
+        return self.level is not None or self.filter_level is not None
+
+
 # Losses that are zero where the advantage is.
-VANISHING = frozenset({"ppo_clip", "decoupled_ppo", "policy_gradient", "tis", "topr", "cispo"})
+VANISHING = frozenset({"ppo_clip", "policy_gradient", "tis", "topr", "cispo"})
 
 
 class AlgorithmConfig(Config):
@@ -28,20 +51,22 @@ class AlgorithmConfig(Config):
     mask_truncated: bool = False
     """Give completions that hit the token limit no weight."""
     loss: str = "ppo_clip"
-    """`ppo_clip`, `decoupled_ppo`, `policy_gradient`, `tis`, `topr`, `cispo`, `kimi`, or package.module:attribute."""
+    """`ppo_clip`, `policy_gradient`, `tis`, `topr`, `cispo`, `kimi`, or package.module:attribute."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
-    """Of `ppo_clip` and `decoupled_ppo`: whose ratio is clipped."""
+    """Of `ppo_clip`: whose ratio is clipped."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
     dual_clip: float = Field(0.0, ge=0.0)
-    """Of the same: the loss where the advantage is negative is at most this times its size; above 1, and 0 is none."""
+    """Of `ppo_clip`: the loss where the advantage is negative is at most this times its size; above 1, and 0 is none."""
     ratio_low: float = Field(0.0, ge=0.0)
     ratio_high: float = Field(1.0, gt=0.0)
-    """Bounds of the importance weight in `tis` and `topr`; the upper one that of the weight in `decoupled_ppo`."""
+    """Bounds of the importance weight in `tis` and `topr`."""
     positive_weight: float = Field(1.0, ge=0.0)
     negative_weight: float = Field(1.0, ge=0.0)
     """Of `topr`."""
     kimi_tau: float = Field(0.1, ge=0.0)
+    correction: CorrectionConfig = CorrectionConfig()
+    """For tokens that another policy has sampled than the one before the step."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
@@ -56,7 +81,8 @@ class AlgorithmConfig(Config):
             return given
         if given["recipe"] not in RECIPES:
             raise ValueError(f"recipe {given['recipe']!r}: there are {', '.join(sorted(RECIPES))}")
-        return {**RECIPES[given["recipe"]], **given}
+        parts = RECIPES[given["recipe"]]
+        return parts | {key: _over(parts.get(key), value) for key, value in given.items()}
 
     @model_validator(mode="after")
     def _possible(self) -> "AlgorithmConfig":
@@ -69,9 +95,14 @@ class AlgorithmConfig(Config):
     @property
     def needs_proximal(self) -> bool:
         """Whether log-probs of before the step's first update are asked for."""
-        return self.loss == "decoupled_ppo"
+        return self.correction.on
 
     @property
     def zero_without_advantage(self) -> bool:
         """Whether a token without advantage makes no gradient, so that it need not be computed."""
         return self.loss in VANISHING and not (self.kl_coefficient or self.entropy_coefficient)
+
+
+def _over(part: Any, given: Any) -> Any:
+    """What is given, with the rest of a recipe's section around it."""
+    return {**part, **given} if isinstance(part, dict) and isinstance(given, dict) else given

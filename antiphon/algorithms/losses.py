@@ -7,11 +7,11 @@ the proximal policy, where there is one), A its advantage, and sg stops the grad
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
 from antiphon.errors import ConfigError
 from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
 
@@ -50,26 +50,14 @@ def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor,
     >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
     tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    return _clipped(_levelled(_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config), inputs, config)
-
-
-def decoupled_ppo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """w times the loss of `ppo_clip`, whose r is against the proximal policy; w = sg(min(proximal / behaviour, `ratio_high`)).
-
-    The proximal policy is that of before the step's first update. A step of one update needs no forward pass for it: it is
-    the policy being trained, and r is 1.
-
-    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al.
-    2025, "AReaL".
-
-    >>> inputs = example(logprobs=[-1.0], behaviour=[-1.4], advantages=[1.0])
-    >>> decoupled_ppo(inputs, AlgorithmConfig(ratio_high=5.0))[0]  # r is 1, and the weight exp(0.4)
-    tensor([-1.4918], dtype=torch.float64)
-    """
-    proximal = inputs.streams.get(PROXIMAL_LOGPROBS, inputs.logprobs.detach())
-    weight = _log_ratio(proximal, inputs.behaviour).exp().clamp(max=config.ratio_high)
-    loss, metrics = _clipped(_levelled(_log_ratio(inputs.logprobs, proximal), inputs, config), inputs, config)
-    return weight * loss, metrics | {"behaviour_weight": weight}
+    ratio = _levelled(_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config.ratio_level).exp()
+    free = ratio * inputs.advantages
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
+    gained = torch.minimum(free, clipped)
+    if config.dual_clip:
+        bounded = torch.maximum(gained, config.dual_clip * inputs.advantages)
+        gained = torch.where(inputs.advantages < 0, bounded, gained)
+    return -gained, {"clip_fraction": (clipped < free).float()}
 
 
 def policy_gradient(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
@@ -150,19 +138,52 @@ def sft(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metr
 
 
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """The chosen loss with the entropy bonus and the divergence from the reference around it, [N]."""
+    """The chosen loss, corrected, with the entropy bonus and the divergence from the reference around it, [N]."""
+    weight, corrected = correction(inputs, config.correction)
+    if config.correction.on:
+        inputs = replace(inputs, behaviour=_proximal(inputs))
     value, metrics = loss(inputs, config)
     if value.shape != inputs.logprobs.shape:
         raise ConfigError(
             f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
         )
+    value, metrics = weight * value, metrics | corrected
     if config.entropy_coefficient:
         value = value - config.entropy_coefficient * inputs.entropies
     if config.kl_coefficient:
         divergence = k3_divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS])
         value = value + config.kl_coefficient * divergence
-        metrics = {**metrics, "reference_kl": divergence.detach()}
+        metrics = metrics | {"reference_kl": divergence.detach()}
     return value, metrics
+
+
+def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
+    """What each token's loss is multiplied with, for it was sampled by another policy than the one before the step: their
+    ratio, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a level of its own. [N]
+
+    The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
+    no forward pass is spent on it. The loss then takes its ratio against it. So `ppo_clip` with a token's weight is decoupled
+    PPO.
+
+    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
+    "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability".
+
+    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.4, -3.0], advantages=[1.0, 1.0])
+    >>> correction(inputs, CorrectionConfig(level="token", high=5.0))[0]  # exp(0.4), and exp(2) cut off
+    tensor([1.4918, 5.0000], dtype=torch.float64)
+    >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    log_ratio = _log_ratio(_proximal(inputs), inputs.behaviour)
+    weight, metrics = torch.ones_like(log_ratio), {}
+    if config.level is not None:
+        weight = _levelled(log_ratio, inputs, config.level).exp().clamp(max=config.high)
+        metrics["correction_weight"] = weight
+    if config.filter_level is not None:
+        ratio = _levelled(log_ratio, inputs, config.filter_level).exp()
+        kept = ((ratio >= config.keep_low) & (ratio <= config.keep_high)).to(weight.dtype)
+        weight, metrics["correction_kept"] = weight * kept, kept
+    return weight, metrics
 
 
 def k3_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -190,22 +211,18 @@ def _log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tens
     return (numerator - denominator).nan_to_num(nan=0.0).clamp(-MOST, MOST)
 
 
-def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, config: AlgorithmConfig) -> torch.Tensor:
-    """The token's own log ratio, or the mean over all tokens it shares a ratio with, [N]."""
-    if config.ratio_level == "token":
+def _proximal(inputs: LossInputs) -> torch.Tensor:
+    return inputs.streams.get(PROXIMAL_LOGPROBS, inputs.logprobs.detach())
+
+
+def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
+    """The token's own log ratio, or what all tokens of its turn or sequence come to together: their mean (`turn`, `sequence`)
+    or their sum (`product`, over the sequence). [N]"""
+    if level == "token":
         return log_ratio
-    which = inputs.sequence if config.ratio_level == "sequence" else inputs.turn
-    _, member = which.unique(return_inverse=True)
+    _, member = (inputs.turn if level == "turn" else inputs.sequence).unique(return_inverse=True)
     count = int(member.max()) + 1 if len(member) else 0
-    sums = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
-    return (sums / member.bincount(minlength=count))[member]
-
-
-def _clipped(log_ratio: torch.Tensor, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    ratio, advantages = log_ratio.exp(), inputs.advantages
-    free = ratio * advantages
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
-    gained = torch.minimum(free, clipped)
-    if config.dual_clip:
-        gained = torch.where(advantages < 0, torch.maximum(gained, config.dual_clip * advantages), gained)
-    return -gained, {"clip_fraction": (clipped < free).float()}
+    together = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
+    if level == "product":
+        return together[member].clamp(-MOST, MOST)
+    return (together / member.bincount(minlength=count))[member]

@@ -4,7 +4,7 @@ of it can be given in the configuration as well, and then that holds."""
 from collections.abc import Mapping
 from typing import Any
 
-RECIPES: Mapping[str, Mapping[str, Any]] = {
+RECIPES: Mapping[str, dict[str, Any]] = {
     # Shao et al. 2024, with all tokens of equal weight; the paper's is `aggregation: sequence_mean_token_mean`.
     "grpo": {"advantage": "grpo", "loss": "ppo_clip"},
     # Yu et al. 2025, section 3; dynamic sampling is `rollout.filter: spread`.
@@ -28,7 +28,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     # Le Roux et al. 2025.
     "topr": {"advantage": "dr_grpo", "loss": "topr"},
     # Fu et al. 2025; its public code bounds the weight by 5.
-    "decoupled_ppo": {"advantage": "grpo", "loss": "decoupled_ppo", "ratio_high": 5.0},
+    "decoupled_ppo": {"advantage": "grpo", "loss": "ppo_clip", "correction": {"level": "token", "high": 5.0}},
     # Kimi 2025.
     "kimi": {"advantage": "dr_grpo", "loss": "kimi", "kimi_tau": 0.1, "aggregation": "sequence_mean_token_sum"},
 }

@@ -3,7 +3,7 @@
 from antiphon.registry import Registry
 
 _ADVANTAGES = "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo"
-_LOSSES = "ppo_clip decoupled_ppo policy_gradient tis topr cispo kimi sft"
+_LOSSES = "ppo_clip policy_gradient tis topr cispo kimi sft"
 
 ADVANTAGES = Registry("advantage", {name: f"antiphon.algorithms.advantages:{name}" for name in _ADVANTAGES.split()})
 LOSSES = Registry("loss", {name: f"antiphon.algorithms.losses:{name}" for name in _LOSSES.split()})

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from antiphon.algorithms import advantages, losses
 from antiphon.algorithms.advantages import EPSILON
-from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import LossInputs, decoupled_ppo, example, k3_divergence, ppo_clip, total_loss
+from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
+from antiphon.algorithms.losses import LossInputs, example, k3_divergence, ppo_clip, total_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.errors import ConfigError
@@ -78,13 +78,12 @@ def clipped_loss(ratio: float, advantage: float, config: AlgorithmConfig) -> flo
 
 def expected(name: str, rows: list, config: AlgorithmConfig) -> list[tuple[float, float]]:
     """Of each token: the loss, and its slope in the log-prob of the token alone where ratios are the token's own."""
-    against = 3 if name == "decoupled_ppo" else 1
     ends = [row[5] for row in rows]
     turns = [sum(ends[:i]) for i in range(len(rows))]
     shares = {"token": range(len(rows)), "turn": turns, "sequence": [turn // 2 for turn in turns]}[config.ratio_level]
     found = []
-    for i, (new, old, _, before, advantage, _) in enumerate(rows):
-        mates = [row[0] - row[against] for row, share in zip(rows, shares, strict=True) if share == shares[i]]
+    for i, (new, old, _, _, advantage, _) in enumerate(rows):
+        mates = [row[0] - row[1] for row, share in zip(rows, shares, strict=True) if share == shares[i]]
         level = math.exp(mean(mates))
         ratio = math.exp(new - old)
         truncated = max(config.ratio_low, min(config.ratio_high, ratio))
@@ -92,10 +91,6 @@ def expected(name: str, rows: list, config: AlgorithmConfig) -> list[tuple[float
             case "ppo_clip":
                 loss = clipped_loss(level, advantage, config)
                 slope = -level * advantage if loss == -level * advantage else 0
-            case "decoupled_ppo":
-                weight = min(math.exp(before - old), config.ratio_high)
-                loss = weight * clipped_loss(level, advantage, config)
-                slope = weight * -level * advantage if loss == weight * (-level * advantage) else 0
             case "policy_gradient":
                 loss, slope = -advantage * new, -advantage
             case "tis":
@@ -121,22 +116,18 @@ def test_values_and_slopes(name, rows, config):
     values = expected(name, rows, config)
     np.testing.assert_allclose(loss.detach(), [value for value, _ in values], rtol=1e-9, atol=1e-9)
     assert all(metric.shape == loss.shape for metric in metrics.values())
-    if config.ratio_level == "token" or name not in ("ppo_clip", "decoupled_ppo"):
+    if config.ratio_level == "token" or name != "ppo_clip":
         (slopes,) = torch.autograd.grad(loss.sum(), given_.logprobs)
         np.testing.assert_allclose(slopes, [slope for _, slope in values], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "decoupled_ppo"])
 @pytest.mark.parametrize("level", ["sequence", "turn"])
 @given(rows=tokens)
-def test_the_slope_of_a_shared_ratio_is_that_of_small_steps(name, level, rows):
-    config = AlgorithmConfig(ratio_level=level, clip_low=1.0, clip_high=1e9, ratio_high=1e9)  # smooth everywhere
+def test_the_slope_of_a_shared_ratio_is_that_of_small_steps(level, rows):
+    config = AlgorithmConfig(ratio_level=level, clip_low=1.0, clip_high=1e9)  # smooth everywhere
     given_ = inputs(rows, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda new: LOSSES.resolve(name)(replace(given_, logprobs=new), config)[0],
-        given_.logprobs,
-        rtol=1e-4,
-        atol=1e-6,
+        lambda new: ppo_clip(replace(given_, logprobs=new), config)[0], given_.logprobs, rtol=1e-4, atol=1e-6
     )
 
 
@@ -181,12 +172,53 @@ def test_no_tokens_and_no_advantages(name):
     assert AlgorithmConfig(loss=name).zero_without_advantage == (not slopes.any())
 
 
+corrections = st.builds(
+    CorrectionConfig,
+    level=st.sampled_from([None, "token", "turn", "sequence", "product"]),
+    high=st.floats(0.1, 5),
+    filter_level=st.sampled_from([None, "token", "turn", "sequence", "product"]),
+    keep_low=st.floats(0, 1),
+    keep_high=st.floats(1, 5),
+)
+
+
+def ratios(rows: list, level: str) -> list[float]:
+    """Of each token, at this level: the policy before the step to the one that sampled."""
+    ends = [row[5] for row in rows]
+    turns = [sum(ends[:i]) for i in range(len(rows))]
+    own = [row[3] - row[1] for row in rows]
+    if level == "token":
+        return [math.exp(each) for each in own]
+    shares = turns if level == "turn" else [turn // 2 for turn in turns]
+    together = [[each for each, share in zip(own, shares, strict=True) if share == mine] for mine in shares]
+    combined = [sum(each) if level == "product" else mean(each) for each in together]
+    return [math.exp(max(-20, min(20, each))) for each in combined]
+
+
+@given(rows=tokens, config=corrections)
+def test_corrections(rows, config):
+    """The loss is against the policy before the step, times the weight; what is filtered has none."""
+    given_ = inputs(rows, requires_grad=True)
+    loss, metrics = total_loss(ppo_clip, given_, AlgorithmConfig(correction=config))
+    weights = [min(ratio, config.high) for ratio in ratios(rows, config.level)] if config.level else [1.0] * len(rows)
+    kept = ratios(rows, config.filter_level) if config.filter_level else [1.0] * len(rows)
+    for i, row in enumerate(rows):
+        if any(abs(kept[i] - bound) < 1e-9 for bound in (config.keep_low, config.keep_high)):
+            continue  # either
+        weight = weights[i] if config.keep_low <= kept[i] <= config.keep_high or not config.filter_level else 0.0
+        against = row[3] if config.on else row[1]
+        wanted = weight * clipped_loss(math.exp(row[0] - against), row[4], AlgorithmConfig())
+        assert float(loss.detach()[i]) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+    assert ("correction_weight" in metrics) == (config.level is not None)
+    assert not any(value.requires_grad for name, value in metrics.items() if name.startswith("correction"))
+
+
 @given(rows=tokens)
 def test_a_step_of_one_update_is_its_own_proximal_policy(rows):
     given_ = inputs(rows, proximal=False)
     own = replace(given_, streams={PROXIMAL_LOGPROBS: given_.logprobs})
-    config = AlgorithmConfig(ratio_high=1e9)
-    np.testing.assert_array_equal(decoupled_ppo(given_, config)[0], decoupled_ppo(own, config)[0])
+    config = AlgorithmConfig.model_validate("decoupled_ppo")
+    np.testing.assert_array_equal(total_loss(ppo_clip, given_, config)[0], total_loss(ppo_clip, own, config)[0])
 
 
 @given(rows=tokens, low=st.floats(0.01, 0.9), high=st.floats(0.01, 2))
@@ -314,10 +346,14 @@ def test_recipes(recipe):
     config = AlgorithmConfig.model_validate(recipe)
     assert config == AlgorithmConfig.model_validate({"recipe": recipe})
     assert AlgorithmConfig.model_validate(config.model_dump()) == config
-    assert all(getattr(config, name) == value for name, value in RECIPES[recipe].items())
+    stated = config.model_dump()
+    for name, value in RECIPES[recipe].items():
+        assert stated[name] == (stated[name] | value if isinstance(value, dict) else value)
     ADVANTAGES.resolve(config.advantage)
     LOSSES.resolve(config.loss)
     assert AlgorithmConfig.model_validate({"recipe": recipe, "clip_high": 0.5}).clip_high == 0.5
+    other = AlgorithmConfig.model_validate({"recipe": recipe, "correction": {"high": 3.0}})
+    assert other.correction == config.correction.model_copy(update={"high": 3.0})
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_the_proximal_policy_is_that_of_before_the_first_update(model_directorie
         mask = sample.segment.loss_mask[1:]
         np.testing.assert_allclose(sample.streams[PROXIMAL_LOGPROBS][1:][mask], wanted[mask], atol=1e-5)
     asyncio.run(update_actor(step))
-    assert step.metrics["learner/behaviour_weight"] > 0
+    assert step.metrics["learner/correction_weight"] > 0
     assert len(step.batches[0].updates) == minibatches * epochs
 
 
