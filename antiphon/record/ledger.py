@@ -241,9 +241,10 @@ class Ledger:
 
     async def durable(self, heard: int) -> None:
         """Return when all that was `heard` until then is durable."""
-        async with self._writing:
-            if self._durable < heard:
-                await self._write()
+        if self._durable < heard:  # else it waits for no commit of what came later
+            async with self._writing:
+                if self._durable < heard:
+                    await self._write()
 
     def hurry(self) -> None:
         """Commit soon: somebody will want it."""

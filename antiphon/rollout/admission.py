@@ -115,6 +115,11 @@ class Admission:
         return room if self._round is None else min(room, self._round)
 
     @property
+    def ready(self) -> bool:
+        """Whether a step may be taken."""
+        return self._choose() is not None
+
+    @property
     def complete(self) -> int:
         """Groups that a step may take."""
         return len(self._complete)

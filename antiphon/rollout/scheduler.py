@@ -97,6 +97,7 @@ class Scheduler:
         self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
         self._admitting = False
         self._heard_of_step = 0  # of the ledger, when the last of its trajectories came
+        self._hurried = False  # the ledger, for the step that comes next
         self._again: deque[tuple[int, Prompt]] = deque()  # groups that were live at the cut
         self._tasks: dict[AttemptId, asyncio.Task[None]] = {}
         self._owner: asyncio.TaskGroup | None = None
@@ -137,8 +138,8 @@ class Scheduler:
         self._obey_stale(change)
         self._heard_of_step = max(self._open[group].heard for group in chosen)
         groups = [self._close_group(group) for group in chosen]
-        if self.admission.complete >= self.config.groups_per_step:
-            self._ledger.hurry()
+        self._hurried = False
+        self._hurry()
         for group in groups:
             self.bias.trained(group)
         return groups
@@ -215,6 +216,12 @@ class Scheduler:
         self._ledger.take_over(trajectory, kept.origin, kept.file)
         self._heard(trajectory)
 
+    def _hurry(self) -> None:
+        """What the next step will be trained on is to be durable before it is asked for."""
+        if not self._hurried and self.admission.ready:
+            self._hurried = True
+            self._ledger.hurry()
+
     def _begin_round(self) -> None:
         size = self.config.groups_per_step
         self._long_round = self.config.policy is Policy.TAIL_BATCHING and len(self._deferred) >= size
@@ -290,8 +297,7 @@ class Scheduler:
         elif change.completed:
             self._fruitless = 0
             self._end_loop(group)
-            if self.admission.complete == self.config.groups_per_step:
-                self._ledger.hurry()
+            self._hurry()
         if change.failed or change.completed:
             self.admit()
             self._changed.set()
