@@ -282,7 +282,14 @@ class Ledger:
             self._store.close()
 
     async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # What was handed over is written all the same, and before anything that comes later.
+            await asyncio.wait([writing])
+            writing.result()
+            raise
 
 
 async def at_once(function: Callable[..., None], *args: Any) -> None:
