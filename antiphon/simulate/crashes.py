@@ -71,7 +71,7 @@ class Disk:
             number = entry.stat().st_ino
             if before.get(entry.name) != number and draw.random() < 0.5:  # the name was not on disk
                 old = names.get(number, "")  # numbers are given again, so only a name that becomes this one is its own
-                if old and (old == f"{entry.name}.partial" or old.startswith(f".{entry.name}.")):
+                if old and _stem(old) == _stem(entry.name):
                     entry.rename(directory / old)
                     continue
                 if entry.name not in before:
@@ -94,6 +94,11 @@ class Disk:
                 file.write_bytes(torn)
             case _:
                 pass  # it came through
+
+
+def _stem(name: str) -> str:
+    """What a name keeps when its file is put in place or out of the way."""
+    return name.lstrip(".").partition(".")[0]
 
 
 def crash_runs(seeds: Iterable[int], tell: Callable[[str], None] = print) -> Counter[str]:

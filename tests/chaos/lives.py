@@ -92,6 +92,7 @@ POINTS = {
         "ledger.committed": 6,
         "rollouts.write": 4,
         "rollouts.written": 4,
+        "checkpoint.prune": 2,
         "publish": 5,
         "published": 5,
     },

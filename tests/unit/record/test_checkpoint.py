@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from antiphon import points
 from antiphon.errors import RecordError
 from antiphon.record.checkpoint import MANIFEST, STATE, export, name_of, newest, prune, read_state, save, verify
 
@@ -89,6 +90,27 @@ def test_pruning_keeps_the_last_and_every_so_many(tmp_path):
         make(tmp_path / "checkpoints", step)
     prune(tmp_path / "checkpoints", keep_last=2, keep_every=20)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(map(name_of, (0, 20, 40, 45)))
+
+
+def test_a_crash_while_pruning_leaves_nothing_half_removed(tmp_path):
+    class Crash(Exception):
+        pass
+
+    def look(point, path):
+        if point == "checkpoint.prune":
+            raise Crash
+
+    for step in range(4):
+        make(tmp_path / "checkpoints", step)
+    points.watch(look)
+    try:
+        with pytest.raises(Crash):
+            prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
+    finally:
+        points.watch(None)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_??????")] == [name_of(3)]
+    prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name_of(3)]
 
 
 def test_an_export_is_the_model_alone(tmp_path):
