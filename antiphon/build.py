@@ -9,14 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
-from antiphon.learning.learner import LEARNERS, Learner, WorkerLearner
-from antiphon.learning.stages import STAGES
-from antiphon.loop import Parts, Run, supervised
+from antiphon.learning.learner import CRITIC, LEARNERS, Learner, Models, WorkerLearner
+from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View, make_view
@@ -142,11 +140,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
-        learner, learners = start_learner(cluster, "learner", model, config)
-        reference: Learner | None = None
-        references: list[WorkerHandle] = []
-        if config.algorithm.kl_coefficient:
-            reference, references = start_learner(cluster, "reference", model, config)
+        models, learners = await start_models(cluster, model, config)
         response = config.sft.response if config.sft else ""
         pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
 
@@ -154,9 +148,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
             Parts(
                 config=config,
                 waits=waits,
-                workers=[*learners, *references],
-                learner=learner,
-                reference=reference,
+                workers=learners,
+                models=models,
+                training=training_of(config, models.learner, models.reference, models.critics),
                 pool=pool,
                 episodes=episodes,
                 mixture=mixture,
@@ -165,8 +159,6 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 test=test,
                 keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
                 sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
-                stages=[STAGES.resolve(name) for name in config.learner.stages],
-                estimate=ADVANTAGES.resolve(config.algorithm.advantage),
                 directory=directory,
                 ledger=ledger,
                 resumption=resumption,
@@ -191,10 +183,23 @@ def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View
     return found
 
 
-def start_learner(cluster: Cluster, name: str, model: Path, config: RunConfig) -> tuple[Learner, list[WorkerHandle]]:
+async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tuple[Models, list[WorkerHandle]]:
+    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for critics with a
+    path of theirs."""
+    handles: list[WorkerHandle] = []
+
+    def start(name: str, kind: str, path: Path, *more: Any) -> Learner:
+        handles.append(cluster.spawn(name, kind, str(path), config.learner, derive(config.seed, name), *more))
+        return WorkerLearner(handles[-1])
+
     kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
-    handle = cluster.spawn(name, kind, str(model), config.learner, derive(config.seed, name))
-    return WorkerLearner(handle), [handle]
+    critics: list[Learner] = []
+    if config.critic is not None:
+        own = config.critic.path
+        path = await model_directory(cluster, own, Path(), config.seed) if own else model
+        critics = [start(f"critic-{number}", CRITIC, path, config.critic) for number in range(config.critic.count)]
+    reference = start("reference", kind, model) if "reference_logprobs" in config.algorithm.needed else None
+    return Models(learner=start("learner", kind, model), reference=reference, critics=critics), handles
 
 
 async def _start_rollouts(

@@ -28,15 +28,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.rewards import restored
 from antiphon.engines.base import InferenceEngine
 from antiphon.errors import StallError
 from antiphon.learning.batch import digest, samples_of, supervised_batch
-from antiphon.learning.learner import Learner
-from antiphon.learning.stages import Stage, Step
+from antiphon.learning.learner import Models, Trainer
+from antiphon.learning.stages import STAGES, Step, Training
 from antiphon.points import reach
-from antiphon.record.checkpoint import name_of, prune
+from antiphon.record.checkpoint import draft, name_of, prune, publish
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
@@ -79,8 +80,8 @@ class Parts:
     config: RunConfig
     waits: Waits
     workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
-    learner: Learner
-    reference: Learner | None
+    models: Models
+    training: Training
     pool: EnginePool
     episodes: Episodes
     mixture: Mixture
@@ -89,8 +90,6 @@ class Parts:
     test: Sequence[Prompt]
     keep: KeepGroup | None
     sampler: SamplingLoop | None
-    stages: Sequence[Stage]
-    estimate: Advantages
     directory: RunDirectory
     ledger: Ledger
     resumption: Resumption | None = None
@@ -98,6 +97,24 @@ class Parts:
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
+    in_thread: Callable[..., Awaitable[None]] = asyncio.to_thread  # what writes to disk and takes a while
+
+
+def training_of(
+    config: RunConfig, learner: Trainer, reference: Trainer | None = None, critics: Sequence[Trainer] = ()
+) -> Training:
+    """What makes updates of groups in a run with this configuration."""
+    return Training(
+        learner=learner,
+        reference=reference,
+        critics=critics,
+        algorithm=config.algorithm,
+        config=config.learner,
+        critic=config.critic,
+        estimate=ADVANTAGES.resolve(config.algorithm.advantage),
+        stages=[STAGES.resolve(name) for name in config.learner.stages],
+        max_tokens=config.rollout.sampling.max_tokens,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,12 +217,12 @@ class Run:
         parts, sft = self.parts, self.config.sft
         assert sft is not None
         began = _now()
-        await parts.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
+        await parts.models.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
             examples = [parts.next_example() for _ in range(sft.batch_size)]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
-            trained = await self._wait(parts.learner.step(batch), "step", "the learner")
+            trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
             due = step % sft.evaluate_every == 0
             if due and validation is not None:
@@ -235,7 +252,7 @@ class Run:
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
         parts, config, resumption = self.parts, self.config, self.parts.resumption
         self._since = _now() - self.progress.seconds
-        await parts.learner.begin(config.algorithm, config.learner.optimizer, config.steps * config.learner.updates)
+        await parts.models.begin(config.algorithm, config.learner, config.critic, config.steps)
         scheduler = Scheduler(
             config=config.rollout,
             version=self.version,
@@ -249,7 +266,8 @@ class Run:
         done = 0
         if resumption is not None:
             done = resumption.state["step"]
-            await self._wait(parts.learner.restore(resumption.checkpoint), "restore", "the learner")
+            await self._wait(parts.models.restore(resumption.checkpoint), "restore", "the learner")
+            parts.training.controllers = restored(resumption.state["controllers"])
             parts.mixture.restore(resumption.state["mixture"])
             scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
             if self.version.n:  # else engines have it
@@ -283,7 +301,7 @@ class Run:
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler)
-                metrics |= await self._learn(groups)
+                metrics |= await self._learn(step, groups)
                 await self._publish(owner, self.version.next())
                 scheduler.publish()
                 cut = self._cut(step, scheduler) if self._due(step) else None
@@ -308,20 +326,11 @@ class Run:
         every = self.config.checkpoint.every
         return bool(every) and step % every == 0 and step < self.config.steps
 
-    async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+    async def _learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
         parts = self.parts
-        step = Step(
-            groups=groups,
-            samples=samples_of(groups),
-            learner=parts.learner,
-            reference=parts.reference,
-            estimate=parts.estimate,
-            algorithm=self.config.algorithm,
-            config=self.config.learner,
-            max_tokens=self.config.rollout.sampling.max_tokens,
-        )
-        for stage in parts.stages:
+        step = Step(number=number, version=self.version.n, samples=samples_of(groups), training=parts.training)
+        for stage in parts.training.stages:
             await self._wait(stage(step), "step", "the learner")
         parts.ledger.batch(digest(step.batches))
         return step.metrics
@@ -332,7 +341,7 @@ class Run:
         await self._settle()
         parts = self.parts
         reach("publish")
-        update = await self._wait(parts.learner.publish(version.n, parts.exchange), "publish", "the learner")
+        update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
 
         async def load() -> None:
             await parts.pool.load(update, self.config.rollout.on_update)
@@ -348,7 +357,7 @@ class Run:
         async with self._between_steps:
             await self._settle()
             if engine.version < self.version.n:
-                publish = self.parts.learner.publish(self.version.n, self.parts.exchange)
+                publish = self.parts.models.learner.publish(self.version.n, self.parts.exchange)
                 update = await self._wait(publish, "publish", "the learner")
                 try:
                     await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
@@ -419,6 +428,7 @@ class Run:
             "progress": asdict(self.progress),
             "mixture": self.parts.mixture.state(),
             "scheduler": scheduler.state(),
+            "controllers": asdict(self.parts.training.controllers),
             "heard": self.parts.ledger.heard,
             "config": self.config.model_dump(mode="json"),
             "code": code_version(),
@@ -431,10 +441,12 @@ class Run:
         directory, version = self.parts.directory.checkpoints / name_of(cut["step"]), self.version
         if directory.is_dir():  # the very cut that this life began at
             return
-        written = await self._wait(self.parts.learner.save(directory, cut), "checkpoint", "the learner")
+        aside = draft(directory)
+        writing = await self._wait(self.parts.models.save(aside), "checkpoint", "the learner")
 
         async def keep() -> None:
-            await written
+            await asyncio.gather(*writing)
+            await self.parts.in_thread(publish, aside, directory, cut)
             self.parts.ledger.checkpoint(cut["step"], version, directory.name)
             prune(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
 

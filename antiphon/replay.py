@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.build import model_directory, start_learner
+from antiphon.algorithms.rewards import Controllers, restored
+from antiphon.build import model_directory, start_models
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import AntiphonError, RecordError
 from antiphon.learning.batch import digest, samples_of
-from antiphon.learning.learner import Learner
-from antiphon.learning.stages import STAGES, Step
-from antiphon.loop import supervised
+from antiphon.learning.learner import Learner, Models
+from antiphon.learning.stages import Step
+from antiphon.loop import supervised, training_of
 from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import name_of, read_state
 from antiphon.record.events import Events
@@ -114,8 +114,8 @@ class _Recorded:
 class _Reader:
     """A `Trainer` that only looks at what it is given, or hands it on to a real one."""
 
-    def __init__(self, learner: Learner | None) -> None:
-        self.learner = learner
+    def __init__(self) -> None:
+        self.learner: Learner | None = None
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         return await self.learner.step(batch) if self.learner else {}
@@ -123,7 +123,7 @@ class _Reader:
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         if self.learner is None:
             raise RecordError(
-                "a batch of this run holds log-probs of the policy itself: it is replayed with --weights, from its first "
+                "a batch of this run holds what the policy or a critic said: it is replayed with --weights, from the first "
                 "checkpoint that was kept (checkpoint.keep_every: 1 keeps all)"
             )
         return await self.learner.score(packs)
@@ -140,8 +140,8 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
     steps = 0
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))
-        learner, reference = await stack.enter_async_context(_learners(run, config, weights))
-        again = _Again(run, config, db, learner, reference)
+        models = await stack.enter_async_context(_models(run, config, weights))
+        again = _Again(run, config, db, models, weights)
         for life in _lives(db, run / "rollouts"):
             done = await again.live(life)
             tell(f"lineage {life.lineage}: {done} steps as they were")
@@ -150,20 +150,16 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
 
 
 @asynccontextmanager
-async def _learners(
-    run: Path, config: RunConfig, weights: bool
-) -> AsyncIterator[tuple[Learner | None, Learner | None]]:
-    """The learners that a replay needs: one that trains, and the reference if a divergence from it is penalised."""
-    if not (weights or config.algorithm.kl_coefficient):
-        yield None, None
+async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[Models | None]:
+    """The models that a replay needs: all if there are weights to compare, and for the reference if there is one."""
+    if not (weights or "reference_logprobs" in config.algorithm.needed):
+        yield None
         return
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
     try:
         path = str(run / "model") if (run / "model").is_dir() else config.model.path
         model = await model_directory(cluster, path, Path(), config.seed)
-        learner = start_learner(cluster, "learner", model, config)[0] if weights else None
-        penalised = config.algorithm.kl_coefficient
-        yield learner, start_learner(cluster, "reference", model, config)[0] if penalised else None
+        yield (await start_models(cluster, model, config))[0]
     finally:
         await cluster.close()
 
@@ -235,14 +231,16 @@ class _Again:
     """The real orchestration, once more."""
 
     def __init__(
-        self, run: Path, config: RunConfig, db: sqlite3.Connection, learner: Learner | None, reference: Learner | None
+        self, run: Path, config: RunConfig, db: sqlite3.Connection, models: Models | None, weights: bool
     ) -> None:
         self._run = run
         self._config = config
         self._db = db
-        self._learner = learner
-        self._reference = reference
-        self._training = False  # the learner's weights are those of the run
+        self._models = models if weights else None
+        self._learning = False  # the weights are those of the run
+        self._readers = [_Reader() for _ in range(1 + (config.critic.count if config.critic else 0))]
+        reference = models.reference if models else None
+        self._training = training_of(config, self._readers[0], reference, self._readers[1:])
         self._mixture = Mixture.load(config.tasks, config.seed)
         self._beginning = self._mixture.state()
 
@@ -265,7 +263,7 @@ class _Again:
                         raise Difference(f"attempt {life.lineage}:{attempt} arrived then, and does not run now")
                     attempts.running[attempt].set_result(trajectory)
                 case _Take():
-                    await self._train(await _taken(what, scheduler, owner), what)
+                    await self._train(await _taken(what, scheduler, owner), what, scheduler.admission.version.n)
                     steps += 1
                 case _Release():
                     scheduler.publish()
@@ -289,47 +287,43 @@ class _Again:
             waits=Waits(),
             ledger=Ledger(store, Events(), run=at_once),
         )
-        self._training = False
+        self._learning = False
+        for reader in self._readers:
+            reader.learner = None
+        self._training.controllers = restored(life.state["controllers"]) if life.state else Controllers()
         self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
         if life.state:
             scheduler.restore(life.state["scheduler"], self._mixture.find, back)
         return scheduler
 
-    async def _train(self, groups: Sequence[Group], then: _Take) -> None:
-        step = Step(
-            groups=groups,
-            samples=samples_of(groups),
-            learner=_Reader(self._learner if self._training else None),
-            reference=self._reference,
-            estimate=ADVANTAGES.resolve(self._config.algorithm.advantage),
-            algorithm=self._config.algorithm,
-            config=self._config.learner,
-            max_tokens=self._config.rollout.sampling.max_tokens,
-        )
-        for name in self._config.learner.stages:
-            await STAGES.resolve(name)(step)
+    async def _train(self, groups: Sequence[Group], then: _Take, version: int) -> None:
+        step = Step(number=then.step, version=version, samples=samples_of(groups), training=self._training)
+        for stage in self._training.stages:
+            await stage(step)
         if then.batch is not None and digest(step.batches) != then.batch:
             raise Difference(f"step {then.step}: the batch is not the one that was trained on")
 
     async def _load(self, life: _Life, step: int) -> None:
         """Begin to train where the first checkpoint lies."""
         directory = self._run / "checkpoints" / name_of(step)
-        if self._learner is None or self._training or not directory.is_dir():
+        if self._models is None or self._learning or not directory.is_dir():
             return
         if step > life.step and read_state(directory)["lineage"] != life.lineage:  # of another life, which undid this
             return
         config = self._config
-        await self._learner.begin(config.algorithm, config.learner.optimizer, config.steps * config.learner.updates)
-        await self._learner.restore(directory)
-        self._training = True
+        await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)
+        await self._models.restore(directory)
+        for reader, learner in zip(self._readers, [self._models.learner, *self._models.critics], strict=True):
+            reader.learner = learner
+        self._learning = True
 
     async def _compare(self, then: _Release) -> None:
         """The weights of a version against those of then."""
-        if self._learner is None or not self._training:
+        if self._models is None or not self._learning:
             return
         place = shared_directory("replay")
         try:
-            update = await self._learner.publish(then.version, place)
+            update = await self._models.learner.publish(then.version, place)
             remove(update)
         finally:
             place.rmdir()

@@ -20,7 +20,7 @@ from antiphon.config import Config, Problems, load
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import CheckpointConfig, LearnerConfig, SftConfig
+from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.record.config import RecordConfig
@@ -66,6 +66,8 @@ class RunConfig(Config):
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
+    critic: CriticConfig | None = None
+    """What says how good a state is, for the algorithms that ask."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -83,6 +85,7 @@ class RunConfig(Config):
             *_cluster(self),
             *_sampling(self),
             *_scheduling(self),
+            *_critics(self),
             *_accuracy(self),
         ]
         if problems:
@@ -110,7 +113,9 @@ class RunConfig(Config):
 # --- combinations that cannot work: each yields (dotted path, message) -------------------------------------------------
 
 # Advantages that compare the siblings of a group with one another.
-GROUP_ADVANTAGES = frozenset({"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline"})
+GROUP_ADVANTAGES = frozenset(
+    {"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline", "step_reinforce", "gigpo"}
+)
 
 Found = Iterator[tuple[str, str]]
 
@@ -209,6 +214,30 @@ def _scheduling(config: RunConfig) -> Found:
         )
 
 
+def _critics(config: RunConfig) -> Found:
+    algorithm, critic = config.algorithm, config.critic
+    if critic is None:
+        if "values" in algorithm.needed:
+            yield (
+                "critic",
+                f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
+            )
+        return
+    if critic.disjoint and critic.count > config.rollout.group_size:
+        yield (
+            "critic.count",
+            f"{critic.count} critics cannot have disjoint shares of the {config.rollout.group_size} siblings of a group "
+            "(rollout.group_size)",
+        )
+    if critic.count == 1 and (algorithm.agreement_mask or algorithm.disagreement_mask):
+        yield (
+            "critic.count",
+            "1 critic always agrees with itself; agreement_mask and disagreement_mask compare 2 or more",
+        )
+    if critic.warmup_steps >= config.steps:
+        yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
+
+
 def _accuracy(config: RunConfig) -> Found:
     wanted = {
         "evaluation.every": config.evaluation.every,
@@ -287,7 +316,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         "learner weights": parameters * learner,
         "learner gradients": parameters * learner,
         "optimiser moments": 2 * parameters * learner,
-        "reference weights": parameters * learner if config.algorithm.kl_coefficient else 0,
+        "reference weights": parameters * learner if config.algorithm.kl.coefficient else 0,
         "engine weights": parameters * engine * config.engine.replicas,
         "weights in transit": parameters * engine,
     }

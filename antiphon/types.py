@@ -145,6 +145,17 @@ class Streams:
     def __getitem__(self, spec: StreamSpec) -> NDArray[Any]:
         return self._arrays[spec]
 
+    def get(self, spec: StreamSpec, default: NDArray[Any]) -> NDArray[Any]:
+        """A stream, or `default` if it is not there."""
+        return self._arrays.get(spec, default)
+
+    def named(self, name: str) -> NDArray[Any]:
+        """The stream of this name, whatever its shape."""
+        for spec, array in self._arrays.items():
+            if spec.name == name:
+                return array
+        raise KeyError(f"there is no stream {name!r}, only {[spec.name for spec in self._arrays]}")
+
     def __contains__(self, spec: StreamSpec) -> bool:
         return spec in self._arrays
 
@@ -166,6 +177,11 @@ class Streams:
 
 PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
 REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
+TOKEN_AGE = StreamSpec("token_age")  # versions between the one that sampled the token and the one before the step
+ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy counts in the bonus
+RETURNS = StreamSpec("returns")  # what a critic is to say
+OLD_VALUE = StreamSpec("old_value")  # what it said before the step
+VALUES = "values"  # [L, M] what M critics say of the state in which each token was chosen
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 
@@ -411,6 +427,7 @@ class Sample:
     streams: Streams  # [L]
     advantages: FloatArray  # [L]
     weights: FloatArray  # [L]
+    reward: float = 0.0  # of its trajectory: the score, and what was made of it
 
     def __post_init__(self) -> None:
         length = len(self.segment.tokens)

@@ -86,7 +86,7 @@ def checkpoint() -> None:
             size = sum(tensor.numel() * tensor.element_size() for tensor in copied) / 2**20
             del copied
             began = time.perf_counter()
-            learner.save(Path(place) / f"step_{number:06d}", {})
+            learner.save(Path(place) / str(number))
             saves.append(time.perf_counter() - began)
             while learner.advance():
                 pass

@@ -28,6 +28,9 @@ class CorrectionConfig(Config):
     """Whose ratio says whether a token is trained on; null trains on all."""
     keep_low: float = Field(0.5, ge=0.0)
     keep_high: float = Field(2.0, gt=0.0)
+    proximal: Literal["computed", "interpolated"] = "computed"
+    """Log-probs of before the step: by a forward pass, where the step has several updates; or between those of sampling and
+    those of now, by the age of the token."""
 
     @property
     def on(self) -> bool:
@@ -35,23 +38,90 @@ class CorrectionConfig(Config):
         return self.level is not None or self.filter_level is not None
 
 
+Over = Literal["none", "group", "batch", "running"]
+
+
+class RewardConfig(Config):
+    """What becomes of scores before advantages are made of them."""
+
+    overlong_tokens: int = Field(0, ge=0)
+    """Completions that come nearer than this to the token limit lose up to `overlong_penalty`; 0 takes nothing off."""
+    overlong_penalty: float = Field(1.0, ge=0.0)
+    baseline: Over = "none"
+    """Whose mean is taken off: the group's, the batch's, or that of all scores so far."""
+    scale: Over = "none"
+    """Whose standard deviation they are divided by."""
+    clip: float = Field(0.0, ge=0.0)
+    """Bound on their size, after that; 0 is none."""
+
+
+class WeightConfig(Config):
+    """How much each trajectory counts in the loss."""
+
+    by: Literal["none", "difficulty", "length"] = "none"
+    """What raises it: a low mean score of the group, or a short completion."""
+    mask_truncated: bool = False
+    """Give completions that hit the token limit no weight."""
+    mask_difficulty: tuple[float, float] | None = None
+    """Give groups no weight whose mean score is not strictly between these."""
+    mask_wrong_over: int = Field(0, ge=0)
+    """Give completions no weight that score 0 or less and have more tokens than this; 0 gives all some."""
+
+
+class KlConfig(Config):
+    """The divergence from the reference model, which is the model that the run began with."""
+
+    coefficient: float = Field(0.0, ge=0.0)
+    """0 computes no reference."""
+    place: Literal["loss", "reward"] = "loss"
+    """Whether it is a term of the loss, or taken off the reward of each token."""
+    estimator: Literal["k1", "k2", "k3", "abs", "mse"] = "k3"
+    """See `divergence`; `mse` is another name of k2. In the loss, the gradient of k1 is 0 on average."""
+    target: float = Field(0.0, ge=0.0)
+    """Divergence a token that the coefficient is adapted to, in the reward only; 0 keeps the coefficient."""
+    horizon: float = Field(10_000.0, gt=0.0)
+    """Trajectories over which it is adapted."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "KlConfig":
+        if self.target and (self.place == "loss" or not self.coefficient):
+            raise ValueError("target adapts the coefficient of place: reward, which must be above 0")
+        return self
+
+
 # Losses that are zero where the advantage is.
 VANISHING = frozenset({"ppo_clip", "policy_gradient", "tis", "topr", "cispo"})
 
+Stream = Literal["reference_logprobs", "proximal_logprobs", "values"]
+
 
 class AlgorithmConfig(Config):
-    """Advantages, loss, and how token losses are summed."""
+    """Rewards, advantages, loss, and how token losses are summed."""
 
     recipe: str = "grpo"
     """What is not given here is that of `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
+    reward: RewardConfig = RewardConfig()
+    weight: WeightConfig = WeightConfig()
     advantage: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, `reinforce`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
+    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount from one sampled token to the next."""
+    turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount from one turn to the next, of the advantages that look at turns."""
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    """Of `gae`: 1 looks to the end, 0 one token ahead."""
+    step_weight: float = Field(1.0, ge=0.0)
+    """Of `gigpo`: what a step's own advantage counts beside that of its episode."""
+    advantage_whiten: bool = False
+    """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
     """Bound on |advantage|; 0 is none."""
-    mask_truncated: bool = False
-    """Give completions that hit the token limit no weight."""
+    agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of the batch's tokens, those on whose value the critics agree most, that get no advantage."""
+    disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of them, those on whose value the critics agree least, whose entropy is not rewarded."""
     loss: str = "ppo_clip"
-    """`ppo_clip`, `policy_gradient`, `tis`, `topr`, `cispo`, `kimi`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
     """Of `ppo_clip`: whose ratio is clipped."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
@@ -70,14 +140,18 @@ class AlgorithmConfig(Config):
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
-    kl_coefficient: float = Field(0.0, ge=0.0)
-    """Weight of the k3 divergence from the reference model in the loss; 0 computes no reference."""
+    kl: KlConfig = KlConfig()
+    streams: tuple[Stream, ...] = ()
+    """What a loss or an advantage of your own looks at, besides."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_recipe(cls, given: Any) -> Any:
         given = {"recipe": given} if isinstance(given, str) else given
-        if not isinstance(given, dict) or "recipe" not in given:
+        if not isinstance(given, dict):
+            return given
+        given = {key: _tuples(value) for key, value in given.items()}
+        if "recipe" not in given:
             return given
         if given["recipe"] not in RECIPES:
             raise ValueError(f"recipe {given['recipe']!r}: there are {', '.join(sorted(RECIPES))}")
@@ -93,14 +167,26 @@ class AlgorithmConfig(Config):
         return self
 
     @property
-    def needs_proximal(self) -> bool:
-        """Whether log-probs of before the step's first update are asked for."""
-        return self.correction.on
+    def needed(self) -> frozenset[str]:
+        """The names of the streams that are asked for."""
+        return frozenset(self.streams).union(
+            ["reference_logprobs"] if self.kl.coefficient else [],
+            ["proximal_logprobs"] if self.correction.on and self.correction.proximal == "computed" else [],
+            ["values"] if self.advantage == "gae" or self.agreement_mask or self.disagreement_mask else [],
+        )
 
     @property
     def zero_without_advantage(self) -> bool:
         """Whether a token without advantage makes no gradient, so that it need not be computed."""
-        return self.loss in VANISHING and not (self.kl_coefficient or self.entropy_coefficient)
+        in_loss = self.kl.coefficient and self.kl.place == "loss"
+        return self.loss in VANISHING and not (in_loss or self.entropy_coefficient)
+
+
+def _tuples(value: Any) -> Any:
+    """With tuples for lists: what a validator has had in hand is not looked upon as JSON any more."""
+    if isinstance(value, dict):
+        return {key: _tuples(inner) for key, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _over(part: Any, given: Any) -> Any:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
+from antiphon.algorithms.divergence import MOST, divergence, log_ratio
 from antiphon.errors import ConfigError
-from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
+from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE, StreamSpec
 
 Metrics = dict[str, torch.Tensor]  # name -> one value a token
-MOST = 20.0  # |log ratio|
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +137,29 @@ def sft(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metr
     return -inputs.logprobs, {}
 
 
+def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
+    """(V - R)² / 2 of each token [N]; with `clip` the larger of that and what V would come to within so much of the old value.
+
+    Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 9; clipped as in its public code.
+
+    >>> values, returns = torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])
+    >>> value_loss(values, torch.zeros(2), returns, 0.0)
+    tensor([0.5000, 0.5000])
+    >>> value_loss(values, torch.zeros(2), returns, 0.5)  # the first has moved far enough towards 2: half of (0.5 - 2)²
+    tensor([1.1250, 0.5000])
+    """
+    errors = (values - returns).square()
+    if clip:
+        bounded = old + (values - old).clamp(-clip, clip)
+        errors = torch.maximum(errors, (bounded - returns).square())
+    return errors / 2
+
+
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """The chosen loss, corrected, with the entropy bonus and the divergence from the reference around it, [N]."""
     weight, corrected = correction(inputs, config.correction)
     if config.correction.on:
-        inputs = replace(inputs, behaviour=_proximal(inputs))
+        inputs = replace(inputs, behaviour=_proximal(inputs, config.correction))
     value, metrics = loss(inputs, config)
     if value.shape != inputs.logprobs.shape:
         raise ConfigError(
@@ -149,11 +167,11 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
         )
     value, metrics = weight * value, metrics | corrected
     if config.entropy_coefficient:
-        value = value - config.entropy_coefficient * inputs.entropies
-    if config.kl_coefficient:
-        divergence = k3_divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS])
-        value = value + config.kl_coefficient * divergence
-        metrics = metrics | {"reference_kl": divergence.detach()}
+        value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
+    if config.kl.coefficient and config.kl.place == "loss":
+        apart = divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
+        value = value + config.kl.coefficient * apart
+        metrics = metrics | {"reference_kl": apart.detach()}
     return value, metrics
 
 
@@ -162,11 +180,12 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
     ratio, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a level of its own. [N]
 
     The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
-    no forward pass is spent on it. The loss then takes its ratio against it. So `ppo_clip` with a token's weight is decoupled
-    PPO.
+    no forward pass is spent on it. None ever is with `proximal: interpolated`. The loss then takes its ratio against it. So
+    `ppo_clip` with a token's weight is decoupled PPO.
 
     Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
-    "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability".
+    "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability"; the interpolation as in Li et al. 2025,
+    "A-3PO".
 
     >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.4, -3.0], advantages=[1.0, 1.0])
     >>> correction(inputs, CorrectionConfig(level="token", high=5.0))[0]  # exp(0.4), and exp(2) cut off
@@ -174,25 +193,16 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
     >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
     tensor([1., 0.], dtype=torch.float64)
     """
-    log_ratio = _log_ratio(_proximal(inputs), inputs.behaviour)
-    weight, metrics = torch.ones_like(log_ratio), {}
+    difference = _log_ratio(_proximal(inputs, config), inputs.behaviour)
+    weight, metrics = torch.ones_like(difference), {}
     if config.level is not None:
-        weight = _levelled(log_ratio, inputs, config.level).exp().clamp(max=config.high)
+        weight = _levelled(difference, inputs, config.level).exp().clamp(max=config.high)
         metrics["correction_weight"] = weight
     if config.filter_level is not None:
-        ratio = _levelled(log_ratio, inputs, config.filter_level).exp()
+        ratio = _levelled(difference, inputs, config.filter_level).exp()
         kept = ((ratio >= config.keep_low) & (ratio <= config.keep_high)).to(weight.dtype)
         weight, metrics["correction_kept"] = weight * kept, kept
     return weight, metrics
-
-
-def k3_divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(ref - logp) - (ref - logp) - 1: unbiased and non-negative estimate of KL(policy ‖ reference) a token.
-
-    Source: Schulman 2020, "Approximating KL divergence", estimator k3.
-    """
-    difference = _log_ratio(reference, logprobs)
-    return difference.exp() - difference - 1
 
 
 def example(logprobs: list[float], behaviour: list[float], advantages: list[float]) -> LossInputs:
@@ -208,11 +218,18 @@ def example(logprobs: list[float], behaviour: list[float], advantages: list[floa
 
 
 def _log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    return (numerator - denominator).nan_to_num(nan=0.0).clamp(-MOST, MOST)
+    ratio: torch.Tensor = log_ratio(numerator, denominator, torch)
+    return ratio
 
 
-def _proximal(inputs: LossInputs) -> torch.Tensor:
-    return inputs.streams.get(PROXIMAL_LOGPROBS, inputs.logprobs.detach())
+def _proximal(inputs: LossInputs, config: CorrectionConfig) -> torch.Tensor:
+    """Log-probs of before the step [N]; interpolated, d / (d + 1) of the way from those of sampling to those of now, where d is
+    the token's age."""
+    now = inputs.logprobs.detach()
+    if config.proximal == "interpolated":
+        age = inputs.streams[TOKEN_AGE]
+        return inputs.behaviour + age / (age + 1) * _log_ratio(now, inputs.behaviour)
+    return inputs.streams.get(PROXIMAL_LOGPROBS, now)
 
 
 def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:

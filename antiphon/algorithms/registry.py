@@ -2,7 +2,10 @@
 
 from antiphon.registry import Registry
 
-_ADVANTAGES = "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo"
+_ADVANTAGES = (
+    "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo turn_reinforce step_reinforce gigpo "
+    "gae"
+)
 _LOSSES = "ppo_clip policy_gradient tis topr cispo kimi sft"
 
 ADVANTAGES = Registry("advantage", {name: f"antiphon.algorithms.advantages:{name}" for name in _ADVANTAGES.split()})

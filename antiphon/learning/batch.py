@@ -39,6 +39,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
                 streams=segment.streams,
                 advantages=np.zeros(len(segment.tokens), dtype=np.float32),
                 weights=np.ones(len(segment.tokens), dtype=np.float32),
+                reward=trajectory.meta.score.value or 0.0,
             )
             for trajectory in group.trajectories
             for segment in trajectory.segments

@@ -40,7 +40,13 @@ class LearnerConfig(Config):
     """Optimiser steps that one pass over a training step's groups is cut into."""
     epochs: int = Field(1, gt=0)
     """Passes over a training step's groups."""
-    stages: tuple[str, ...] = ("annotate", "advantages", "update_actor")
+    stages: tuple[str, ...] = (
+        "annotate",
+        "rewards",
+        "advantages",
+        "update_critics",
+        "update_actor",
+    )
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -48,6 +54,23 @@ class LearnerConfig(Config):
     def updates(self) -> int:
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
+
+
+class CriticConfig(Config):
+    """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is."""
+
+    path: str = ""
+    """Where they begin: a directory or Hugging Face id; empty is the model that is trained."""
+    count: int = Field(1, gt=0)
+    disjoint: bool = False
+    """Each learns from a share of every group's trajectories that no other sees."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    warmup_steps: int = Field(0, ge=0)
+    """Training steps in which they alone learn."""
+    value_clip: float = Field(0.0, ge=0.0)
+    """How far a value may move from what it was before the step and still gain by it; 0 is any."""
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    """Of what they learn to say: 1 is what followed, below it their own later values come in."""
 
 
 class CheckpointConfig(Config):

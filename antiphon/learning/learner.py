@@ -2,20 +2,23 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.errors import AntiphonError, RecordError
-from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.record.checkpoint import CRITICS
 from antiphon.registry import Registry
 from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
 from antiphon.waits import fail, succeed
 from antiphon.workers import WorkerHandle
 
-SAVED = ""  # what a learner worker emits when a checkpoint is in place; else why it is not
+SAVED = ""  # what a learner worker emits when its part of a checkpoint is written; else why it is not
 LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchLearner"})
+CRITIC = "antiphon.learning.critic:CriticLearner"
 
 
 class Trainer(Protocol):
@@ -25,7 +28,7 @@ class Trainer(Protocol):
         """Do every update of the batch; returns metrics."""
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """Log-probs of the loss tokens under the model, [T] a pack."""
+        """What the model says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
 
 
 class Learner(Trainer, Protocol):
@@ -37,12 +40,44 @@ class Learner(Trainer, Protocol):
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """Write the weights where engines can read them."""
 
-    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
-        """Begin to write a checkpoint, a whole one or none. Training may go on when this returns; the future ends when the
-        checkpoint is in place."""
+    async def save(self, place: Path) -> asyncio.Future[None]:
+        """Begin to write all that a checkpoint needs of it into `place`. Training may go on when this returns; the future ends
+        when it is there."""
 
     async def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Models:
+    """What learns, and what it is compared with."""
+
+    learner: Learner
+    reference: Learner | None = None
+    critics: Sequence[Learner] = ()
+
+    async def begin(
+        self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
+    ) -> None:
+        """Start reinforcement learning of so many training steps."""
+        await self.learner.begin(algorithm, config.optimizer, steps * config.updates)
+        for learner in self.critics:
+            assert critic is not None
+            await learner.begin(algorithm, critic.optimizer, steps * config.updates)
+
+    async def save(self, place: Path) -> Sequence[asyncio.Future[None]]:
+        """As `Learner.save`, of all that learn."""
+        return await asyncio.gather(*(learner.save(part) for learner, part in self._parts(place)))
+
+    async def restore(self, checkpoint: Path) -> None:
+        """As `Learner.restore`, of all that learn."""
+        await asyncio.gather(*(learner.restore(part) for learner, part in self._parts(checkpoint)))
+
+    def _parts(self, checkpoint: Path) -> Iterator[tuple[Learner, Path]]:
+        """All that learn, and where in a checkpoint each has its part."""
+        yield self.learner, checkpoint
+        for number, critic in enumerate(self.critics):
+            yield critic, checkpoint / CRITICS / str(number)
 
 
 class WorkerLearner:
@@ -74,11 +109,11 @@ class WorkerLearner:
         update: WeightsUpdate = await self._handle.call("publish", version, directory)
         return update
 
-    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
+    async def save(self, place: Path) -> asyncio.Future[None]:
         """See `Learner.save`."""
         saving = asyncio.get_running_loop().create_future()
         self._saving.append(saving)
-        await self._handle.call("save", directory, dict(state))
+        await self._handle.call("save", place)
         return saving
 
     async def restore(self, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -15,15 +16,22 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_model(
-    path: str, *, attention: str, device: torch.device, dtype: torch.dtype = torch.float32
+    path: str,
+    *,
+    attention: str,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    kind: Any = AutoModelForCausalLM,
+    **options: Any,
 ) -> PreTrainedModel:
-    """A causal language model from a directory or Hugging Face id; `DataError` when there is none."""
+    """A model of `kind`, a causal language model by default, from a directory or Hugging Face id; `options` are of its
+    configuration. `DataError` when there is none."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
     try:
-        config = AutoConfig.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
+        config = AutoConfig.from_pretrained(path, **options)
+        model = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model {path!r} cannot be loaded: {reason}") from error

@@ -4,95 +4,241 @@ A stage is an async function of the `Step`; it reads what earlier stages left an
 in `learner.stages` as package.module:function.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from antiphon.algorithms.advantages import Advantages
-from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.advantages import (
+    Advantages,
+    Arrays,
+    lowest,
+    of_all,
+    reference_divergence,
+    trajectories,
+    value_targets,
+    whitened,
+)
+from antiphon.algorithms.config import Aggregation, AlgorithmConfig
+from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.learner import Trainer
 from antiphon.registry import Registry
-from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, Group, Sample, StreamSpec, TrainBatch
+from antiphon.types import (
+    ENTROPY_WEIGHT,
+    OLD_VALUE,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    TOKEN_AGE,
+    VALUES,
+    FloatArray,
+    Sample,
+    Streams,
+    StreamSpec,
+    TrainBatch,
+)
 
 STAGES = Registry(
     "stage",
     {
-        "annotate": "antiphon.learning.stages:annotate",
-        "advantages": "antiphon.learning.stages:advantages",
-        "update_actor": "antiphon.learning.stages:update_actor",
+        name: f"antiphon.learning.stages:{name}"
+        for name in ("annotate", "rewards", "advantages", "update_critics", "update_actor")
     },
 )
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """What makes updates of groups, from step to step."""
+
+    learner: Trainer
+    reference: Trainer | None = None
+    critics: Sequence[Trainer] = ()
+    algorithm: AlgorithmConfig
+    config: LearnerConfig
+    critic: CriticConfig | None = None
+    estimate: Advantages
+    stages: Sequence["Stage"]
+    max_tokens: int  # of one completion
+    controllers: Controllers = field(default_factory=Controllers)
 
 
 @dataclass(slots=True, kw_only=True)
 class Step:
     """What the stages of one training step work on."""
 
-    groups: Sequence[Group]
-    samples: list[list[Sample]]  # of each group
-    learner: Trainer
-    reference: Trainer | None
-    estimate: Advantages
-    algorithm: AlgorithmConfig
-    config: LearnerConfig
-    max_tokens: int  # of one completion
+    number: int  # from 1
+    version: int  # before the step
+    samples: list[list[Sample]]  # of each group, those of a trajectory one after another
+    training: Training
     metrics: dict[str, float] = field(default_factory=dict)
     batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
+
+    @property
+    def flat(self) -> list[Sample]:
+        """All samples."""
+        return [sample for group in self.samples for sample in group]
+
+    def give(self, spec: StreamSpec, arrays: Iterable[NDArray[Any]]) -> None:
+        """Add a stream, an array [L, …] a sample in the order of `flat`."""
+        left = iter(arrays)
+        self.change(lambda sample: {"streams": sample.streams.with_stream(spec, next(left))})
+
+    def change(self, of: Callable[[Sample], dict[str, Any]]) -> None:
+        """Replace fields of all samples, in the order of `flat`."""
+        self.samples = [[replace(sample, **of(sample)) for sample in group] for group in self.samples]
 
 
 Stage = Callable[[Step], Awaitable[None]]
 
 
 async def annotate(step: Step) -> None:
-    """Add the streams that the algorithm needs: log-probs of the reference model, if a divergence from it is penalised;
-    those of the policy before its first update, if a later one compares itself with them."""
-    if step.reference is not None:
-        await _score(step, step.reference, REFERENCE_LOGPROBS)
-    if step.algorithm.needs_proximal and step.config.updates > 1:
-        await _score(step, step.learner, PROXIMAL_LOGPROBS)
+    """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
+    policy before its first update, if a later one compares itself with them; what critics say; how old each token is."""
+    training, correction = step.training, step.training.algorithm.correction
+    if training.reference is not None:
+        step.give(REFERENCE_LOGPROBS, await _scored(step, training.reference))
+    if PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1:
+        step.give(PROXIMAL_LOGPROBS, await _scored(step, training.learner))
+    if training.critics:
+        columns = await asyncio.gather(*(_scored(step, critic) for critic in training.critics))
+        values = (np.stack(said, axis=-1) for said in zip(*columns, strict=True))
+        step.give(StreamSpec(VALUES, shape=(len(columns),)), values)
+    if correction.on and correction.proximal == "interpolated":
+        ages = (np.maximum(step.version - sample.segment.versions, 0).astype(np.float32) for sample in step.flat)
+        step.give(TOKEN_AGE, ages)
 
 
-async def _score(step: Step, learner: Trainer, stream: StreamSpec) -> None:
-    flat = [sample for group in step.samples for sample in group]
-    members, packs = pack_samples(flat, step.config.tokens_per_pack)
-    scored = iter(split_packs(flat, members, await learner.score(packs)))
-    step.samples = [
-        [replace(sample, streams=sample.streams.with_stream(stream, next(scored))) for sample in group]
-        for group in step.samples
-    ]
+async def _scored(step: Step, trainer: Trainer) -> list[FloatArray]:
+    """What a model says of each token of each sample, [L]."""
+    members, packs = pack_samples(step.flat, step.training.config.tokens_per_pack)
+    return split_packs(step.flat, members, await trainer.score(packs))
+
+
+async def rewards(step: Step) -> None:
+    """Make each trajectory's reward of its score, and decide how much it counts."""
+    training, algorithm = step.training, step.training.algorithm
+    metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
+    shaped_ = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
+    weighed = weights(metas, algorithm.weight)
+    given = {
+        meta.id: (float(reward), weight)
+        for group, *columns in zip(metas, shaped_, weighed, strict=True)
+        for meta, reward, weight in zip(group, *columns, strict=True)
+    }
+
+    def changed(sample: Sample) -> dict[str, Any]:
+        reward, weight = given[sample.meta.id]
+        return {"reward": reward, "weights": sample.weights * weight}
+
+    step.change(changed)
+    step.metrics["reward/shaped"] = float(np.mean([reward for reward, _ in given.values()]))
+    step.metrics["weight/masked"] = float(np.mean([weight == 0 for _, weight in given.values()]))
 
 
 async def advantages(step: Step) -> None:
-    """Give every token its advantage, and no weight to what is masked out."""
-    estimated = step.estimate(step.groups)
-    bound = step.algorithm.advantage_clip
-    for index, (group, per_trajectory) in enumerate(zip(step.samples, estimated, strict=True)):
-        arrays = [array for per_segment in per_trajectory for array in per_segment]
-        step.samples[index] = [
-            replace(
-                sample,
-                advantages=np.clip(array, -bound, bound) if bound else array,
-                weights=sample.weights * (not (step.algorithm.mask_truncated and sample.meta.truncated)),
-            )
-            for sample, array in zip(group, arrays, strict=True)
-        ]
+    """Give every token its advantage, and where critics agree or disagree too much, none, or no reward of its entropy."""
+    controllers, algorithm = step.training.controllers, step.training.algorithm
+    kl = algorithm.kl
+    if controllers.kl is not None:
+        adapted = kl.model_copy(update={"coefficient": controllers.kl})
+        algorithm = algorithm.model_copy(update={"kl": adapted})
+    estimated = step.training.estimate(step.samples, algorithm)
+    if algorithm.advantage_whiten:
+        estimated = whitened(step.samples, estimated)
+    if algorithm.advantage_clip:
+        bound = algorithm.advantage_clip
+        estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
+    if kl.coefficient and kl.place == "reward":
+        apart = np.concatenate(
+            [reference_divergence(samples, kl) for group in step.samples for samples in trajectories(group)]
+        )
+        step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": algorithm.kl.coefficient}
+        if kl.target:
+            controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
+    _mask_by_spread(step, estimated)
+    left = iter([array for group in estimated for array in group])
+    step.change(lambda sample: {"advantages": next(left)})
+
+
+def _mask_by_spread(step: Step, estimated: Arrays) -> None:
+    """Take the advantage from the tokens on whose value critics agree most, and from those on which they do so least the
+    reward of their entropy.
+
+    Source: Liu et al. 2025, "Asymmetric proximal policy optimization".
+    """
+    algorithm = step.training.algorithm
+    if not (algorithm.agreement_mask or algorithm.disagreement_mask):
+        return
+    spread = [[sample.streams.named(VALUES).std(axis=-1) for sample in group] for group in step.samples]
+    agreed = lowest(step.samples, spread, algorithm.agreement_mask)
+    for per_group, masks in zip(estimated, agreed, strict=True):
+        for array, mask in zip(per_group, masks, strict=True):
+            array[mask] = 0
+    disagreed = lowest(step.samples, [[-array for array in group] for group in spread], algorithm.disagreement_mask)
+    step.give(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
+    step.metrics["critic/spread"] = float(of_all(step.samples, spread).mean())
+
+
+async def update_critics(step: Step) -> None:
+    """Fit each critic to what followed: to all samples, or of each group's trajectories to a share that no other sees."""
+    training = step.training
+    if training.critic is None:
+        return
+    targets = value_targets(step.samples, training.algorithm, training.critic.gae_lambda)
+    step.give(RETURNS, (array for group in targets for array in group))
+    count = len(training.critics) if training.critic.disjoint else 1
+    batches = [
+        _batch(step, [_for_critic(group, number, count) for group in step.samples], "token_mean")
+        for number in range(len(training.critics))
+    ]
+    trained = await asyncio.gather(
+        *(critic.step(batch) for critic, batch in zip(training.critics, batches, strict=True))
+    )
+    for number, metrics in enumerate(trained):
+        step.metrics |= {f"critic/{number}/{name}": value for name, value in metrics.items()}
+
+
+def _for_critic(group: Sequence[Sample], number: int, shares: int) -> list[Sample]:
+    """What critic `number` learns from: of so many shares of the trajectories its own, with the streams that it needs."""
+    return [
+        replace(
+            sample,
+            streams=Streams(
+                {RETURNS: sample.streams[RETURNS], OLD_VALUE: sample.streams.named(VALUES)[:, number].copy()}
+            ),
+        )
+        for index, samples in enumerate(trajectories(group))
+        for sample in samples
+        if index % shares == number % shares
+    ]
 
 
 async def update_actor(step: Step) -> None:
-    """Cut the samples into updates and train on them."""
-    algorithm = step.algorithm
-    batch = build_batch(
-        step.samples,
-        aggregation=algorithm.aggregation,
-        max_tokens=step.max_tokens,
-        minibatches=step.config.minibatches,
-        epochs=step.config.epochs,
-        tokens_per_pack=step.config.tokens_per_pack,
-        skip_zero_advantage=algorithm.zero_without_advantage,
-    )
+    """Cut the samples into updates and train on them; not while critics warm up."""
+    training = step.training
+    if training.critic is not None and step.number <= training.critic.warmup_steps:
+        return
+    batch = _batch(step, step.samples, training.algorithm.aggregation, training.algorithm.zero_without_advantage)
     step.batches.append(batch)
-    trained = await step.learner.step(batch)
+    trained = await training.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}
+
+
+def _batch(
+    step: Step, samples: Sequence[Sequence[Sample]], aggregation: Aggregation, skip_zero_advantage: bool = False
+) -> TrainBatch:
+    return build_batch(
+        samples,
+        aggregation=aggregation,
+        max_tokens=step.training.max_tokens,
+        minibatches=step.training.config.minibatches,
+        epochs=step.training.config.epochs,
+        tokens_per_pack=step.training.config.tokens_per_pack,
+        skip_zero_advantage=skip_zero_advantage,
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
@@ -27,7 +28,8 @@ from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
-from antiphon.record.checkpoint import save
+from antiphon.points import reach
+from antiphon.record.checkpoint import written
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.shared_memory import send
 from antiphon.workers import Worker
@@ -36,8 +38,9 @@ TRAINING_STATE = "training_state.pt"
 WRITER_PATIENCE = 0.005  # seconds that a call may have to wait for a look at the writer
 
 
-class TorchLearner(Worker):
-    """Holds the model and its optimiser. `begin` a phase, then `step`, `publish` and `save`."""
+class PackLearner(Worker):
+    """Holds a model and its optimiser. `begin` a phase, then `step` and `save`. What the model is, and what its loss, is a
+    subclass's to say."""
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
         torch.set_num_threads(config.threads)
@@ -45,22 +48,32 @@ class TorchLearner(Worker):
         self.config = config
         self.model_path = model_path
         self.device = resolve_device(config.device)
-        self.model = load_model(model_path, attention=PACKED_ATTENTION, device=self.device)
+        self.model = self._load()
         self.model.train()
         if config.dtype == "float32":  # under autocast layers run in the precision it chooses
             make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
-        self.head = head_weight(self.model)
         self._writer: threading.Thread | None = None  # of a checkpoint
         self._error: Exception | None = None  # that ended it
+
+    def _load(self) -> PreTrainedModel:
+        """The model, at `model_path`."""
+        raise NotImplementedError
+
+    def _backward(self, pack: Pack) -> dict[str, float]:
+        """Add the pack's gradient; returns sums over its loss tokens, `loss` and `tokens` among them."""
+        raise NotImplementedError
+
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the model says at the loss tokens, first what `score` returns, [N] each."""
+        raise NotImplementedError
 
     # --- the phases of a run -------------------------------------------------------------------------------------------
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser and schedule; returns the number of parameters."""
         self.algorithm = algorithm
-        self.loss = LOSSES.resolve(algorithm.loss)
         self.optimizer_config = optimizer
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -88,32 +101,29 @@ class TorchLearner(Worker):
         }
 
     def score(self, packs: list[Pack]) -> list[FloatArray]:
-        """Log-probs of the loss tokens under this model, 0 elsewhere, [T] a pack."""
+        """What this model says at the loss tokens, 0 elsewhere, [T] a pack."""
         scored = []
         with torch.no_grad():
             for pack in packs:
                 result = np.zeros(len(pack.tokens), dtype=np.float32)
-                logprobs, _ = self._forward(pack, self._targets(pack))
-                result[pack.loss_mask] = logprobs.float().cpu().numpy()
+                said, *_ = self._forward(pack, self._targets(pack))
+                result[pack.loss_mask] = said.float().cpu().numpy()
                 scored.append(result)
         return scored
 
     # --- weights in, weights out ---------------------------------------------------------------------------------------
 
-    def publish(self, version: int, directory: Path) -> WeightsUpdate:
-        """Write the weights as `version` where engines of this machine can read them."""
-        trim_memory()
-        return send(self.model.named_parameters(), version, directory)
-
-    def save(self, directory: Path, state: dict[str, Any]) -> None:
-        """Begin to write a checkpoint: Hugging Face weights, loadable as they are, with tokenizer, optimiser and `state`.
-        Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is in place."""
+    def save(self, place: Path) -> None:
+        """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
+        Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._finish_writing()
         copied = _copy({"model": self.model.state_dict(), "training": self._training_state()})
 
         def write() -> None:
             try:
-                save(directory, lambda aside: self._write(aside, copied), state)
+                with written(place):
+                    self._write(place, copied)
+                reach("learner.saved")
             except Exception as error:  # noqa: BLE001 - raised again, or told of, in `_finish_writing`
                 self._error = error
 
@@ -166,10 +176,10 @@ class TorchLearner(Worker):
             "random": torch.get_rng_state(),
         }
 
-    def _write(self, aside: Path, copied: dict[str, Any]) -> None:
-        self.model.save_pretrained(aside, state_dict=copied["model"])
-        _copy_tokenizer(Path(self.model_path), aside)
-        torch.save(copied["training"], aside / TRAINING_STATE)
+    def _write(self, place: Path, copied: dict[str, Any]) -> None:
+        self.model.save_pretrained(place, state_dict=copied["model"])
+        _copy_tokenizer(Path(self.model_path), place)
+        torch.save(copied["training"], place / TRAINING_STATE)
 
     # --- one update ----------------------------------------------------------------------------------------------------
 
@@ -192,8 +202,48 @@ class TorchLearner(Worker):
             metrics["mixed_mismatch_kl"] /= metrics["mixed_share"]  # over the flagged tokens alone
         return metrics
 
+    def _targets(self, pack: Pack) -> torch.Tensor:
+        """The loss tokens of the pack, [N]."""
+        return torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
+
+    def _hidden(self, pack: Pack, targets: torch.Tensor) -> torch.Tensor:
+        """The last hidden states from which the loss tokens are predicted, [N, H]."""
+        layout = PackLayout.of(pack.lengths, pack.parents, self.device)
+        hidden = self.model.base_model(
+            input_ids=self._tensor(pack.tokens).long()[None],
+            position_ids=layout.positions[None],
+            use_cache=False,
+            layout=layout,
+        ).last_hidden_state[0]
+        found: torch.Tensor = hidden.index_select(0, layout.previous[targets])
+        return found
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+class TorchLearner(PackLearner):
+    """Trains a policy."""
+
+    def _load(self) -> PreTrainedModel:
+        model = load_model(self.model_path, attention=PACKED_ATTENTION, device=self.device)
+        self.head = head_weight(model)
+        return model
+
+    def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """See `PackLearner.begin`."""
+        self.loss = LOSSES.resolve(algorithm.loss)
+        return super().begin(algorithm, optimizer, total_updates)
+
+    def publish(self, version: int, directory: Path) -> WeightsUpdate:
+        """Write the weights as `version` where engines of this machine can read them."""
+        trim_memory()
+        return send(self.model.named_parameters(), version, directory)
+
     def _backward(self, pack: Pack) -> dict[str, float]:
-        """Add the pack's gradient; returns sums over its loss tokens."""
         targets = self._targets(pack)
         logprobs, entropies = self._forward(pack, targets)
         sequence = self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets]
@@ -221,29 +271,16 @@ class TorchLearner(Worker):
                 "tokens": float(len(logprobs)),
             }
 
-    def _targets(self, pack: Pack) -> torch.Tensor:
-        """The loss tokens of the pack, [N]."""
-        return torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
-
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the loss tokens, [N] each."""
-        tokens = self._tensor(pack.tokens).long()
-        layout = PackLayout.of(pack.lengths, pack.parents, self.device)
-        amp = self.config.dtype == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=amp):
-            hidden = self.model.base_model(
-                input_ids=tokens[None], position_ids=layout.positions[None], use_cache=False, layout=layout
-            ).last_hidden_state[0]
+        with self._autocast():
             return token_logprobs(
-                hidden.index_select(0, layout.previous[targets]),
+                self._hidden(pack, targets),
                 self.head,
-                tokens[targets],
+                self._tensor(pack.tokens).long()[targets],
                 self._tensor(pack.temperatures)[targets],
                 self.config.logits_chunk,
             )
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
     checkpoints/step_000120/    Hugging Face weights and tokenizer, loadable as they are
                 training_state.pt   optimiser, schedule, random generator
+                critics/0/          the same of each critic
                 state.json          where the run was: cursor, live groups, ledger
                 MANIFEST.json       every file with its size and digest; written last
 
@@ -12,7 +13,8 @@ once; `verify` says whether it still is.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from antiphon.record.run_dir import sync, unwritable, write_json
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
+CRITICS = "critics"
 
 
 def name_of(step: int) -> str:
@@ -31,34 +34,41 @@ def name_of(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def save(directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
-    """Make a checkpoint of `state` and of the files that `fill` writes into the directory it is given. There is none yet.
-    `RecordError` if the disk takes it not."""
+def draft(directory: Path) -> Path:
+    """The empty directory in which the checkpoint `directory` is written, until `publish` puts it in place."""
     aside = directory.with_name(directory.name + ".partial")
-    try:
-        _save(aside, directory, fill, state)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch's writer raises the last
+    with written(aside):
         shutil.rmtree(aside, ignore_errors=True)
-        raise unwritable(directory, error) from error
+        aside.mkdir(parents=True)
+    return aside
 
 
-def _save(aside: Path, directory: Path, fill: Callable[[Path], None], state: Mapping[str, Any]) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    fill(aside)
-    write_json(aside / STATE, state)
-    reach("checkpoint.write")
-    files = sorted(file for file in aside.rglob("*") if file.is_file())
-    listed = {}
-    for file in files:
-        sync(file)
-        listed[file.relative_to(aside).as_posix()] = {"bytes": file.stat().st_size, "digest": _digest(file)}
-    write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
-    sync(aside)
-    reach("checkpoint.publish")
-    aside.rename(directory)
-    sync(directory.parent)
-    reach("checkpoint.published")
+def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
+    """Make a checkpoint of what was written into its draft, and of `state`. `RecordError` if the disk takes it not."""
+    with written(aside):
+        write_json(aside / STATE, state)
+        reach("checkpoint.write")
+        listed = {}
+        for file in sorted(file for file in aside.rglob("*") if file.is_file()):
+            sync(file)
+            listed[file.relative_to(aside).as_posix()] = {"bytes": file.stat().st_size, "digest": _digest(file)}
+        write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
+        for folder in (*(path for path in aside.rglob("*") if path.is_dir()), aside):
+            sync(folder)
+        reach("checkpoint.publish")
+        aside.rename(directory)
+        sync(directory.parent)
+        reach("checkpoint.published")
+
+
+@contextmanager
+def written(place: Path) -> Iterator[None]:
+    """`RecordError` if what is written into `place` meanwhile is not taken; what is there by then is removed."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch's writer raises the last
+        shutil.rmtree(place, ignore_errors=True)
+        raise unwritable(place, error) from error
 
 
 def verify(directory: Path) -> None:
@@ -99,7 +109,7 @@ def export(checkpoints: Path, target: Path) -> Path:
     if target.exists():
         raise RecordError(f"{target} exists already; give another place")
     source = newest(checkpoints, print)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, "training_state.pt"))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, "training_state.pt", CRITICS))
     return source
 
 

@@ -4,7 +4,7 @@ Everything they answer is drawn from named streams, so that it depends on what i
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import Config
 from antiphon.errors import WorkerDied
 from antiphon.learning.config import OptimizerConfig
-from antiphon.record.checkpoint import save
 from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
@@ -101,9 +100,8 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.publish)
         return WeightsUpdate(version=version, location=str(directory / f"{version}"), manifest=None)
 
-    async def save(self, directory: Path, state: Mapping[str, Any]) -> asyncio.Future[None]:
-        """See `Learner.save`: there are no weights, so it is written at once."""
-        save(directory, lambda aside: None, state)
+    async def save(self, place: Path) -> asyncio.Future[None]:
+        """See `Learner.save`: there are no weights to write."""
         saved = asyncio.get_running_loop().create_future()
         saved.set_result(None)
         return saved

@@ -14,12 +14,11 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.config import Config, dump
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
-from antiphon.learning.stages import STAGES
-from antiphon.loop import Parts, Run
+from antiphon.learning.learner import Models
+from antiphon.loop import Parts, Run, training_of
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.record.metrics import Metrics
@@ -212,8 +211,8 @@ async def _play(
         config=config,
         waits=waits,
         workers=(),
-        learner=learner,
-        reference=None,
+        models=Models(learner=learner),
+        training=training_of(config, learner),
         pool=pool,
         episodes=Episodes(
             tokenizer=SimulatedTokenizer(),
@@ -230,8 +229,6 @@ async def _play(
         test=(),
         keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
         sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
-        stages=[STAGES.resolve(name) for name in config.learner.stages],
-        estimate=ADVANTAGES.resolve(config.algorithm.advantage),
         directory=directory,
         ledger=Ledger(store, events, lineage=lineage, step=step, run=at_once),
         resumption=resumption,
@@ -239,6 +236,7 @@ async def _play(
         metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
         trackers=(),
         view=view,
+        in_thread=at_once,
     )
     trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
     summary = await Run(parts).train()

@@ -149,7 +149,7 @@ def test_types_are_strict(tmp_path, yaml_text, message):
         ("reward: exact_match", "rewards: exact_match", "8: tasks.0.rewards", "'reward'"),
         ("prompts: {", "prompts: {limits: 3, ", "6: tasks.0.prompts.limits", "'limit'"),
         ("steps: 5", "steps: 5\ngroup_size: 4", "3: group_size", "'rollout.group_size'"),
-        ("steps: 5", "steps: 5\nlearning_rate: 1", "3: learning_rate", "'learner.optimizer.learning_rate' or 'sft."),
+        ("steps: 5", "steps: 5\nlearning_rate: 1", "3: learning_rate", "'learner.optimizer.learning_rate' or 'critic."),
     ],
 )
 def test_an_unknown_key_names_the_nearest(file, old, new, place, nearest):

@@ -55,20 +55,22 @@ def make_learner(directory, **config) -> TorchLearner:
     return TorchLearner(str(directory), LearnerConfig(**config), seed=0)
 
 
-def make_sample(rng: np.random.Generator, length: int, number: int, temperature: float = 1.0) -> Sample:
+def make_sample(
+    rng: np.random.Generator, length: int, number: int | AttemptId, temperature: float = 1.0, score: float = 1.0
+) -> Sample:
     """A segment of one turn, sampled after a prompt of at least one token."""
     start = int(rng.integers(1, length))
     mask = np.arange(length) >= start
     sampling = Sampling(max_tokens=length, temperature=temperature)
     return Sample(
         meta=TrajectoryMeta(
-            id=AttemptId(number, 0, 0),
+            id=number if isinstance(number, AttemptId) else AttemptId(number, 0, 0),
             prompt_id=str(number),
             task="test",
             started=PolicyVersion(0, 0),
             newest=PolicyVersion(0, 0),
             status=AttemptStatus.FINISHED,
-            score=Score.of(1.0),
+            score=Score.of(score),
         ),
         segment=Segment(
             tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
@@ -80,4 +82,5 @@ def make_sample(rng: np.random.Generator, length: int, number: int, temperature:
         streams=Streams(),
         advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
         weights=np.ones(length, np.float32),
+        reward=score,
     )

@@ -1,5 +1,6 @@
 """The learner: schedule, updates, checkpoints."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,18 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.errors import DataError
-from antiphon.learning.batch import supervised_batch
-from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
 from antiphon.learning.torch_learner import rate_at
-from antiphon.record.checkpoint import read_state, verify
+from antiphon.record.checkpoint import draft, publish, read_state, verify
+from antiphon.types import OLD_VALUE, RETURNS, Streams
 from antiphon.weights.shared_memory import receive
 
-from .conftest import make_learner
+from .conftest import make_learner, make_sample
 
 
 def examples(count: int = 8):
@@ -51,12 +54,13 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
 
 def saved(learner, directory, state):
     """Save a checkpoint and wait until it is in place."""
-    told = []
+    told, place = [], draft(directory)
     learner.emit = told.append
-    learner.save(directory, state)
+    learner.save(place)
     while learner.advance():
         pass
     assert told == [SAVED]
+    publish(place, directory, state)
 
 
 def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
@@ -79,7 +83,7 @@ def test_a_restored_learner_goes_on_to_the_bit(model, model_directories, tmp_pat
         each.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2, schedule="linear"), 4)
     for seed in range(2):
         learner.step(supervised_batch(examples(seed + 3), 100))
-    learner.save(tmp_path / "step_000002", {})
+    learner.save(tmp_path / "step_000002")
     metrics = learner.step(supervised_batch(examples(7), 100))  # while it is written: what is written is of before
     learner.emit = lambda event: None
     while learner.advance():
@@ -97,7 +101,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of(model_directories, tmp_p
     (tmp_path / "file").write_text("in the way")
     told = []
     learner.emit = told.append
-    learner.save(tmp_path / "file" / "step_000001", {})
+    learner.save(tmp_path / "file" / "step_000001")
     while learner.advance():
         pass
     assert len(told) == 1 and "file" in told[0]
@@ -137,3 +141,36 @@ def test_schedule_rises_then_falls_to_its_end(schedule, warmup, total, final):
     assert all(b <= a + 1e-12 for a, b in pairwise(rates[warmup:]))
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else final)
+
+
+def test_a_critic_goes_on_to_the_bit(model_directories, tmp_path):
+    """... and its checkpoint is a model directory, too."""
+    batch = critic_batch()
+    learner, other = (make_critic(model_directories["qwen3"], seed) for seed in (0, 1))
+    for _ in range(3):
+        learner.step(batch)
+    saved(learner, tmp_path / "step_000001", {})
+    other.restore(tmp_path / "step_000001")
+    scored = [critic.score(list(batch.updates[0].packs[0])) for critic in (learner, other)]
+    for ours, theirs in zip(*scored, strict=True):
+        assert np.abs(ours).max() > 0 and (ours == theirs).all()
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "step_000001", num_labels=1)
+    pack = batch.updates[0].packs[0][0]
+    said = loaded.score(loaded.model(torch.from_numpy(pack.tokens)[None].long()).last_hidden_state)[0, :-1, 0]
+    mask = pack.loss_mask[1:]
+    np.testing.assert_allclose(scored[0][0][1:][mask], said.detach().numpy()[mask], atol=1e-5)
+
+
+def make_critic(directory, seed):
+    critic = CriticConfig(optimizer={"learning_rate": 1e-2})
+    found = CriticLearner(str(directory), LearnerConfig(), seed, critic)
+    found.begin(AlgorithmConfig(), critic.optimizer, 9)
+    return found
+
+
+def critic_batch():
+    rng = np.random.default_rng(2)
+    sample = make_sample(rng, 12, 0)
+    streams = {RETURNS: rng.normal(size=12), OLD_VALUE: np.zeros(12)}
+    streams = Streams({spec: array.astype(np.float32) for spec, array in streams.items()})
+    return build_batch([[replace(sample, streams=streams)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=64)

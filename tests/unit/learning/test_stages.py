@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.algorithms.advantages import grpo
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.stages import Step, annotate, update_actor
+from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.learning.critic import CriticLearner
+from antiphon.learning.stages import Step, Training, advantages, annotate, rewards, update_actor, update_critics
 from antiphon.learning.torch_learner import _turns
-from antiphon.types import PROXIMAL_LOGPROBS
+from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 
 from .conftest import make_learner, make_sample
 
@@ -23,28 +24,38 @@ class Here:
 
     def __init__(self, learner):
         self.learner = learner
+        self.packs = []
 
     async def score(self, packs):
         return self.learner.score(list(packs))
 
     async def step(self, batch):
+        self.packs = [pack for update in batch.updates for rank in update.packs for pack in rank]
         return self.learner.step(batch)
 
 
-def step_of(directory, algorithm, **config):
-    rng = np.random.default_rng(3)
+def training(directory, algorithm, critics=(), critic=None, **config):
     learner, config = make_learner(directory, **config), LearnerConfig(**config)
     learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 4)
-    return Step(
-        groups=(),
-        samples=[[make_sample(rng, 9, 2 * group + n) for n in range(2)] for group in range(4)],
+    return Training(
         learner=Here(learner),
-        reference=None,
-        estimate=grpo,
+        critics=critics,
         algorithm=algorithm,
         config=config,
+        critic=critic,
+        estimate=ADVANTAGES.resolve(algorithm.advantage),
+        stages=[],
         max_tokens=9,
     )
+
+
+def step_of(directory, algorithm, groups=4, siblings=2, **config):
+    rng = np.random.default_rng(3)
+    samples = [
+        [make_sample(rng, 9, AttemptId(group, n, 0), score=float(rng.integers(2))) for n in range(siblings)]
+        for group in range(groups)
+    ]
+    return Step(number=1, version=0, samples=samples, training=training(directory, algorithm, **config))
 
 
 @pytest.mark.parametrize("minibatches, epochs, computed", [(1, 1, False), (2, 1, True), (1, 2, True)])
@@ -80,3 +91,87 @@ def test_turns_are_stretches_of_places():
     places, sequence = torch.tensor([3, 4, 7, 8, 9, 20]), torch.tensor([0, 0, 0, 0, 1, 1])
     assert _turns(places, sequence).tolist() == [0, 0, 1, 1, 2, 3]
     assert _turns(places[:0], sequence[:0]).tolist() == []
+
+
+def test_rewards_and_weights_reach_the_batch(model_directories):
+    algorithm = AlgorithmConfig(
+        advantage="reinforce", reward={"baseline": "batch"}, weight={"mask_difficulty": (0.4, 0.6)}
+    )
+    step = step_of(model_directories["llama"], algorithm)
+    scores = [[sample.meta.score.value for sample in group] for group in step.samples]
+    asyncio.run(rewards(step))
+    asyncio.run(advantages(step))
+    average = np.mean(scores)
+    for group, of_group in zip(step.samples, scores, strict=True):
+        for sample, score in zip(group, of_group, strict=True):
+            np.testing.assert_allclose(sample.advantages[sample.segment.loss_mask], score - average, rtol=1e-6)
+            assert (sample.weights == float(np.mean(of_group) == 0.5)).all()
+    asyncio.run(update_actor(step))
+    counted = sum(s.segment.loss_mask.sum() for group in step.samples for s in group if s.weights.any())
+    assert step.batches[0].updates[0].loss_tokens == counted
+    assert step.training.controllers.rewards.count == 8
+
+
+def test_tokens_are_as_old_as_the_versions_since(model_directories):
+    algorithm = AlgorithmConfig(correction={"level": "token", "proximal": "interpolated"})
+    step = step_of(model_directories["llama"], algorithm, minibatches=2)
+    step.version = 3
+    step.samples[0][0].segment.versions[:] = 1
+    asyncio.run(annotate(step))
+    assert PROXIMAL_LOGPROBS not in step.flat[0].streams, "a forward pass that nobody needs"
+    assert set(step.flat[0].streams[TOKEN_AGE]) == {2} and set(step.flat[1].streams[TOKEN_AGE]) == {3}
+
+
+def critics_of(directory, critic, seeds):
+    found = []
+    for seed in range(seeds):
+        learner = CriticLearner(str(directory), LearnerConfig(), seed, critic)
+        learner.begin(AlgorithmConfig(), critic.optimizer, 100)
+        found.append(Here(learner))
+    return found
+
+
+def test_critics_learn_what_follows(model_directories):
+    """... each from the responses that no other sees; and the actor waits until they are warm."""
+    critic = CriticConfig(count=2, disjoint=True, warmup_steps=1, optimizer={"learning_rate": 3e-3})
+    critics = critics_of(model_directories["llama"], critic, 2)
+    algorithm = AlgorithmConfig.model_validate({"recipe": "asyppo", "advantage_whiten": False})
+    step = step_of(model_directories["llama"], algorithm, siblings=4, critics=critics, critic=critic)
+    fresh, errors = list(step.samples), []
+    for _ in range(30):
+        step.samples = list(fresh)
+        for stage in (annotate, rewards, advantages, update_critics):
+            asyncio.run(stage(step))
+        errors.append(step.metrics["critic/0/squared_error"])
+    assert errors[-1] < errors[0] / 4
+    seen = [{int(pack.tokens.sum()) for pack in critic.packs} for critic in critics]
+    assert not seen[0] & seen[1]
+    for sample in step.flat:
+        assert set(sample.streams[RETURNS][sample.segment.loss_mask]) == {np.float32(sample.meta.score.value)}
+        assert sample.streams.named(VALUES).shape == (9, 2)
+    asyncio.run(update_actor(step))
+    assert not step.batches
+    step.number = 2
+    asyncio.run(update_actor(step))
+    assert len(step.batches) == 1
+
+
+def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewarded_for_chance(model_directories):
+    algorithm = AlgorithmConfig.model_validate({"recipe": "asyppo", "agreement_mask": 0.3, "disagreement_mask": 0.2})
+    rng = np.random.default_rng(0)
+
+    class Says(Here):
+        async def score(self, packs):
+            return [rng.normal(size=len(pack.tokens)).astype(np.float32) for pack in packs]
+
+    critic = CriticConfig(count=3)
+    step = step_of(model_directories["llama"], algorithm, siblings=4, critics=[Says(None)] * 3, critic=critic)
+    for stage in (annotate, rewards, advantages):
+        asyncio.run(stage(step))
+    mask = np.concatenate([sample.segment.loss_mask for sample in step.flat])
+    spread = np.concatenate([sample.streams.named(VALUES) for sample in step.flat])[mask].std(axis=1)
+    advantage = np.concatenate([sample.advantages for sample in step.flat])[mask]
+    entropy = np.concatenate([sample.streams[ENTROPY_WEIGHT] for sample in step.flat])[mask]
+    order, count = np.argsort(spread), mask.sum()
+    assert set(np.flatnonzero(advantage == 0)) == set(order[: int(0.3 * count)])
+    assert set(np.flatnonzero(entropy == 0)) == set(order[count - int(0.2 * count) :])

@@ -6,18 +6,34 @@ import pytest
 
 from antiphon import points
 from antiphon.errors import RecordError
-from antiphon.record.checkpoint import MANIFEST, STATE, export, name_of, newest, prune, read_state, save, verify
+from antiphon.record.checkpoint import (
+    MANIFEST,
+    STATE,
+    draft,
+    export,
+    name_of,
+    newest,
+    prune,
+    publish,
+    verify,
+    written,
+)
 
-FILES = {"model.safetensors": b"weights" * 100, "tokenizer.json": b"{}", "training_state.pt": b"moments" * 50}
+FILES = {
+    "model.safetensors": b"weights" * 100,
+    "tokenizer.json": b"{}",
+    "training_state.pt": b"moments" * 50,
+    "critics/0/model.safetensors": b"values" * 9,
+}
 
 
 def make(checkpoints, step):
-    def fill(aside):
-        for name, content in FILES.items():
-            (aside / name).write_bytes(content)
-
     checkpoints.mkdir(exist_ok=True)
-    save(checkpoints / name_of(step), fill, {"step": step})
+    place = draft(checkpoints / name_of(step))
+    for name, content in FILES.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    publish(place, checkpoints / name_of(step), {"step": step})
     return checkpoints / name_of(step)
 
 
@@ -74,15 +90,18 @@ def _loaded(content):
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     directory = make(tmp_path / "checkpoints", 2)
-
-    def fill(aside):
-        (aside / "model.safetensors").write_bytes(b"half")
+    place = draft(tmp_path / "checkpoints" / name_of(3))
+    with pytest.raises(RecordError, match="no space"), written(place):
+        (place / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
-
-    with pytest.raises(RecordError, match="no space"):
-        save(directory, fill, {"step": 99})
     verify(directory)
-    assert read_state(directory) == {"step": 2}
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name_of(2)]
+
+
+def test_a_checkpoint_in_the_place_of_another_is_refused(tmp_path):
+    make(tmp_path / "checkpoints", 2)
+    with pytest.raises(RecordError, match="cannot be written"):
+        make(tmp_path / "checkpoints", 2)
 
 
 def test_pruning_keeps_the_last_and_every_so_many(tmp_path):

@@ -1,0 +1,141 @@
+"""What becomes of scores before advantages are made of them, and how much each trajectory counts: pure numpy, one array [G] a
+group. Both are made over the whole batch, so that neither depends on how it is cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from antiphon.algorithms.config import KlConfig, RewardConfig, WeightConfig
+from antiphon.types import FloatArray, TrajectoryMeta
+
+Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
+
+EPSILON = 1e-4  # of TRL and of DeepSeekMath's public code; a deviation below it counts as none
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean and deviation of all that was added, in double precision.
+
+    Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+
+    >>> seen = Moments()
+    >>> seen.add(np.array([1.0, 2.0])); seen.add(np.array([6.0]))
+    >>> seen.mean, round(seen.deviation, 4)
+    (3.0, 2.6458)
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    def add(self, values: np.ndarray) -> None:
+        """Take values [N] in."""
+        if not len(values):
+            return
+        mean, count = float(values.mean(dtype=np.float64)), self.count + len(values)
+        apart = mean - self.mean
+        self.squares += float(np.square(values - mean, dtype=np.float64).sum())
+        self.squares += apart**2 * self.count * len(values) / count
+        self.mean += apart * len(values) / count
+        self.count = count
+
+    @property
+    def deviation(self) -> float:
+        """With Bessel's correction; 0 of less than two values."""
+        return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
+
+
+@dataclass(slots=True)
+class Controllers:
+    """What an algorithm remembers from step to step."""
+
+    rewards: Moments = field(default_factory=Moments)  # of all scores so far
+    kl: float | None = None  # the coefficient, once it was adapted
+
+    def adapt(self, config: KlConfig, seen: float, trajectories: int) -> None:
+        """Move the coefficient of the divergence towards where `seen`, its mean a token, meets the target.
+
+        Source: Ziegler et al. 2019, "Fine-tuning language models from human preferences", section 2.2.
+
+        >>> memory = Controllers()
+        >>> memory.adapt(KlConfig(coefficient=0.1, place="reward", target=0.5, horizon=100), seen=5.0, trajectories=50)
+        >>> round(memory.kl, 4)  # at most a fifth, for half of the horizon
+        0.11
+        """
+        error = min(max(seen / config.target - 1, -0.2), 0.2)
+        self.kl = (config.coefficient if self.kl is None else self.kl) * (1 + error * trajectories / config.horizon)
+
+
+def restored(state: dict[str, Any]) -> Controllers:
+    """Of what `dataclasses.asdict` made of them."""
+    return Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
+
+
+def shaped(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[FloatArray]:
+    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
+    before it is used. `max_tokens` is the limit of a completion.
+
+    Source: the soft punishment of long answers is that of Yu et al. 2025, "DAPO", eq. 13.
+    """
+    raw = [_scores(group) - _overlong(group, config, max_tokens) for group in groups]
+    batch = Moments()
+    for values in raw:
+        batch.add(values)
+        seen.add(values)
+    found = []
+    for values in raw:
+        own = Moments()
+        own.add(values)
+        moments = {"none": Moments(), "group": own, "batch": batch, "running": seen}
+        values = values - moments[config.baseline].mean
+        deviation = moments[config.scale].deviation
+        values = values / (deviation + EPSILON) if deviation > EPSILON else values
+        found.append(np.clip(values, -config.clip, config.clip) if config.clip else values)
+    return [values.astype(np.float32) for values in found]
+
+
+def weights(groups: Metas, config: WeightConfig) -> list[FloatArray]:
+    """How much each trajectory counts: 0 if it is masked; the others according to `config.by`, their mean over the batch 1.
+
+    By difficulty: from 0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for
+    the longest of the batch. Source: ROLL (Wang et al. 2025), which makes them of a micro-batch.
+    """
+    longest = max((meta.completion_tokens for group in groups for meta in group), default=0)
+    found = []
+    for group in groups:
+        scores = _scores(group)
+        lengths = np.array([meta.completion_tokens for meta in group])
+        values = np.ones(len(group))
+        if config.by == "difficulty":
+            values += 1 - 1.5 * np.clip(scores.mean(), 0, 1)
+        elif config.by == "length":
+            values += 0.5 - lengths / max(longest, 1)
+        if config.mask_truncated:
+            values *= [not meta.truncated for meta in group]
+        if config.mask_difficulty is not None:
+            low, high = config.mask_difficulty
+            values *= low < scores.mean() < high
+        if config.mask_wrong_over:
+            values *= (scores > 0) | (lengths <= config.mask_wrong_over)
+        found.append(values)
+    total = sum(values.sum() for values in found)
+    counted = sum(int(np.count_nonzero(values)) for values in found)
+    scale = counted / total if config.by != "none" and total else 1.0
+    return [(values * scale).astype(np.float32) for values in found]
+
+
+def _scores(group: Sequence[TrajectoryMeta]) -> np.ndarray:
+    """The score of each trajectory, in double precision, [G]. One without a verdict never reaches a group."""
+    return np.array([meta.score.value for meta in group], dtype=np.float64)
+
+
+def _overlong(group: Sequence[TrajectoryMeta], config: RewardConfig, max_tokens: int) -> np.ndarray:
+    """What is taken off for length, [G]: nothing up to `overlong_tokens` before the limit, then in proportion."""
+    if not config.overlong_tokens:
+        return np.zeros(len(group))
+    lengths = np.array([meta.completion_tokens for meta in group], dtype=np.float64)
+    over = (lengths - (max_tokens - config.overlong_tokens)) / config.overlong_tokens
+    return config.overlong_penalty * np.clip(over, 0, 1)

@@ -1,0 +1,50 @@
+"""Critics: models of a policy's kind that say one number of each state, the value."""
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from antiphon.algorithms.losses import value_loss
+from antiphon.learning.attention import NAME as PACKED_ATTENTION
+from antiphon.learning.config import CriticConfig, LearnerConfig
+from antiphon.learning.models import load_model
+from antiphon.learning.torch_learner import PackLearner
+from antiphon.types import OLD_VALUE, RETURNS, Pack
+
+
+class CriticLearner(PackLearner):
+    """Trains a critic. Its score of a token is the value of the state in which the token was chosen."""
+
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int, critic: CriticConfig) -> None:
+        super().__init__(model_path, config, seed)
+        self.critic = critic
+
+    def _load(self) -> PreTrainedModel:
+        model = load_model(
+            self.model_path,
+            attention=PACKED_ATTENTION,
+            device=self.device,
+            kind=AutoModelForSequenceClassification,
+            num_labels=1,
+        )
+        torch.nn.init.zeros_(model.score.weight)  # before it has learned anything, it says nothing
+        return model
+
+    def _backward(self, pack: Pack) -> dict[str, float]:
+        targets = self._targets(pack)
+        (values,) = self._forward(pack, targets)
+        returns, old = (self._tensor(pack.streams[spec])[targets] for spec in (RETURNS, OLD_VALUE))
+        loss = (
+            self._tensor(pack.coefficients)[targets] * value_loss(values, old, returns, self.critic.value_clip)
+        ).sum()
+        loss.backward()
+        with torch.no_grad():
+            sums = {"value": values, "return": returns, "squared_error": (values - returns).square()}
+            return {name: value.sum().item() for name, value in sums.items()} | {
+                "loss": loss.item(),
+                "tokens": float(len(values)),
+            }
+
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
+        """Values of the states in which the loss tokens were chosen, [N]."""
+        with self._autocast():
+            return (self.model.score(self._hidden(pack, targets))[:, 0].float(),)
