@@ -1,0 +1,115 @@
+"""Each algorithm of the recipes in a whole run, and what is particular to some. Workers are threads here."""
+
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from antiphon import build
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.recipes import RECIPES
+from antiphon.config import import_folder, load
+from antiphon.errors import ConfigError
+from antiphon.record.audit import audit
+from antiphon.run_config import RunConfig
+from tests.chaos.test_resume import KILLED, last_checkpoint, trained
+
+AGENT = [
+    {
+        "name": "guess",
+        "prompts": {"source": "mytask:problems"},
+        "environment": "mytask:Lengths",
+        "reward": "environment_return",
+    }
+]
+
+
+def sections(recipe, **algorithm):
+    """What a run with this recipe needs beside it."""
+    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
+    found = {"algorithm": {"recipe": recipe, **algorithm}, "rollout": rollout}
+    if "values" in AlgorithmConfig.model_validate({"recipe": recipe}).needed:
+        found["critic"] = {"count": 2, "disjoint": True, "optimizer": {"learning_rate": 1e-2}}
+    if recipe in ("gigpo", "step_reinforce"):
+        found |= {"tasks": AGENT, "rollout": rollout | {"max_turns": 4}}
+    return found
+
+
+def train(project, *overrides, **given):
+    path = project.config(**given)
+    import_folder(path)
+    config = load(path, ("cluster.debug=true", "record.live=off", "evaluation.limit=1", *overrides), model=RunConfig)
+    return build.train(config, overwrite=True)
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_recipe_trains(project, recipe):
+    assert train(project, "steps=2", **sections(recipe)) == 0
+    steps = project.metrics()
+    assert len(steps) == 2 and all(math.isfinite(value) for step in steps for value in step.values())
+    assert any(step["learner/grad_norm"] > 0 for step in steps)
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_penalty_in_the_reward_is_held_at_its_target(project):
+    kl = {"coefficient": 0.01, "place": "reward", "target": 1e-6, "horizon": 8, "estimator": "k1"}
+    reward = {"baseline": "running", "scale": "running"}
+    assert train(project, "steps=4", **sections("reinforce++", kl=kl, reward=reward)) == 0
+    steps = project.metrics()
+    coefficients = [step["reward/kl_coefficient"] for step in steps]
+    for step, now, then in zip(steps, coefficients, coefficients[1:], strict=False):
+        assert then == pytest.approx(now * (1 + min(max(step["reward/kl"] / 1e-6 - 1, -0.2), 0.2)))
+
+
+def test_critics_are_part_of_the_cut(project):
+    """Killed and gone on with, actor and critics are what they would have been, to the last bit; and so in a replay."""
+
+    def config(name):
+        given = sections("asyppo", kl={"coefficient": 0.1, "place": "reward", "target": 0.1, "horizon": 50})
+        given["rollout"] |= {"async_ratio": 0, "deterministic": True, "max_attempts": 2}
+        given["critic"]["warmup_steps"] = 1
+        path = project.config(
+            name=name, steps=5, checkpoint={"every": 1, "keep_every": 1}, cluster={"debug": True}, **given
+        )
+        return path.rename(path.with_name(f"{name}.yaml"))
+
+    whole, cut = project.folder / "runs" / "whole", project.folder / "runs" / "cut"
+    assert project.run("train", config("whole")).returncode == 0
+    path = config("cut")
+    order = [sys.executable, "-c", KILLED, "checkpoint.published", "4", "train", str(path)]
+    assert subprocess.run(order, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    assert not audit(cut).violations
+    resumed = project.run("train", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert list(trained(cut)) == list(trained(whole))
+    assert last_checkpoint(cut) == last_checkpoint(whole)
+    for number in range(2):
+        critics = [max((run / "checkpoints").glob("step_??????")) / "critics" / str(number) for run in (cut, whole)]
+        models = [AutoModelForSequenceClassification.from_pretrained(place, num_labels=1) for place in critics]
+        ours, theirs = (model.state_dict() for model in models)
+        assert all((ours[name] == theirs[name]).all() for name in ours) and ours["score.weight"].abs().max() > 0
+    same = project.run("replay", cut, "--code", project.folder, "--weights")
+    assert same.returncode == 0 and "no difference" in same.stdout, same.stdout + same.stderr
+    blind = project.run("replay", cut, "--code", project.folder)
+    assert blind.returncode == 2 and "replayed with --weights" in blind.stderr
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"algorithm": "ppo"}, "critic: algorithm 'ppo' needs values, and there is no critic"),
+        ({"algorithm": "asyppo", "critic": {"count": 1}}, "critic.count: 1 critic always agrees with itself"),
+        (
+            {"algorithm": "ppo", "critic": {"count": 9, "disjoint": True}},
+            "critic.count: 9 critics cannot have disjoint",
+        ),
+        ({"algorithm": "ppo", "critic": {"warmup_steps": 3}}, "critic.warmup_steps: 3 leaves nothing"),
+        ({"algorithm": {"recipe": "gigpo"}, "rollout": {"group_size": 1}}, "nobody to compare with"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_without_is_said_before_anything_is_loaded(project, change, said):
+    with pytest.raises(ConfigError, match=said):
+        load(project.config(**change), model=RunConfig)
