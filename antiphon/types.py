@@ -166,6 +166,7 @@ class Streams:
 
 PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
 REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
+ATTENTION_RHYTHM = StreamSpec("attention_rhythm", "float32", (2,))  # WAAD and FAI, see `learning.rhythm`
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 

@@ -35,6 +35,50 @@ class CorrectionConfig(Config):
         return self.level is not None or self.filter_level is not None
 
 
+class RhythmConfig(Config):
+    """Credit by the rhythm of attention, see `algorithms/rhythm.py`: some tokens of a response have their advantage
+    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one."""
+
+    kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
+    """Which tokens: those where a chunk begins, those that later tokens look back on, or both, tied together; null changes
+    nothing. The paper's baselines: as many tokens at random, or those of the highest entropy, for which stands the
+    negative log-prob that the token was sampled with."""
+    amplification: float = Field(1.5, gt=0.0)
+    """What the advantage of a chosen token is multiplied with."""
+    share: float = Field(0.4, gt=0.0, le=1.0)
+    """Of a response's tokens, that are chosen: q."""
+    positive_only: bool = False
+    """Leave negative advantages as they are: the paper's first version. The second amplifies both signs, and is better."""
+    window: int = Field(10, gt=0)
+    """Distance at which WAAD is cut off: W."""
+    horizon_low: int = Field(10, ge=0)
+    horizon_high: int = Field(100, ge=0)
+    """How far behind a token those are whose looking back counts for FAI, both included: H_lo and H_hi. The paper's first
+    version had 50."""
+    waad_quantile: float = Field(0.5, ge=0.0, le=1.0)
+    """Of `coupled`: an anchor lies inside a chunk if its WAAD is at most this quantile of the response's: tau_waad. The
+    paper leaves it open; the median is ours."""
+    delta_quantile: float = Field(0.6, ge=0.0, le=1.0)
+    """Of `coupled`: a chunk begins where Delta is at least this quantile of the response's: tau_Delta. The paper leaves it
+    open; ours is 1 - `share`, so that it is what `local` chooses."""
+    back: float = Field(0.5, ge=0.0, le=1.0)
+    """Of `coupled`: the part of such an anchor's amplification that goes to the token which began the chunk: a. The paper
+    leaves it open; a public re-implementation has 0.5."""
+    lookback: int = Field(3, gt=0)
+    """Of `coupled`: how many tokens before an anchor its chunk may have begun: k. The paper names 1 to 3."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "RhythmConfig":
+        if self.horizon_low > self.horizon_high:
+            raise ValueError(f"horizon_low {self.horizon_low} is above horizon_high {self.horizon_high}")
+        return self
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether the learner is asked for WAAD and FAI."""
+        return self.kind in ("local", "global", "coupled")
+
+
 # Losses that are zero where the advantage is.
 VANISHING = frozenset({"ppo_clip", "policy_gradient", "tis", "topr", "cispo"})
 
@@ -67,6 +111,8 @@ class AlgorithmConfig(Config):
     kimi_tau: float = Field(0.1, ge=0.0)
     correction: CorrectionConfig = CorrectionConfig()
     """For tokens that another policy has sampled than the one before the step."""
+    rhythm: RhythmConfig = RhythmConfig()
+    """For credit that differs between the tokens of a response."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
