@@ -27,6 +27,9 @@ class Trainer(Protocol):
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Log-probs of the loss tokens under the model, [T] a pack."""
 
+    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.rhythm`."""
+
 
 class Learner(Trainer, Protocol):
     """Holds a model; turns batches into updates of it."""
@@ -68,6 +71,11 @@ class WorkerLearner:
         """See `Learner.score`."""
         scored: list[FloatArray] = await self._handle.call("score", list(packs))
         return scored
+
+    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Learner.attend`."""
+        attended: list[FloatArray] = await self._handle.call("attend", list(packs))
+        return attended
 
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """See `Learner.publish`."""

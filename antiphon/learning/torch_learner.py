@@ -21,12 +21,13 @@ from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
-from antiphon.learning.attention import PackLayout
+from antiphon.learning.attention import PackLayout, Reader
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
+from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.record.checkpoint import save
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.shared_memory import send
@@ -97,6 +98,19 @@ class TorchLearner(Worker):
                 result[pack.loss_mask] = logprobs.float().cpu().numpy()
                 scored.append(result)
         return scored
+
+    def attend(self, packs: list[Pack]) -> list[FloatArray]:
+        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2] a pack; see `learning.rhythm`. They are of this learner's
+        own weights: never behind the policy, and no second copy of the model is held. `UnsupportedError` for models whose
+        attention is not plain, or cannot be read."""
+        layers = middle_layers(self.model.config.get_text_config().num_hidden_layers)
+        attended = []
+        for pack in packs:
+            reader = RhythmReader(pack, layers, self.algorithm.rhythm, self.device)
+            with torch.no_grad(), self._autocast(), contextlib.suppress(AllRead):
+                self._hidden(pack, PackLayout.of(pack.lengths, pack.parents, self.device), reader=reader)
+            attended.append(reader.values())
+        return attended
 
     # --- weights in, weights out ---------------------------------------------------------------------------------------
 
@@ -227,20 +241,30 @@ class TorchLearner(Worker):
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the loss tokens, [N] each."""
-        tokens = self._tensor(pack.tokens).long()
         layout = PackLayout.of(pack.lengths, pack.parents, self.device)
-        amp = self.config.dtype == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=amp):
-            hidden = self.model.base_model(
-                input_ids=tokens[None], position_ids=layout.positions[None], use_cache=False, layout=layout
-            ).last_hidden_state[0]
+        with self._autocast():
             return token_logprobs(
-                hidden.index_select(0, layout.previous[targets]),
+                self._hidden(pack, layout).index_select(0, layout.previous[targets]),
                 self.head,
-                tokens[targets],
+                self._tensor(pack.tokens).long()[targets],
                 self._tensor(pack.temperatures)[targets],
                 self.config.logits_chunk,
             )
+
+    def _hidden(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
+        """The last hidden states, [T, H]."""
+        tokens = self._tensor(pack.tokens).long()
+        hidden: torch.Tensor = self.model.base_model(
+            input_ids=tokens[None],
+            position_ids=layout.positions[None],
+            use_cache=False,
+            layout=layout,
+            reader=reader,
+        ).last_hidden_state[0]
+        return hidden
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
