@@ -11,11 +11,22 @@ import numpy as np
 
 from antiphon.algorithms.advantages import Advantages
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.rhythm import amplified
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import Trainer
 from antiphon.registry import Registry
-from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, Group, Sample, StreamSpec, TrainBatch
+from antiphon.types import (
+    ATTENTION_RHYTHM,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    FloatArray,
+    Group,
+    Pack,
+    Sample,
+    StreamSpec,
+    TrainBatch,
+)
 
 STAGES = Registry(
     "stage",
@@ -48,17 +59,19 @@ Stage = Callable[[Step], Awaitable[None]]
 
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs: log-probs of the reference model, if a divergence from it is penalised;
-    those of the policy before its first update, if a later one compares itself with them."""
+    those of the policy before its first update, if a later one compares itself with them; the rhythm of its attention."""
     if step.reference is not None:
-        await _score(step, step.reference, REFERENCE_LOGPROBS)
+        await _add(step, REFERENCE_LOGPROBS, step.reference.score)
     if step.algorithm.needs_proximal and step.config.updates > 1:
-        await _score(step, step.learner, PROXIMAL_LOGPROBS)
+        await _add(step, PROXIMAL_LOGPROBS, step.learner.score)
+    if step.algorithm.rhythm.reads_attention:
+        await _add(step, ATTENTION_RHYTHM, step.learner.attend)
 
 
-async def _score(step: Step, learner: Trainer, stream: StreamSpec) -> None:
+async def _add(step: Step, stream: StreamSpec, score: Callable[[list[Pack]], Awaitable[list[FloatArray]]]) -> None:
     flat = [sample for group in step.samples for sample in group]
     members, packs = pack_samples(flat, step.config.tokens_per_pack)
-    scored = iter(split_packs(flat, members, await learner.score(packs)))
+    scored = iter(split_packs(flat, members, await score(packs)))
     step.samples = [
         [replace(sample, streams=sample.streams.with_stream(stream, next(scored))) for sample in group]
         for group in step.samples
@@ -66,7 +79,7 @@ async def _score(step: Step, learner: Trainer, stream: StreamSpec) -> None:
 
 
 async def advantages(step: Step) -> None:
-    """Give every token its advantage, and no weight to what is masked out."""
+    """Give every token its advantage, amplified where the rhythm says so, and no weight to what is masked out."""
     estimated = step.estimate(step.groups)
     bound = step.algorithm.advantage_clip
     for index, (group, per_trajectory) in enumerate(zip(step.samples, estimated, strict=True)):
@@ -74,7 +87,7 @@ async def advantages(step: Step) -> None:
         step.samples[index] = [
             replace(
                 sample,
-                advantages=np.clip(array, -bound, bound) if bound else array,
+                advantages=amplified(sample, np.clip(array, -bound, bound) if bound else array, step.algorithm.rhythm),
                 weights=sample.weights * (not (step.algorithm.mask_truncated and sample.meta.truncated)),
             )
             for sample, array in zip(group, arrays, strict=True)

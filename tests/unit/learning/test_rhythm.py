@@ -1,5 +1,6 @@
 """The rhythm of attention against whole maps, and what reading it takes."""
 
+import asyncio
 import doctest
 from dataclasses import replace
 
@@ -17,11 +18,13 @@ from antiphon.errors import UnsupportedError
 from antiphon.learning import attention, rhythm
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import IntArray, Pack, Sample
+from antiphon.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 
 from .conftest import SHAPE, make_learner, make_sample
 from .test_gradient import siblings
+from .test_stages import step_of
 
 # Deep enough for several layers to be read, and with weights wide enough for heads to differ.
 DEEP = {**SHAPE, "num_hidden_layers": 7, "initializer_range": 0.3, "max_position_embeddings": 4096}
@@ -241,3 +244,27 @@ def test_layers_without_a_number_are_refused(deep_models):
     del learner.model.model.layers[3].self_attn.layer_idx
     with pytest.raises(UnsupportedError, match=r"layers \[3\] cannot be read"):
         learner.attend([small_pack()])
+
+
+# --- in a step -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_amplifies_what_its_learner_attends_to(deep_models):
+    config = RhythmConfig(kind="local", share=0.25, amplification=3.0)
+    step = step_of(deep_models["llama"], AlgorithmConfig(rhythm=config, advantage_clip=1.0))
+    step.estimate = lambda groups: [[[np.full(9, -2.0, np.float32)] for _ in samples] for samples in step.samples]
+    asyncio.run(annotate(step))
+    asyncio.run(advantages(step))
+    for sample in (sample for samples in step.samples for sample in samples):
+        waad = sample.streams[ATTENTION_RHYTHM][sample.segment.loss_mask, 0]
+        delta = [*np.abs(waad[:-1] - waad[1:]), 0]
+        chosen = sorted(range(len(waad)), key=lambda t: -delta[t])[: max(1, round(len(waad) / 4))]
+        wanted = [-3.0 if t in chosen and delta[t] > 0 else -1.0 for t in range(len(waad))]
+        np.testing.assert_array_equal(sample.advantages[sample.segment.loss_mask], np.float32(wanted))
+        assert (sample.advantages[~sample.segment.loss_mask] == -1).all()
+
+
+def test_a_step_without_it_does_not_ask(deep_models):
+    step = step_of(deep_models["llama"], AlgorithmConfig(rhythm=RhythmConfig(kind="random")))
+    asyncio.run(annotate(step))
+    assert not any(ATTENTION_RHYTHM in sample.streams for samples in step.samples for sample in samples)

@@ -27,6 +27,9 @@ class Here:
     async def score(self, packs):
         return self.learner.score(list(packs))
 
+    async def attend(self, packs):
+        return self.learner.attend(list(packs))
+
     async def step(self, batch):
         return self.learner.step(batch)
 
