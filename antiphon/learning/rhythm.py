@@ -9,8 +9,8 @@ Let A be a head's causal map over one sequence, its rows the queries of input to
 with indices that count the sequence's tokens, those between the turns of a conversation too. Row t is that of token t itself,
 once it has been read; not the row before, that it was sampled from. A token that no other is far enough behind has FAI 0.
 
-Spans, and so the choice of heads, are each sequence's own: what is read of a sequence does not depend on its pack. The paper
-does not say over what it takes the mean of d; heads that come out otherwise for another sequence are used otherwise there.
+Spans, and so the choice of heads among all those of the layers read, are each sequence's own: what is read of a sequence does
+not depend on its pack. A head may be local in one sequence and not in another.
 
 Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554, second version.
 """
@@ -109,10 +109,6 @@ class _Sequence:
     rows: NDArray[np.int64]  # [R] where its loss tokens are, in the sequence
     found: list[HeadSums] = field(default_factory=list)  # of each layer
 
-    def values(self) -> torch.Tensor:
-        """[R, 2]"""
-        return rhythm(HeadSums(*(torch.cat(parts) for parts in zip(*self.found, strict=True))))
-
 
 class RhythmReader:
     """Reads the layers it was told to of one pack, when given as `reader` to the forward of a model with packed attention,
@@ -155,14 +151,18 @@ class RhythmReader:
             raise AllRead
 
     def values(self) -> FloatArray:
-        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. `UnsupportedError` if a layer was not
-        read."""
+        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. Errors as of `sums`."""
+        result = np.zeros((self._length, 2), dtype=np.float32)
+        for sequence, sums in zip(self._sequences, self.sums(), strict=True):
+            result[sequence.tokens.cpu().numpy()[sequence.rows]] = rhythm(sums).cpu().numpy()
+        return result
+
+    def sums(self) -> list[HeadSums]:
+        """What was read of each sequence that has loss tokens, over the heads of all layers; after the forward.
+        `UnsupportedError` if a layer was not read."""
         if self._left:
             raise UnsupportedError(
                 f"the attention of layers {sorted(self._left)} cannot be read: it does not come from transformers' "
                 "attention interface, or has no layer_idx"
             )
-        result = np.zeros((self._length, 2), dtype=np.float32)
-        for sequence in self._sequences:
-            result[sequence.tokens.cpu().numpy()[sequence.rows]] = sequence.values().cpu().numpy()
-        return result
+        return [HeadSums(*map(torch.cat, zip(*sequence.found, strict=True))) for sequence in self._sequences]
