@@ -121,12 +121,19 @@ class _Reader:
         return await self.learner.step(batch) if self.learner else {}
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._with_weights.score(packs)
+
+    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._with_weights.attend(packs)
+
+    @property
+    def _with_weights(self) -> Learner:
         if self.learner is None:
             raise RecordError(
                 "a batch of this run holds what the policy or a critic said: it is replayed with --weights, from the first "
                 "checkpoint that was kept (checkpoint.keep_every: 1 keeps all)"
             )
-        return await self.learner.score(packs)
+        return self.learner
 
 
 def replay(run: Path, config: RunConfig, *, weights: bool = False, tell: Callable[[str], None] = print) -> int:

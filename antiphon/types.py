@@ -182,6 +182,7 @@ ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy count
 RETURNS = StreamSpec("returns")  # what a critic is to say
 OLD_VALUE = StreamSpec("old_value")  # what it said before the step
 VALUES = "values"  # [L, M] what M critics say of the state in which each token was chosen
+ATTENTION_RHYTHM = StreamSpec("attention_rhythm", "float32", (2,))  # WAAD and FAI, see `learning.rhythm`
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 

@@ -89,6 +89,50 @@ class KlConfig(Config):
         return self
 
 
+class RhythmConfig(Config):
+    """Credit by the rhythm of attention, see `algorithms/rhythm.py`: some tokens of a response have their advantage
+    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one."""
+
+    kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
+    """Which tokens: those where a chunk begins, those that later tokens look back on, or both, tied together; null changes
+    nothing. The paper's baselines: as many tokens at random, or those of the highest entropy, for which stands the
+    negative log-prob that the token was sampled with."""
+    amplification: float = Field(1.5, gt=0.0)
+    """What the advantage of a chosen token is multiplied with."""
+    share: float = Field(0.4, gt=0.0, le=1.0)
+    """Of a response's tokens, that are chosen: q."""
+    positive_only: bool = False
+    """Leave negative advantages as they are: the paper's first version. The second amplifies both signs, and is better."""
+    window: int = Field(10, gt=0)
+    """Distance at which WAAD is cut off: W."""
+    horizon_low: int = Field(10, ge=0)
+    horizon_high: int = Field(100, ge=0)
+    """How far behind a token those are whose looking back counts for FAI, both included: H_lo and H_hi. The paper's first
+    version had 50."""
+    waad_quantile: float = Field(0.5, ge=0.0, le=1.0)
+    """Of `coupled`: an anchor lies inside a chunk if its WAAD is at most this quantile of the response's: tau_waad. The
+    paper leaves it open; the median is ours."""
+    delta_quantile: float = Field(0.6, ge=0.0, le=1.0)
+    """Of `coupled`: a chunk begins where Delta is at least this quantile of the response's: tau_Delta. The paper leaves it
+    open; ours is 1 - `share`, so that it is what `local` chooses."""
+    back: float = Field(0.5, ge=0.0, le=1.0)
+    """Of `coupled`: the part of such an anchor's amplification that goes to the token which began the chunk: a. The paper
+    leaves it open; a public re-implementation has 0.5."""
+    lookback: int = Field(3, gt=0)
+    """Of `coupled`: how many tokens before an anchor its chunk may have begun: k. The paper names 1 to 3."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "RhythmConfig":
+        if self.horizon_low > self.horizon_high:
+            raise ValueError(f"horizon_low {self.horizon_low} is above horizon_high {self.horizon_high}")
+        return self
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether the learner is asked for WAAD and FAI."""
+        return self.kind in ("local", "global", "coupled")
+
+
 # Losses that are zero where the advantage is.
 VANISHING = frozenset({"ppo_clip", "policy_gradient", "tis", "topr", "cispo"})
 
@@ -116,6 +160,8 @@ class AlgorithmConfig(Config):
     """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
     """Bound on |advantage|; 0 is none."""
+    rhythm: RhythmConfig = RhythmConfig()
+    """For credit that differs between the tokens of a response."""
     agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the batch's tokens, those on whose value the critics agree most, that get no advantage."""
     disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)

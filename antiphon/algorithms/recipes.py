@@ -31,6 +31,8 @@ RECIPES: Mapping[str, dict[str, Any]] = {
     "decoupled_ppo": {"advantage": "grpo", "loss": "ppo_clip", "correction": {"level": "token", "high": 5.0}},
     # Kimi 2025.
     "kimi": {"advantage": "dr_grpo", "loss": "kimi", "kimi_tau": 0.1, "aggregation": "sequence_mean_token_sum"},
+    # Li et al. 2025, "Attention illuminates LLM reasoning"; `rhythm: {kind: local}` and `{kind: global}` are its other rules.
+    "rhythm": {"advantage": "grpo", "loss": "ppo_clip", "rhythm": {"kind": "coupled"}},
     # Williams 1992; Hu 2025, whose penalty takes a reference: `kl: {place: reward, estimator: k1, coefficient: 0.01}`.
     "reinforce": {"advantage": "reinforce", "loss": "policy_gradient"},
     "reinforce++": {"advantage": "reinforce_plus_plus", "loss": "ppo_clip"},

@@ -4,8 +4,9 @@ Sequences lie end to end in one row, so that linear layers see no padding. Only 
 those of similar length are gathered into a padded block, which is causal, so that padding on the right is never seen.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,14 +41,13 @@ class PackLayout:
     @staticmethod
     def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu") -> "PackLayout":
         """The layout of a forest of pieces, see `types.Pack`."""
-        paths = _paths(lengths, parents)
+        paths = sequences(lengths, parents)
         positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
         for path in paths:
             positions[path] = np.arange(len(path))
             previous[path] = np.concatenate([path[:1], path[:-1]])
-        leaves = [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
         blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
-        for members in _similar(leaves):
+        for members in _similar(paths):
             rows = np.stack(
                 [np.pad(path, (0, len(members[0]) - len(path)), constant_values=path[0]) for path in members]
             )
@@ -65,14 +65,18 @@ class PackLayout:
         return PackLayout(positions_there, previous_there, tuple(blocks), order_there)
 
 
-def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
-    """The tokens from the root to the end of each piece."""
+def sequences(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
+    """The tokens of each sequence of a forest of pieces: from a root to a leaf, in the order of the leaves.
+
+    >>> sequences(np.array([2, 1, 3]), np.array([-1, 0, 0]))
+    [array([0, 1, 2]), array([0, 1, 3, 4, 5])]
+    """
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     paths: list[NDArray[np.int64]] = []
     for start, length, parent in zip(starts, lengths, parents, strict=True):
         own = np.arange(start, start + length)
         paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
-    return paths
+    return [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
 
 
 def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
@@ -86,6 +90,19 @@ def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]
     return blocks
 
 
+class Reader(Protocol):
+    """Looks at the queries and keys of every layer that a forward passes; may raise to end it."""
+
+    def read(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [heads, T, head size]
+        key: torch.Tensor,  # [key heads, T, head size]
+        scaling: float | None,
+        options: Mapping[str, Any],  # what else the layer said of its attention
+    ) -> None: ...
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, heads, T, head size]
@@ -95,9 +112,12 @@ def packed_attention(
     *,
     layout: PackLayout,
     scaling: float | None = None,
-    **_: Any,
+    reader: Reader | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]."""
+    if reader is not None:
+        reader.read(module, query[0], key[0], scaling, options)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # [T, heads, head size]
     outputs = []
     for block in layout.blocks:

@@ -57,8 +57,8 @@ def pack_samples(samples: Sequence[Sample], tokens_per_pack: int) -> tuple[list[
 def split_packs(
     samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray]
 ) -> list[FloatArray]:
-    """Per-token results of packs from `pack_samples`, cut back into those of the samples; 0 on prompts."""
-    result = [np.zeros(len(sample.segment.tokens), dtype=np.float32) for sample in samples]
+    """Per-token results [T, …] of packs from `pack_samples`, cut back into those of the samples; 0 on prompts."""
+    result = [np.zeros((len(sample.segment.tokens), *scored[0].shape[1:]), dtype=np.float32) for sample in samples]
     for indices, values in zip(members, scored, strict=True):
         pieces = _pieces([samples[i].segment for i in indices])
         for piece, part in zip(pieces, np.split(values, np.cumsum([len(p) for p in pieces])[:-1]), strict=True):

@@ -30,6 +30,9 @@ class Trainer(Protocol):
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """What the model says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
 
+    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.rhythm`."""
+
 
 class Learner(Trainer, Protocol):
     """Holds a model; turns batches into updates of it."""
@@ -103,6 +106,11 @@ class WorkerLearner:
         """See `Learner.score`."""
         scored: list[FloatArray] = await self._handle.call("score", list(packs))
         return scored
+
+    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Learner.attend`."""
+        attended: list[FloatArray] = await self._handle.call("attend", list(packs))
+        return attended
 
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """See `Learner.publish`."""

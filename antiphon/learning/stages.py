@@ -24,11 +24,13 @@ from antiphon.algorithms.advantages import (
 )
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig
 from antiphon.algorithms.rewards import Controllers, shaped, weights
+from antiphon.algorithms.rhythm import amplified
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.learner import Trainer
 from antiphon.registry import Registry
 from antiphon.types import (
+    ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
     OLD_VALUE,
     PROXIMAL_LOGPROBS,
@@ -37,6 +39,7 @@ from antiphon.types import (
     TOKEN_AGE,
     VALUES,
     FloatArray,
+    Pack,
     Sample,
     Streams,
     StreamSpec,
@@ -99,14 +102,17 @@ Stage = Callable[[Step], Awaitable[None]]
 
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
-    policy before its first update, if a later one compares itself with them; what critics say; how old each token is."""
+    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what critics say;
+    how old each token is."""
     training, correction = step.training, step.training.algorithm.correction
     if training.reference is not None:
-        step.give(REFERENCE_LOGPROBS, await _scored(step, training.reference))
+        step.give(REFERENCE_LOGPROBS, await _said(step, training.reference.score))
     if PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1:
-        step.give(PROXIMAL_LOGPROBS, await _scored(step, training.learner))
+        step.give(PROXIMAL_LOGPROBS, await _said(step, training.learner.score))
+    if training.algorithm.rhythm.reads_attention:
+        step.give(ATTENTION_RHYTHM, await _said(step, training.learner.attend))
     if training.critics:
-        columns = await asyncio.gather(*(_scored(step, critic) for critic in training.critics))
+        columns = await asyncio.gather(*(_said(step, critic.score) for critic in training.critics))
         values = (np.stack(said, axis=-1) for said in zip(*columns, strict=True))
         step.give(StreamSpec(VALUES, shape=(len(columns),)), values)
     if correction.on and correction.proximal == "interpolated":
@@ -114,10 +120,10 @@ async def annotate(step: Step) -> None:
         step.give(TOKEN_AGE, ages)
 
 
-async def _scored(step: Step, trainer: Trainer) -> list[FloatArray]:
-    """What a model says of each token of each sample, [L]."""
+async def _said(step: Step, score: Callable[[list[Pack]], Awaitable[list[FloatArray]]]) -> list[FloatArray]:
+    """What a model says of each token of each sample, [L, …]."""
     members, packs = pack_samples(step.flat, step.training.config.tokens_per_pack)
-    return split_packs(step.flat, members, await trainer.score(packs))
+    return split_packs(step.flat, members, await score(packs))
 
 
 async def rewards(step: Step) -> None:
@@ -142,7 +148,8 @@ async def rewards(step: Step) -> None:
 
 
 async def advantages(step: Step) -> None:
-    """Give every token its advantage, and where critics agree or disagree too much, none, or no reward of its entropy."""
+    """Give every token its advantage, amplified where the rhythm says so; where critics agree or disagree too much, none, or no
+    reward of its entropy."""
     controllers, algorithm = step.training.controllers, step.training.algorithm
     kl = algorithm.kl
     if controllers.kl is not None:
@@ -161,6 +168,11 @@ async def advantages(step: Step) -> None:
         step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": algorithm.kl.coefficient}
         if kl.target:
             controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
+    if algorithm.rhythm.kind is not None:
+        estimated = [
+            [amplified(sample, array, algorithm.rhythm) for sample, array in zip(*pair, strict=True)]
+            for pair in zip(step.samples, estimated, strict=True)
+        ]
     _mask_by_spread(step, estimated)
     left = iter([array for group in estimated for array in group])
     step.change(lambda sample: {"advantages": next(left)})

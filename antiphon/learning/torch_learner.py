@@ -22,12 +22,13 @@ from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
-from antiphon.learning.attention import PackLayout
+from antiphon.learning.attention import PackLayout, Reader
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
+from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.points import reach
 from antiphon.record.checkpoint import written
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
@@ -206,7 +207,7 @@ class PackLearner(Worker):
         """The loss tokens of the pack, [N]."""
         return torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
 
-    def _hidden(self, pack: Pack, targets: torch.Tensor) -> torch.Tensor:
+    def _hidden(self, pack: Pack, targets: torch.Tensor, reader: Reader | None = None) -> torch.Tensor:
         """The last hidden states from which the loss tokens are predicted, [N, H]."""
         layout = PackLayout.of(pack.lengths, pack.parents, self.device)
         hidden = self.model.base_model(
@@ -214,6 +215,7 @@ class PackLearner(Worker):
             position_ids=layout.positions[None],
             use_cache=False,
             layout=layout,
+            reader=reader,
         ).last_hidden_state[0]
         found: torch.Tensor = hidden.index_select(0, layout.previous[targets])
         return found
@@ -242,6 +244,19 @@ class TorchLearner(PackLearner):
         """Write the weights as `version` where engines of this machine can read them."""
         trim_memory()
         return send(self.model.named_parameters(), version, directory)
+
+    def attend(self, packs: list[Pack]) -> list[FloatArray]:
+        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2] a pack; see `learning.rhythm`. They are of this learner's
+        own weights: never behind the policy, and no second copy of the model is held. `UnsupportedError` for models whose
+        attention is not plain, or cannot be read."""
+        layers = middle_layers(self.model.config.get_text_config().num_hidden_layers)
+        attended = []
+        for pack in packs:
+            reader = RhythmReader(pack, layers, self.algorithm.rhythm, self.device)
+            with torch.no_grad(), self._autocast(), contextlib.suppress(AllRead):
+                self._hidden(pack, self._targets(pack), reader)
+            attended.append(reader.values())
+        return attended
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         targets = self._targets(pack)

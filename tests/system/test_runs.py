@@ -81,7 +81,12 @@ def test_redundancy_filters_and_reference(project):
         train(
             project,
             rollout=rollout(redundancy=2, extra_groups=1, order="ready", filter="spread"),
-            algorithm={"kl": {"coefficient": 0.01}, "entropy_coefficient": 0.01, "advantage": "dr_grpo"},
+            algorithm={
+                "kl": {"coefficient": 0.01},
+                "entropy_coefficient": 0.01,
+                "advantage": "dr_grpo",
+                "rhythm": {"kind": "coupled"},
+            },
             learner={"minibatches": 2, "epochs": 2, "tokens_per_pack": 32},
         )
         == 0

@@ -29,6 +29,9 @@ class Here:
     async def score(self, packs):
         return self.learner.score(list(packs))
 
+    async def attend(self, packs):
+        return self.learner.attend(list(packs))
+
     async def step(self, batch):
         self.packs = [pack for update in batch.updates for rank in update.packs for pack in rank]
         return self.learner.step(batch)

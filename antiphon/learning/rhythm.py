@@ -1,0 +1,168 @@
+"""The rhythm of attention, read while the model runs. No map of attention is ever whole: what is kept is linear in length.
+
+Let A be a head's causal map over one sequence, its rows the queries of input tokens, and R the sequence's loss tokens:
+
+    span    d = mean over t in R of sum_s A[t, s] (t - s)
+    WAAD_t    = sum_s A[t, s] min(t - s, W)                        mean over the heads of small span
+    FAI_s     = mean over t in R, s + low <= t <= s + high, of A[t, s]           those of large span
+
+with indices that count the sequence's tokens, those between the turns of a conversation too. Row t is that of token t itself,
+once it has been read; not the row before, that it was sampled from. A token that no other is far enough behind has FAI 0.
+
+Spans, and so the choice of heads among all those of the layers read, are each sequence's own: what is read of a sequence does
+not depend on its pack. A head may be local in one sequence and not in another.
+
+Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554, second version.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon.algorithms.config import RhythmConfig
+from antiphon.errors import UnsupportedError
+from antiphon.learning.attention import sequences
+from antiphon.types import FloatArray, Pack
+
+LAYERS = 5
+HEAD_SHARE = 0.3  # that are local, and that are global
+BLOCK = 2**21  # elements of the maps that exist at once, unless one row of all heads has more
+NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what transformers' models say of maps that are no plain softmax
+
+
+class AllRead(Exception):
+    """Ends a forward when the last layer that is needed has been read."""
+
+
+def middle_layers(count: int) -> list[int]:
+    """Five evenly spaced layers, numbered from 0, of those from a third to two thirds of `count`. Where fewer lie there it
+    is these; there is always one.
+
+    >>> middle_layers(36), middle_layers(30), middle_layers(6), middle_layers(4), middle_layers(2), middle_layers(1)
+    ([12, 15, 18, 21, 24], [10, 12, 15, 18, 20], [2, 3, 4], [2], [1], [0])
+    """
+    first, last = min(-(-count // 3), count - 1), 2 * count // 3
+    return sorted({round(float(layer)) for layer in np.linspace(first, last, LAYERS)})
+
+
+class HeadSums(NamedTuple):
+    """What is kept of the maps of H heads over one sequence."""
+
+    spans: torch.Tensor  # [H] in tokens
+    waad: torch.Tensor  # [H, R] in tokens
+    fai: torch.Tensor  # [H, R]
+
+
+def head_sums(
+    query: torch.Tensor,  # [H, R, head size]
+    key: torch.Tensor,  # [key heads, L, head size]
+    rows: NDArray[np.int64],  # [R] place in the sequence of each query, ascending; not empty
+    scaling: float,
+    config: RhythmConfig,
+) -> HeadSums:
+    """The sums of softmax(query key' · scaling), in blocks of rows."""
+    heads, count, length = query.size(0), len(rows), key.size(1)
+    grouped = query.mul(scaling).unflatten(0, (key.size(0), -1))  # heads that share keys lie together
+    spans, waad = query.new_zeros(heads), query.new_empty(heads, count)
+    columns = query.new_zeros(heads, length)
+    places, counts = (torch.from_numpy(array).to(query.device) for array in (rows, lookers(rows, config)))
+    at_once = max(1, BLOCK // (heads * length))
+    for block in (slice(begin, begin + at_once) for begin in range(0, count, at_once)):
+        first, last = int(rows[block][0]), int(rows[block][-1])
+        distance = (places[block, None] - torch.arange(last + 1, device=query.device)).to(query.dtype)
+        ahead = torch.zeros_like(distance).masked_fill_(distance < 0, -torch.inf)
+        scores = grouped[:, :, block].flatten(1, 2) @ key[:, : last + 1].mT
+        maps = scores.view(heads, -1, last + 1).add_(ahead).softmax(-1)  # [H, rows of the block, last + 1]
+        weights = torch.stack([distance, distance.clamp(max=config.window)])
+        far, waad[:, block] = torch.einsum("hts,kts->kht", maps, weights)
+        spans += far.sum(-1)
+        seen = slice(max(first - config.horizon_high, 0), max(last - config.horizon_low + 1, 0))
+        behind = (distance >= config.horizon_low) & (distance <= config.horizon_high)
+        columns[:, seen] += (maps[:, :, seen] * behind[:, seen]).sum(1)
+    return HeadSums(spans / count, waad, columns[:, places] / counts)
+
+
+def lookers(rows: NDArray[np.int64], config: RhythmConfig) -> FloatArray:
+    """How many of the rows [R] are as far behind each that they count for its FAI, [R]; 1 where there is none.
+
+    >>> lookers(np.array([0, 1, 2, 9]), RhythmConfig(horizon_low=1, horizon_high=8))
+    array([2., 2., 1., 1.], dtype=float32)
+    """
+    until = np.searchsorted(rows, rows + config.horizon_high, side="right")
+    return (until - np.searchsorted(rows, rows + config.horizon_low)).clip(1).astype(np.float32)
+
+
+def rhythm(sums: HeadSums) -> torch.Tensor:
+    """WAAD over the heads of the smallest spans and FAI over those of the largest, [R, 2]; of equals the first is local."""
+    order = sums.spans.argsort(stable=True)
+    count = max(1, round(HEAD_SHARE * len(order)))
+    return torch.stack([sums.waad[order[:count]].mean(0), sums.fai[order[-count:]].mean(0)], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    tokens: torch.Tensor  # [L] its places in the pack
+    rows: NDArray[np.int64]  # [R] where its loss tokens are, in the sequence
+    found: list[HeadSums] = field(default_factory=list)  # of each layer
+
+
+class RhythmReader:
+    """Reads the layers it was told to of one pack, when given as `reader` to the forward of a model with packed attention,
+    and then ends that forward by `AllRead`. A loss token must be of one sequence only, as in all packs of samples."""
+
+    def __init__(self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device) -> None:
+        self._left = set(layers)
+        self._config = config
+        self._length = len(pack.tokens)
+        self._sequences = [
+            _Sequence(torch.from_numpy(path).to(device), rows)
+            for path in sequences(pack.lengths, pack.parents)
+            if len(rows := np.flatnonzero(pack.loss_mask[path]))
+        ]
+
+    def read(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [heads, T, head size]
+        key: torch.Tensor,  # [key heads, T, head size]
+        scaling: float | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """See `attention.Reader`. In float32 at least, whatever the model runs in."""
+        layer: Any = getattr(module, "layer_idx", None)
+        if layer not in self._left:
+            return
+        unlike = [name for name in NOT_PLAIN if options.get(name) is not None]
+        if unlike:
+            raise UnsupportedError(f"the attention of layer {layer} has {', '.join(unlike)}: its rhythm cannot be read")
+        with torch.autocast(query.device.type, enabled=False):
+            precise = torch.promote_types(query.dtype, torch.float32)
+            for sequence in self._sequences:
+                queries = query[:, sequence.tokens[torch.from_numpy(sequence.rows).to(query.device)]].to(precise)
+                keys = key[:, sequence.tokens].to(precise)
+                scale = query.size(-1) ** -0.5 if scaling is None else scaling
+                sequence.found.append(head_sums(queries, keys, sequence.rows, scale, self._config))
+        self._left.remove(layer)
+        if not self._left:
+            raise AllRead
+
+    def values(self) -> FloatArray:
+        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. Errors as of `sums`."""
+        result = np.zeros((self._length, 2), dtype=np.float32)
+        for sequence, sums in zip(self._sequences, self.sums(), strict=True):
+            result[sequence.tokens.cpu().numpy()[sequence.rows]] = rhythm(sums).cpu().numpy()
+        return result
+
+    def sums(self) -> list[HeadSums]:
+        """What was read of each sequence that has loss tokens, over the heads of all layers; after the forward.
+        `UnsupportedError` if a layer was not read."""
+        if self._left:
+            raise UnsupportedError(
+                f"the attention of layers {sorted(self._left)} cannot be read: it does not come from transformers' "
+                "attention interface, or has no layer_idx"
+            )
+        return [HeadSums(*map(torch.cat, zip(*sequence.found, strict=True))) for sequence in self._sequences]
