@@ -101,13 +101,18 @@ class Parts:
 
 
 def training_of(
-    config: RunConfig, learner: Trainer, reference: Trainer | None = None, critics: Sequence[Trainer] = ()
+    config: RunConfig,
+    learner: Trainer,
+    reference: Trainer | None = None,
+    critics: Sequence[Trainer] = (),
+    teachers: Sequence[Trainer] = (),
 ) -> Training:
     """What makes updates of groups in a run with this configuration."""
     return Training(
         learner=learner,
         reference=reference,
         critics=critics,
+        teachers=list(zip(config.teachers, teachers, strict=True)),
         algorithm=config.algorithm,
         config=config.learner,
         critic=config.critic,

@@ -20,7 +20,7 @@ from antiphon.config import Config, Problems, load
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig
+from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.record.config import RecordConfig
@@ -68,6 +68,8 @@ class RunConfig(Config):
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig | None = None
     """What says how good a state is, for the algorithms that ask."""
+    teachers: tuple[TeacherConfig, ...] = ()
+    """Whose opinion of the policy's tokens is learned from, see `algorithm.teacher_coefficient`."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -86,6 +88,7 @@ class RunConfig(Config):
             *_sampling(self),
             *_scheduling(self),
             *_critics(self),
+            *_teachers(self),
             *_accuracy(self),
         ]
         if problems:
@@ -236,6 +239,20 @@ def _critics(config: RunConfig) -> Found:
         )
     if critic.warmup_steps >= config.steps:
         yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
+
+
+def _teachers(config: RunConfig) -> Found:
+    if config.algorithm.teacher_coefficient and not config.teachers:
+        yield (
+            "teachers",
+            f"algorithm {config.algorithm.recipe!r} asks teachers, and there are none: give teachers: [{{path: …}}]",
+        )
+    if config.teachers and not config.algorithm.teacher_coefficient:
+        yield "algorithm.teacher_coefficient", "0 listens to no teacher, and there are teachers"
+    names = {task.name for task in config.tasks}
+    for index, teacher in enumerate(config.teachers):
+        for unknown in sorted(set(teacher.tasks) - names):
+            yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run; there are {', '.join(sorted(names))}"
 
 
 def _accuracy(config: RunConfig) -> Found:

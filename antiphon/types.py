@@ -177,6 +177,7 @@ class Streams:
 
 PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
 REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
+TEACHER_LOGPROBS = StreamSpec("teacher_logprobs")
 TOKEN_AGE = StreamSpec("token_age")  # versions between the one that sampled the token and the one before the step
 ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy counts in the bonus
 RETURNS = StreamSpec("returns")  # what a critic is to say

@@ -156,6 +156,9 @@ class AlgorithmConfig(Config):
     """Of `gae`: 1 looks to the end, 0 one token ahead."""
     step_weight: float = Field(1.0, ge=0.0)
     """Of `gigpo`: what a step's own advantage counts beside that of its episode."""
+    teacher_coefficient: float = Field(0.0, ge=0.0)
+    """What is added to the advantage of each token for every nat by which its teachers think it more likely than the policy
+    did; 0 asks no teacher."""
     advantage_whiten: bool = False
     """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
@@ -218,6 +221,7 @@ class AlgorithmConfig(Config):
         return frozenset(self.streams).union(
             ["reference_logprobs"] if self.kl.coefficient else [],
             ["proximal_logprobs"] if self.correction.on and self.correction.proximal == "computed" else [],
+            ["teacher_logprobs"] if self.teacher_coefficient else [],
             ["values"] if self.advantage == "gae" or self.agreement_mask or self.disagreement_mask else [],
         )
 

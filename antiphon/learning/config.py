@@ -73,6 +73,15 @@ class CriticConfig(Config):
     """Of what they learn to say: 1 is what followed, below it their own later values come in."""
 
 
+class TeacherConfig(Config):
+    """A model whose log-probs of what the policy says are learned from, in a process of its own."""
+
+    path: str
+    """A directory or Hugging Face id; its tokenizer must be that of the model that is trained."""
+    tasks: tuple[str, ...] = ()
+    """Which tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
+
+
 class CheckpointConfig(Config):
     """When a run can be gone on from."""
 

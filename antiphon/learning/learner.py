@@ -58,6 +58,7 @@ class Models:
     learner: Learner
     reference: Learner | None = None
     critics: Sequence[Learner] = ()
+    teachers: Sequence[Trainer] = ()
 
     async def begin(
         self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
