@@ -13,7 +13,7 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
-from antiphon.learning.learner import CRITIC, LEARNERS, Learner, Models, WorkerLearner
+from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
@@ -188,7 +188,7 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
     critics with a path of theirs."""
     handles: list[WorkerHandle] = []
 
-    def start(name: str, kind: str, path: Path, *more: Any) -> Learner:
+    def start(name: str, kind: str, path: Path, *more: Any) -> WorkerLearner:
         handles.append(cluster.spawn(name, kind, str(path), config.learner, derive(config.seed, name), *more))
         return WorkerLearner(handles[-1])
 
@@ -200,9 +200,13 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
     for path in paths:
         check_tokenizers(model, path)
     began = await directory(critic.path if critic else "")
+    learner = start("learner", kind, model)
+    reference: Scorer | None = None
+    if "reference_logprobs" in config.algorithm.needed:
+        reference = BaseOf(learner) if config.learner.lora else start("reference", kind, model)
     models = Models(
-        learner=start("learner", kind, model),
-        reference=start("reference", kind, model) if "reference_logprobs" in config.algorithm.needed else None,
+        learner=learner,
+        reference=reference,
         critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
         teachers=[start(f"teacher-{number}", kind, path) for number, path in enumerate(paths)],
     )

@@ -34,7 +34,7 @@ from antiphon.algorithms.rewards import restored
 from antiphon.engines.base import InferenceEngine
 from antiphon.errors import StallError
 from antiphon.learning.batch import digest, samples_of, supervised_batch
-from antiphon.learning.learner import Models, Trainer
+from antiphon.learning.learner import Models, Scorer, Trainer
 from antiphon.learning.stages import STAGES, Step, Training
 from antiphon.points import reach
 from antiphon.record.checkpoint import draft, name_of, prune, publish
@@ -103,9 +103,9 @@ class Parts:
 def training_of(
     config: RunConfig,
     learner: Trainer,
-    reference: Trainer | None = None,
+    reference: Scorer | None = None,
     critics: Sequence[Trainer] = (),
-    teachers: Sequence[Trainer] = (),
+    teachers: Sequence[Scorer] = (),
 ) -> Training:
     """What makes updates of groups in a run with this configuration."""
     return Training(

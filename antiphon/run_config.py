@@ -326,15 +326,16 @@ def count_parameters(path: str) -> int | None:
 
 
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
-    """Bytes that a model of so many parameters takes in each part of a run, without activations and KV caches."""
+    """Bytes that a model of so many parameters takes in each part of a run, without activations, KV caches and adapters."""
+    trained = 0 if config.learner.lora else parameters
     learner = BYTES.get(config.learner.dtype, 4)
     engine = BYTES.get(config.engine.dtype, 4)
     estimate = {
         "learner weights": parameters * learner,
-        "learner gradients": parameters * learner,
-        "optimiser moments": 2 * parameters * learner,
-        "reference weights": parameters * learner if config.algorithm.kl.coefficient else 0,
+        "learner gradients": trained * learner,
+        "optimiser moments": 2 * trained * learner,
+        "reference weights": trained * learner if config.algorithm.kl.coefficient else 0,
         "engine weights": parameters * engine * config.engine.replicas,
-        "weights in transit": parameters * engine,
+        "weights in transit": trained * engine,
     }
     return {**estimate, "all": sum(estimate.values())}

@@ -22,6 +22,21 @@ class OptimizerConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0.0)
 
 
+class LoraConfig(Config):
+    """Low-rank adapters, which alone are trained and sent to the engines. The model without them is the reference."""
+
+    rank: int = Field(16, gt=0)
+    alpha: float = Field(32.0, gt=0.0)
+    """Adapters count alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that have one, such as q_proj; empty is all."""
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / self.rank
+
+
 class LearnerConfig(Config):
     """The learner's process and how it cuts its work."""
 
@@ -36,6 +51,8 @@ class LearnerConfig(Config):
     logits_chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    """Train adapters instead of the weights."""
     minibatches: int = Field(1, gt=0)
     """Optimiser steps that one pass over a training step's groups is cut into."""
     epochs: int = Field(1, gt=0)

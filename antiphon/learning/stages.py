@@ -28,7 +28,7 @@ from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.algorithms.rhythm import amplified
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
-from antiphon.learning.learner import Trainer
+from antiphon.learning.learner import Scorer, Trainer
 from antiphon.registry import Registry
 from antiphon.types import (
     ATTENTION_RHYTHM,
@@ -62,9 +62,9 @@ class Training:
     """What makes updates of groups, from step to step."""
 
     learner: Trainer
-    reference: Trainer | None = None
+    reference: Scorer | None = None
     critics: Sequence[Trainer] = ()
-    teachers: Sequence[tuple[TeacherConfig, Trainer]] = ()
+    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
     algorithm: AlgorithmConfig
     config: LearnerConfig
     critic: CriticConfig | None = None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from antiphon import build
 from antiphon.algorithms.config import AlgorithmConfig
@@ -99,6 +99,27 @@ def test_critics_are_part_of_the_cut(project):
     assert same.returncode == 0 and "no difference" in same.stdout, same.stdout + same.stderr
     blind = project.run("replay", cut, "--code", project.folder)
     assert blind.returncode == 2 and "replayed with --weights" in blind.stderr
+
+
+def test_adapters_in_a_whole_run(project):
+    """Engines say what the learner says; the reference is the model without them; what is kept is a model directory."""
+    given = sections(project, "grpo", kl={"coefficient": 0.1})
+    given["rollout"]["async_ratio"] = 0
+    learner = {"lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
+    assert train(project, "steps=3", **given, learner=learner, checkpoint={"every": 1}) == 0
+    steps = project.metrics()
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
+    assert steps[0]["learner/reference_kl"] == pytest.approx(0, abs=1e-7) < steps[-1]["learner/reference_kl"]
+    assert train_on(project, "steps=5") == 0 and len(project.metrics()) == 5
+    place = max((project.folder / "runs" / "run" / "checkpoints").iterdir())
+    assert AutoModelForCausalLM.from_pretrained(place) and (place / "adapter" / "adapter_config.json").is_file()
+
+
+def train_on(project, *overrides):
+    config = load(
+        project.folder / "config.yaml", ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig
+    )
+    return build.train(config, resume=True)
 
 
 @pytest.mark.parametrize(
