@@ -142,6 +142,11 @@ def test_what_has_no_probability_makes_nothing_infinite(name, level, new, old):
     assert slopes.isfinite().all()
 
 
+def test_what_is_impossible_for_both_is_no_reason_to_move():
+    loss, _ = ppo_clip(example(logprobs=[-math.inf], behaviour=[-math.inf], advantages=[2.0]), AlgorithmConfig())
+    assert loss.tolist() == [-2.0]
+
+
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_no_tokens_and_no_advantages(name):
     loss = LOSSES.resolve(name)
@@ -336,11 +341,35 @@ def test_recipes(recipe):
     assert other.correction == config.correction.model_copy(update={"high": 3.0})
 
 
+# As the papers, or the code that goes with them, have it.
+PUBLISHED = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "kl_coefficient": 0, "dual_clip": 0, "advantage_clip": 0},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "mask_truncated": True},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"clip_low": 1.0, "clip_high": 0.28},
+    "tis": {"ratio_low": 0.0, "ratio_high": 1.0},
+    "topr": {"ratio_low": 0.0, "ratio_high": 1.0, "positive_weight": 1.0, "negative_weight": 1.0},
+    "kimi": {"kimi_tau": 0.1},
+}
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_published_numbers(recipe):
+    stated = AlgorithmConfig.model_validate(recipe).model_dump()
+    assert {name: stated[name] for name in PUBLISHED[recipe]} == PUBLISHED[recipe]
+
+
+def test_bounds_of_the_correction():
+    assert CorrectionConfig() == CorrectionConfig(level=None, high=2.0, filter_level=None, keep_low=0.5, keep_high=2.0)
+    assert AlgorithmConfig.model_validate("decoupled_ppo").correction == CorrectionConfig(level="token", high=5.0)
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
         ({"recipe": "gpro"}, "there are cispo, dapo"),
         ({"dual_clip": 0.5}, "not above 1"),
+        ({"dual_clip": 1.0}, "not above 1"),
         ({"ratio_low": 2.0}, "is above ratio_high"),
     ],
 )
