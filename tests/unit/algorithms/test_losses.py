@@ -359,7 +359,8 @@ def test_published_numbers(recipe):
     assert {name: stated[name] for name in PUBLISHED[recipe]} == PUBLISHED[recipe]
 
 
-def test_bounds_of_the_correction():
+def test_bounds_of_the_correction_and_what_counts_as_no_spread():
+    assert EPSILON == 1e-4
     assert CorrectionConfig() == CorrectionConfig(level=None, high=2.0, filter_level=None, keep_low=0.5, keep_high=2.0)
     assert AlgorithmConfig.model_validate("decoupled_ppo").correction == CorrectionConfig(level="token", high=5.0)
 
