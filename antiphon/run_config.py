@@ -88,6 +88,7 @@ class RunConfig(Config):
             *_sampling(self),
             *_scheduling(self),
             *_critics(self),
+            *_turns(self),
             *_teachers(self),
             *_accuracy(self),
         ]
@@ -119,6 +120,8 @@ class RunConfig(Config):
 GROUP_ADVANTAGES = frozenset(
     {"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline", "step_reinforce", "gigpo"}
 )
+# Advantages that pay turns on their own.
+TURN_ADVANTAGES = frozenset({"turn_reinforce", "step_reinforce", "gigpo"})
 
 Found = Iterator[tuple[str, str]]
 
@@ -239,6 +242,21 @@ def _critics(config: RunConfig) -> Found:
         )
     if critic.warmup_steps >= config.steps:
         yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
+
+
+def _turns(config: RunConfig) -> Found:
+    if config.rollout.max_turns > 1:
+        return
+    algorithm = config.algorithm
+    asked = {
+        "advantage": algorithm.advantage if algorithm.advantage in TURN_ADVANTAGES else None,
+        "ratio_level": algorithm.ratio_level,
+        "correction.level": algorithm.correction.level,
+        "correction.filter_level": algorithm.correction.filter_level,
+    }
+    for key, value in asked.items():
+        if value == "turn" or value in TURN_ADVANTAGES:
+            yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
 
 
 def _teachers(config: RunConfig) -> Found:
