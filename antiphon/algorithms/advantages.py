@@ -280,7 +280,7 @@ def token_rewards(samples: Sequence[Sample], config: AlgorithmConfig) -> np.ndar
 
 def penalties(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
     """What leaving the reference takes off the reward of each sampled token of a trajectory, [T]."""
-    if not (config.coefficient and config.place == "reward"):
+    if not config.in_reward:
         return np.zeros(sum(int(sample.segment.loss_mask.sum()) for sample in samples))
     return -config.coefficient * reference_divergence(samples, config)
 
@@ -338,6 +338,9 @@ def _returns(groups: Samples, values: Sequence[FloatArray], config: AlgorithmCon
     for group, per_trajectory in zip(groups, values, strict=True):
         arrays: list[FloatArray] = []
         for samples, value in zip(trajectories(group), per_trajectory, strict=True):
+            if config.gamma == 1 and not config.kl.in_reward:  # the same on all tokens
+                arrays += [np.where(s.segment.loss_mask, np.float32(value), np.float32(0)) for s in samples]
+                continue
             earned = penalties(samples, config.kl)
             earned[-1:] += value
             arrays += _laid(samples, discounted(earned, config.gamma).astype(np.float32))

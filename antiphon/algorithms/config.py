@@ -82,6 +82,16 @@ class KlConfig(Config):
     horizon: float = Field(10_000.0, gt=0.0)
     """Trajectories over which it is adapted."""
 
+    @property
+    def in_reward(self) -> bool:
+        """Whether it is taken off the rewards."""
+        return self.coefficient > 0 and self.place == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it is a term of the loss."""
+        return self.coefficient > 0 and self.place == "loss"
+
     @model_validator(mode="after")
     def _possible(self) -> "KlConfig":
         if self.target and (self.place == "loss" or not self.coefficient):
@@ -228,8 +238,7 @@ class AlgorithmConfig(Config):
     @property
     def zero_without_advantage(self) -> bool:
         """Whether a token without advantage makes no gradient, so that it need not be computed."""
-        in_loss = self.kl.coefficient and self.kl.place == "loss"
-        return self.loss in VANISHING and not (in_loss or self.entropy_coefficient)
+        return self.loss in VANISHING and not (self.kl.in_loss or self.entropy_coefficient)
 
 
 def _tuples(value: Any) -> Any:

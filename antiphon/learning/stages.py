@@ -23,7 +23,7 @@ from antiphon.algorithms.advantages import (
     whitened,
     with_teachers,
 )
-from antiphon.algorithms.config import Aggregation, AlgorithmConfig
+from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.algorithms.rhythm import amplified
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
@@ -154,6 +154,8 @@ async def _said(
 async def rewards(step: Step) -> None:
     """Make each trajectory's reward of its score, and decide how much it counts."""
     training, algorithm = step.training, step.training.algorithm
+    if (algorithm.reward, algorithm.weight) == (RewardConfig(), WeightConfig()):
+        return  # scores as they are
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
     shaped_ = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
     weighed = weights(metas, algorithm.weight)
@@ -188,7 +190,7 @@ async def advantages(step: Step) -> None:
     if algorithm.advantage_clip:
         bound = algorithm.advantage_clip
         estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
-    if kl.coefficient and kl.place == "reward":
+    if kl.in_reward:
         apart = np.concatenate(
             [reference_divergence(samples, kl) for group in step.samples for samples in trajectories(group)]
         )
