@@ -6,17 +6,19 @@ from typing import Any
 CHARACTERS = "0123456789+=,:"
 
 
-def build(directory: Path | str, seed: int = 0) -> None:
+def build(
+    directory: Path | str, seed: int = 0, *, characters: str = CHARACTERS, hidden_size: int = 128, layers: int = 4
+) -> None:
     """Write the model, in float32, and its tokenizer to `directory`; equal seeds give equal weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(characters)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,
@@ -32,13 +34,13 @@ def build(directory: Path | str, seed: int = 0) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(characters: str = CHARACTERS) -> Any:
     """One token a character, one that ends a response, one that pads."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
-    characters = Tokenizer(models.WordLevel(vocabulary))
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    characters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>")
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *characters])}
+    reader = Tokenizer(models.WordLevel(vocabulary))
+    reader.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    reader.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=reader, eos_token="<eos>", pad_token="<pad>")
