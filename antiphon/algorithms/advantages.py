@@ -11,13 +11,31 @@ penalty for leaving the reference, where that is `kl.place: reward`.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig
 from antiphon.algorithms.divergence import divergence
 from antiphon.algorithms.rewards import EPSILON
-from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS, VALUES, FloatArray, Sample
+from antiphon.types import (
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
+    VALUES,
+    AttemptId,
+    AttemptStatus,
+    FloatArray,
+    PolicyVersion,
+    Sample,
+    Sampling,
+    Score,
+    Segment,
+    Streams,
+    StreamSpec,
+    TrajectoryMeta,
+    Turn,
+)
 
 Samples = Sequence[Sequence[Sample]]  # [group][sample]
 Arrays = list[list[FloatArray]]  # [group][sample] -> [L]
@@ -28,6 +46,11 @@ def grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """(reward - group mean) / (group standard deviation + epsilon).
 
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2; deviation with Bessel's correction as in its public code.
+
+    >>> np.stack(grpo(example([0, 1, 2]), AlgorithmConfig())[0]).round(2)  # each: a token of the prompt, one of its own
+    array([[ 0., -1.],
+           [ 0.,  0.],
+           [ 0.,  1.]], dtype=float32)
     """
     return _returns(groups, [normalised(rewards(group)) for group in groups], config)
 
@@ -36,6 +59,10 @@ def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """reward - group mean; use with `aggregation: sequence_mean_token_sum_norm`.
 
     Source: Liu et al. 2025, "Understanding R1-Zero-like training", section 3.2.
+
+    >>> np.stack(dr_grpo(example([0, 4]), AlgorithmConfig())[0])
+    array([[ 0., -2.],
+           [ 0.,  2.]], dtype=float32)
     """
     return _returns(groups, [centred(rewards(group)) for group in groups], config)
 
@@ -44,12 +71,21 @@ def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """reward - mean of the other rewards of the group.
 
     Source: Ahmadian et al. 2024, "Back to basics", section 3.3; Kool et al. 2019.
+
+    >>> np.stack(rloo(example([0, 2, 4]), AlgorithmConfig())[0])  # the last: 4 - (0 + 2) / 2
+    array([[ 0., -3.],
+           [ 0.,  0.],
+           [ 0.,  3.]], dtype=float32)
     """
     return _returns(groups, [left_out(rewards(group)) for group in groups], config)
 
 
 def reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """The reward, discounted by `gamma` a token: no baseline, so groups of one do. Source: Williams 1992."""
+    """The reward, discounted by `gamma` a token: no baseline, so groups of one do. Source: Williams 1992.
+
+    >>> reinforce(example([4], tokens=3), AlgorithmConfig(gamma=0.5))[0][0]
+    array([0., 1., 2., 4.], dtype=float32)
+    """
     return _returns(groups, [rewards(group) for group in groups], config)
 
 
@@ -57,6 +93,10 @@ def lite_ppo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """(reward - group mean) / (standard deviation of the batch + epsilon).
 
     Source: Liu et al. 2025, "Part I: Tricks or traps? A deep dive into RL for LLM reasoning".
+
+    >>> np.stack(lite_ppo(example([0, 2], [5, 5]), AlgorithmConfig())[0]).round(2)  # -1, 1 and a deviation of √6
+    array([[ 0.  , -0.41],
+           [ 0.  ,  0.41]], dtype=float32)
     """
     per_group = [rewards(group) for group in groups]
     deviation = np.concatenate(per_group).std(ddof=1) if per_group else 0.0
@@ -67,6 +107,10 @@ def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """The reward, whitened over all sampled tokens of the batch; groups of one do.
 
     Source: Hu 2025, "REINFORCE++"; its penalty for leaving the reference is `kl: {place: reward, estimator: k1}`.
+
+    >>> np.concatenate(reinforce_plus_plus(example([1], [3]), AlgorithmConfig())).round(2)
+    array([[ 0., -1.],
+           [ 0.,  1.]], dtype=float32)
     """
     return whitened(groups, reinforce(groups, config))
 
@@ -75,6 +119,10 @@ def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Ar
     """reward - group mean, whitened over all sampled tokens of the batch.
 
     Source: Hu 2025, "REINFORCE++", its variant with a baseline.
+
+    >>> np.stack(reinforce_plus_plus_baseline(example([0, 2], [5, 5]), AlgorithmConfig())[0]).round(2)  # -1, 1, 0, 0 / √½
+    array([[ 0.  , -1.41],
+           [ 0.  ,  1.41]], dtype=float32)
     """
     return whitened(groups, dr_grpo(groups, config))
 
@@ -83,6 +131,9 @@ def turn_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """To each token, what its turn and those after it earned, discounted by `turn_gamma` a turn.
 
     Source: Wang et al. 2025, "ROLL", where it is called agentic REINFORCE.
+
+    >>> turn_reinforce(example([5], tokens=2, paid=[2]), AlgorithmConfig(turn_gamma=0.5))[0][0]  # turns earn 2 and 3
+    array([0. , 3.5, 3. ], dtype=float32)
     """
     return _on_turns(groups, [[turn_returns(t, config.turn_gamma) for t in trajectories(g)] for g in groups], config)
 
@@ -91,6 +142,10 @@ def step_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """As `turn_reinforce`, less the mean and divided by the deviation of all turns of the group.
 
     Source: Wang et al. 2025, "ROLL".
+
+    >>> np.stack(step_reinforce(example([5, 1], tokens=2, paid=[2]), AlgorithmConfig())[0]).round(2)  # 5, 3 and 1, -1
+    array([[ 0.  ,  1.16,  0.39],
+           [ 0.  , -0.39, -1.16]], dtype=float32)
     """
     found = []
     for group in groups:
@@ -104,6 +159,11 @@ def gigpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     against the other turns of the group that began in the same state. A turn whose state nobody else saw has none.
 
     Source: Feng et al. 2025, "Group-in-group policy optimization".
+
+    >>> found = gigpo(example([5, 1], tokens=2, paid=[2], states=["start", "end"]), AlgorithmConfig(step_weight=0.5))
+    >>> np.stack(found[0]).round(2)  # episodes 5 and 1, turns 5 and 1, then 3 and -1: ±0.71 each, and half of that again
+    array([[ 0.  ,  1.06,  1.06],
+           [ 0.  , -1.06, -1.06]], dtype=float32)
     """
     found = []
     for group in groups:
@@ -127,6 +187,9 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16; the
     mean as in Liu et al. 2025, "Asymmetric proximal policy optimization".
+
+    >>> gae(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(gae_lambda=0.5))[0][0]  # δ is 0.1, 0.4
+    array([0. , 0.3, 0.4], dtype=float32)
     """
     return _on_tokens(
         groups,
@@ -137,7 +200,11 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 
 def nothing(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """None: with teachers it is pure on-policy distillation."""
+    """None: with teachers it is pure on-policy distillation.
+
+    >>> nothing(example([1]), AlgorithmConfig())[0][0]
+    array([0., 0.], dtype=float32)
+    """
     return _returns(groups, [0 * rewards(group) for group in groups], config)
 
 
@@ -157,13 +224,72 @@ def with_teachers(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
     """What critics are to say of each sampled token: advantage and value together, with a λ of their own. With λ = 1 it is the
-    discounted sum of the rewards that follow, whatever the values."""
+    discounted sum of the rewards that follow, whatever the values.
+
+    >>> value_targets(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(), 0.5)[0][0]  # 0.3 + 0.5, 0.4 + 0.6
+    array([0. , 0.8, 1. ], dtype=float32)
+    """
 
     def target(samples: Sequence[Sample]) -> FloatArray:
         values = mean_values(samples)
         return generalised(token_rewards(samples, config), values, config.gamma, lambda_) + values
 
     return _on_tokens(groups, target)
+
+
+def example(
+    *groups: Sequence[float],
+    tokens: int = 1,
+    paid: Sequence[float] = (),
+    values: Sequence[float] = (),
+    states: Sequence[str] = (),
+) -> Samples:
+    """Groups of trajectories with these rewards, to try an advantage by hand: a token of a prompt, then `tokens` that are
+    sampled, each a turn. `paid`, `values` and `states` are what the first turns earned, were valued at, began in."""
+
+    def first(given: Sequence[Any], place: int) -> Any:
+        return given[place] if place < len(given) else None
+
+    def sample(group: int, sibling: int, reward: float) -> Sample:
+        version, blank = PolicyVersion(0, 0), np.zeros(tokens + 1, np.float32)
+        turns = (
+            Turn(
+                start=i + 1,
+                stop=i + 2,
+                sampling=Sampling(max_tokens=1),
+                reward=first(paid, i),
+                state_key=first(states, i),
+            )
+            for i in range(tokens)
+        )
+        return Sample(
+            meta=TrajectoryMeta(
+                id=AttemptId(group, sibling, 0),
+                prompt_id=str(group),
+                task="",
+                started=version,
+                newest=version,
+                status=AttemptStatus.FINISHED,
+                score=Score.of(reward),
+            ),
+            segment=Segment(
+                tokens=blank.astype(np.int32),
+                loss_mask=np.arange(tokens + 1) > 0,
+                logprobs=blank,
+                versions=blank.astype(np.int32),
+                turns=tuple(turns),
+            ),
+            streams=Streams(
+                {StreamSpec(VALUES, "float64", (1,)): np.array([[0.0], *([value] for value in values)])}
+                if values
+                else {}
+            ),
+            advantages=blank,
+            weights=blank + 1,
+            reward=reward,
+        )
+
+    return [[sample(number, n, reward) for n, reward in enumerate(group)] for number, group in enumerate(groups)]
 
 
 # --- pieces: of numbers --------------------------------------------------------------------------------------------------
