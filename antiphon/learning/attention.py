@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
+from antiphon.errors import UnsupportedError
 from antiphon.types import IntArray
 
 NAME = "antiphon_packed"
@@ -99,7 +100,6 @@ class Reader(Protocol):
         query: torch.Tensor,  # [heads, T, head size]
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
-        options: Mapping[str, Any],  # what else the layer said of its attention
     ) -> None: ...
 
 
@@ -115,9 +115,11 @@ def packed_attention(
     reader: Reader | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]."""
+    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
+    not a plain softmax over all that came before."""
+    _require_plain(module, options, max(block.rows.shape[1] for block in layout.blocks))
     if reader is not None:
-        reader.read(module, query[0], key[0], scaling, options)
+        reader.read(module, query[0], key[0], scaling)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # [T, heads, head size]
     outputs = []
     for block in layout.blocks:
@@ -126,6 +128,17 @@ def packed_attention(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.size(1) != k.size(1))
         outputs.append(out.transpose(1, 2).reshape(n * width, *flat[0].shape[1:]).index_select(0, block.valid))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0), None
+
+
+def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
+    """What transformers' models say of attention that is another, and would otherwise be passed over."""
+    found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    window = options.get("sliding_window")
+    if window is not None and longest > window:
+        found.append(f"a sliding window of {window}, and there is a sequence of {longest} tokens")
+    if found:
+        layer = getattr(module, "layer_idx", "?")
+        raise UnsupportedError(f"{type(module).__name__} of layer {layer} has {', '.join(found)}: not supported")
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -15,7 +15,7 @@ not depend on its pack. A head may be local in one sequence and not in another.
 Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554, second version.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from antiphon.types import FloatArray, Pack
 LAYERS = 5
 HEAD_SHARE = 0.3  # that are local, and that are global
 BLOCK = 2**21  # elements of the maps that exist at once, unless one row of all heads has more
-NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what transformers' models say of maps that are no plain softmax
 
 
 class AllRead(Exception):
@@ -130,15 +129,11 @@ class RhythmReader:
         query: torch.Tensor,  # [heads, T, head size]
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
-        options: Mapping[str, Any],
     ) -> None:
         """See `attention.Reader`. In float32 at least, whatever the model runs in."""
         layer: Any = getattr(module, "layer_idx", None)
         if layer not in self._left:
             return
-        unlike = [name for name in NOT_PLAIN if options.get(name) is not None]
-        if unlike:
-            raise UnsupportedError(f"the attention of layer {layer} has {', '.join(unlike)}: its rhythm cannot be read")
         with torch.autocast(query.device.type, enabled=False):
             precise = torch.promote_types(query.dtype, torch.float32)
             for sequence in self._sequences:

@@ -172,7 +172,7 @@ def test_sums_are_single_where_the_model_is_not(deep_models):
         reader = rhythm.RhythmReader(small_pack(), [0], WIDE, torch.device("cpu"))
         given = (query, key) if half else (query.float(), key.float())
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), pytest.raises(rhythm.AllRead):
-            reader.read(module, *given, None, {})
+            reader.read(module, *given, None)
         found.append(reader.values())
     np.testing.assert_array_equal(*found)
     (values,) = attentive(deep_models["llama"], dtype="bfloat16").attend([small_pack()])
@@ -233,10 +233,15 @@ def test_a_pack_without_loss_tokens_has_no_rhythm(deep_models):
 
 
 def test_windows_are_refused(tmp_path):
-    config = Qwen3Config(**DEEP, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match="layer 3 has sliding_window"):
-        attentive(tmp_path).attend([small_pack()])
+    """... by training as by reading, unless no sequence is longer than they are."""
+    for window in (4, 64):
+        config = Qwen3Config(**DEEP, head_dim=8, use_sliding_window=True, sliding_window=window, max_window_layers=0)
+        Qwen3ForCausalLM(config).save_pretrained(tmp_path / str(window))
+    narrow, wide = attentive(tmp_path / "4"), attentive(tmp_path / "64")
+    for look in (narrow.attend, narrow.score):
+        with pytest.raises(UnsupportedError, match="layer 0 has a sliding window of 4, and there is a sequence of"):
+            look([small_pack()])
+    assert wide.attend([small_pack()])[0].any() and wide.score([small_pack()])[0].any()
 
 
 def test_layers_without_a_number_are_refused(deep_models):
