@@ -33,6 +33,11 @@ class Renderer:
         """True if the model has a chat template; without one, a conversation is its contents end to end."""
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The number of every token."""
+        return cast(dict[str, int], self._tokenizer.get_vocab())
+
     def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
         """Tokens [P] after which the policy answers."""
         if self.chat:
