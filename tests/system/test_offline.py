@@ -1,6 +1,8 @@
 """The offline verbs in whole runs on a tiny model. Workers are threads here."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,9 +123,22 @@ def test_the_four_models_of_rlhf(project, pairs):
         assert step["reward/mean"] != 0 and step["learner/grad_norm"] > 0
 
 
+TEACHER = """
+from mytask import build
+
+def decided(directory, seed):
+    from transformers import AutoModelForCausalLM
+    build(directory, seed, hidden_size=64)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    model.lm_head.weight.data *= 20
+    model.save_pretrained(directory)
+"""
+
+
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_a_student_learns_what_its_teacher_says(project, top_k):
-    """The teacher is of another width."""
+    """The teacher is of another width, and far from the data."""
+    (project.folder / "teacher.py").write_text(TEACHER)
     data = {"source": "mytask:problems"}
     steps, summary, model = run(
         project,
@@ -131,28 +146,40 @@ def test_a_student_learns_what_its_teacher_says(project, top_k):
         "learner.logits_chunk=7",
         data=data,
         validation={**data, "limit": 8},
-        distill={"teacher": "mytask:build_wide", "top_k": top_k, "divergence": "reverse_kl", "sft_weight": 0.1},
+        distill={"teacher": "teacher:decided", "top_k": top_k},
     )
     before, after = summary["validation_before"], summary["validation_after"]
-    assert after["divergence"] < before["divergence"] / 2 and after["loss"] < before["loss"]
-    assert steps[-1]["learner/likelihood_loss"] < steps[0]["learner/likelihood_loss"]
+    assert after["loss"] == pytest.approx(after["divergence"]) and after["loss"] < before["loss"] / 3
+    assert after["accuracy"] > before["accuracy"] + 0.4
+    assert steps[-1]["learner/likelihood_loss"] > steps[0]["learner/likelihood_loss"]
     AutoModelForCausalLM.from_pretrained(model)
 
 
-def test_a_run_of_processes_repeats_itself(project, pairs):
+def test_part_of_it_may_be_the_data_itself(project):
+    data, mixed = {"source": "mytask:problems"}, {"teacher": str(project.model), "sft_weight": 0.5}
+    steps, _, _ = run(project, "distill", "epochs=2", data=data, distill=mixed)
+    assert steps[0]["learner/divergence"] == pytest.approx(0, abs=1e-5)  # it is its own teacher
+    for step in steps:
+        halves = step["learner/divergence"] + step["learner/likelihood_loss"]
+        assert step["learner/loss"] == pytest.approx(halves / 2)
+    assert steps[-1]["learner/likelihood_loss"] < steps[0]["learner/likelihood_loss"] - 1
+
+
+def test_a_run_repeats_itself_in_processes(project, pairs):
     """On the command line, from a model that is built; steps, not epochs; and it does not overwrite what is there."""
-    path = config(project, "dpo", data=prompts(pairs), steps=3, model={"path": "mytask:build"})
-    given = ("dpo", path, "cluster.debug=false")
-    runs = [project.run(*given), project.run(*given, "name=again")]
-    assert [done.returncode for done in runs] == [0, 0], runs[0].stderr
-    assert "step 3/3" in runs[0].stdout and str(project.folder / "runs" / "run" / "model") in runs[0].stdout
+    sections = {"data": prompts(pairs), "steps": 3, "model": {"path": "mytask:build"}}
+    threads, _, _ = run(project, "dpo", "name=run", **sections)
+    path = config(project, "dpo", **sections)
+    done = project.run("dpo", path, "cluster.debug=false", "name=again")
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stdout and str(project.folder / "runs" / "again" / "model") in done.stdout
     first, second = (
-        [{k: v for k, v in step.items() if k != "learner/seconds"} for step in project.metrics(name)]
-        for name in ("run", "again")
+        [{k: v for k, v in step.items() if k != "learner/seconds"} for step in steps]
+        for steps in (threads, project.metrics("again"))
     )
     assert first == second and len(first) == 3
-    again = project.run(*given)
-    assert again.returncode == 2 and "--overwrite" in again.stderr
+    with pytest.raises(ConfigError, match="--overwrite"):
+        offline.dpo(load(path, model=DpoConfig))
 
 
 # --- what users get wrong ------------------------------------------------------------------------------------------------
@@ -232,3 +259,13 @@ def test_a_dry_run_prints_a_loadable_configuration(project, pairs, verb):
     assert (
         wrong.returncode == 2 and wrong.stderr == "antiphon: model 'no/such/model/here': there is no such directory\n"
     )
+
+
+def test_the_page_shows_what_can_be_loaded(project):
+    page = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
+    examples = re.findall(r"```yaml\n# antiphon (\S+)\n(.*?)```", page, re.DOTALL)
+    assert [verb for verb, _ in examples] == list(VERBS)
+    for verb, text in examples:
+        assert len(text.splitlines()) <= 15
+        (project.folder / "page.yaml").write_text(text)
+        load(project.folder / "page.yaml", model=VERBS[verb][0])
