@@ -215,12 +215,18 @@ def test_packs_and_order_do_not_change_a_gradient(learners, lengths, budget, see
 
 @pytest.fixture(scope="module")
 def learners(model_directories):
-    """Each learner in double precision, with what makes a batch for it of rows in some order."""
+    """Each learner, in double precision."""
+    found = make_learners(model_directories, LearnerConfig(logits_chunk=5))
+    for learner, _ in found:
+        in_double(learner.model)
+    return found
+
+
+def make_learners(model_directories, config):
+    """Each learner, with what makes a batch for it of rows in some order."""
     place = str(model_directories["llama"])
     distillation = DistillationConfig(teacher="", divergence="jensen_shannon", top_k=4)
-    student = DistillationLearner(place, LearnerConfig(logits_chunk=5), 0, distillation, VOCABULARY)
-    teacher = Teacher(str(model_directories["qwen2"]), LearnerConfig(), 0, distillation, VOCABULARY)
-    in_double(teacher.model)
+    teacher = Teacher(str(model_directories["qwen2"]), config, 0, distillation, VOCABULARY)
 
     def pairs(rows, order, budget, seed):
         groups = referenced([pair(n, *row) for n, row in enumerate(rows)], np.random.default_rng(seed))
@@ -229,12 +235,25 @@ def learners(model_directories):
     def scored(rows, order, budget, seed):
         return pair_mean([scored_pair(i, *rows[i]) for i in order], budget)
 
-    found = [(PreferenceLearner(place, LearnerConfig(), 0, config), pairs) for config in LOSSES]
-    found.append((RewardLearner(place, LearnerConfig(), 0), scored))
-    found.append((student, lambda rows, order, budget, seed: lessons(teacher, [rows[i] for i in order], budget)))
-    for learner, _ in found:
-        in_double(learner.model)
-    return found
+    def taught(rows, order, budget, seed):
+        return lessons(teacher, [rows[i] for i in order], budget)
+
+    return [
+        *((PreferenceLearner(place, config, 0, preference), pairs) for preference in LOSSES),
+        (RewardLearner(place, config, 0), scored),
+        (DistillationLearner(place, config, 0, distillation, VOCABULARY), taught),
+    ]
+
+
+def test_half_precision_and_checkpointing_come_near_it(model_directories):
+    rows = texts(np.random.default_rng(6), [(3, 4), (9, 2), (1, 1)])
+    plain = make_learners(model_directories, LearnerConfig())
+    half = make_learners(model_directories, LearnerConfig(dtype="bfloat16", gradient_checkpointing=True))
+    for (learner, batch_of), (other, _) in zip(plain, half, strict=True):
+        batch = batch_of(rows, range(3), 20, 0)
+        found, near = (gradient_of(each, batch) for each in (learner, other))
+        assert near[0] == pytest.approx(found[0], rel=0.05)
+        assert relative(near[1], found[1]) < 0.1
 
 
 def test_a_pair_is_never_split(model_directories):
