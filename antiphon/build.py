@@ -13,7 +13,7 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
-from antiphon.learning.learner import CRITIC, LEARNERS, Learner, Models, WorkerLearner
+from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
@@ -150,7 +150,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 waits=waits,
                 workers=learners,
                 models=models,
-                training=training_of(config, models.learner, models.reference, models.critics),
+                training=training_of(config, models.learner, models.reference, models.critics, models.teachers),
                 pool=pool,
                 episodes=episodes,
                 mixture=mixture,
@@ -184,22 +184,44 @@ def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View
 
 
 async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tuple[Models, list[WorkerHandle]]:
-    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for critics with a
-    path of theirs."""
+    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for teachers and for
+    critics with a path of theirs."""
     handles: list[WorkerHandle] = []
 
-    def start(name: str, kind: str, path: Path, *more: Any) -> Learner:
+    def start(name: str, kind: str, path: Path, *more: Any) -> WorkerLearner:
         handles.append(cluster.spawn(name, kind, str(path), config.learner, derive(config.seed, name), *more))
         return WorkerLearner(handles[-1])
 
-    kind = LEARNERS.built_in.get(config.learner.kind, config.learner.kind)
-    critics: list[Learner] = []
-    if config.critic is not None:
-        own = config.critic.path
-        path = await model_directory(cluster, own, Path(), config.seed) if own else model
-        critics = [start(f"critic-{number}", CRITIC, path, config.critic) for number in range(config.critic.count)]
-    reference = start("reference", kind, model) if "reference_logprobs" in config.algorithm.needed else None
-    return Models(learner=start("learner", kind, model), reference=reference, critics=critics), handles
+    async def directory(path: str) -> Path:
+        return await model_directory(cluster, path, Path(), config.seed) if path else model
+
+    kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
+    paths = [await directory(teacher.path) for teacher in config.teachers]
+    for path in paths:
+        check_tokenizers(model, path)
+    began = await directory(critic.path if critic else "")
+    learner = start("learner", kind, model)
+    reference: Scorer | None = None
+    if "reference_logprobs" in config.algorithm.needed:
+        reference = BaseOf(learner) if config.learner.lora else start("reference", kind, model)
+    models = Models(
+        learner=learner,
+        reference=reference,
+        critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
+        teachers=[start(f"teacher-{number}", kind, path) for number, path in enumerate(paths)],
+    )
+    return models, handles
+
+
+def check_tokenizers(model: Path, other: Path) -> None:
+    """`DataError` unless the tokens of two model directories are the same: log-probs of others cannot be compared."""
+    ours, theirs = (Renderer(directory).vocabulary() for directory in (model, other))
+    if ours != theirs:
+        token = next(iter(sorted(ours.items() ^ theirs.items())))
+        raise DataError(
+            f"{other}: its tokenizer is not that of {model} ({token[0]!r} is token {ours.get(token[0])} there and "
+            f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared"
+        )
 
 
 async def _start_rollouts(

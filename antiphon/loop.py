@@ -34,7 +34,7 @@ from antiphon.algorithms.rewards import restored
 from antiphon.engines.base import InferenceEngine
 from antiphon.errors import StallError
 from antiphon.learning.batch import digest, samples_of, supervised_batch
-from antiphon.learning.learner import Models, Trainer
+from antiphon.learning.learner import Models, Scorer, Trainer
 from antiphon.learning.stages import STAGES, Step, Training
 from antiphon.points import reach
 from antiphon.record.checkpoint import draft, name_of, prune, publish
@@ -101,13 +101,18 @@ class Parts:
 
 
 def training_of(
-    config: RunConfig, learner: Trainer, reference: Trainer | None = None, critics: Sequence[Trainer] = ()
+    config: RunConfig,
+    learner: Trainer,
+    reference: Scorer | None = None,
+    critics: Sequence[Trainer] = (),
+    teachers: Sequence[Scorer] = (),
 ) -> Training:
     """What makes updates of groups in a run with this configuration."""
     return Training(
         learner=learner,
         reference=reference,
         critics=critics,
+        teachers=list(zip(config.teachers, teachers, strict=True)),
         algorithm=config.algorithm,
         config=config.learner,
         critic=config.critic,

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.build import model_directory
+from antiphon.build import check_tokenizers, model_directory
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
-from antiphon.errors import ConfigError, DataError
+from antiphon.errors import DataError
 from antiphon.learning.batch import lone, pack_samples, pair, pair_mean, scored_pair, split_packs, token_mean
 from antiphon.learning.learner import WorkerLearner
 from antiphon.loop import supervised
@@ -71,7 +71,8 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
     async def main(run: "Offline") -> None:
         made = run.directory.path / "teacher"
         path = await model_directory(run.cluster, config.distill.teacher, made, config.seed)
-        given = config.distill, _common_vocabulary(run.model, path)
+        check_tokenizers(run.model, path)
+        given = config.distill, max(Renderer(run.model).vocabulary().values()) + 1
         learner = run.learner("antiphon.learning.distillation:DistillationLearner", *given)
         teacher = run.spawn("teacher", "antiphon.learning.distillation:Teacher", path, *given)
 
@@ -243,15 +244,3 @@ def _groups(rows: Sequence[tuple[Prompt, tuple[str, ...]]], renderer: Renderer, 
             raise DataError(f"prompt {prompt.id!r} is empty: there is nothing that its response could follow")
         groups.append(group(number, tokens, *map(renderer.encode_response, responses)))
     return groups
-
-
-def _common_vocabulary(model: Path, teacher: Path) -> int:
-    """How many tokens there are; `ConfigError` unless they mean the same to both models."""
-    ours, theirs = Renderer(model).vocabulary, Renderer(teacher).vocabulary
-    if ours != theirs:
-        token = min(token for token in ours | theirs if ours.get(token) != theirs.get(token))
-        raise ConfigError(
-            f"distill.teacher: distillation across tokenizers is not possible: token {token!r} is number "
-            f"{theirs.get(token)} of {teacher} and number {ours.get(token)} of {model}. Give a teacher with the same tokenizer"
-        )
-    return max(ours.values()) + 1

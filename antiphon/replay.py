@@ -158,8 +158,8 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
 
 @asynccontextmanager
 async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[Models | None]:
-    """The models that a replay needs: all if there are weights to compare, and for the reference if there is one."""
-    if not (weights or "reference_logprobs" in config.algorithm.needed):
+    """The models that a replay needs: for the weights, if they are compared, and for what others said than the policy."""
+    if not (weights or {"reference_logprobs", "teacher_logprobs"} & config.algorithm.needed):
         yield None
         return
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
@@ -246,8 +246,8 @@ class _Again:
         self._models = models if weights else None
         self._learning = False  # the weights are those of the run
         self._readers = [_Reader() for _ in range(1 + (config.critic.count if config.critic else 0))]
-        reference = models.reference if models else None
-        self._training = training_of(config, self._readers[0], reference, self._readers[1:])
+        reference, teachers = (models.reference, models.teachers) if models else (None, [])
+        self._training = training_of(config, self._readers[0], reference, self._readers[1:], teachers)
         self._mixture = Mixture.load(config.tasks, config.seed)
         self._beginning = self._mixture.state()
 

@@ -20,7 +20,7 @@ from antiphon.config import Config, Problems, load
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig
+from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.record.config import RecordConfig
@@ -68,6 +68,8 @@ class RunConfig(Config):
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig | None = None
     """What says how good a state is, for the algorithms that ask."""
+    teachers: tuple[TeacherConfig, ...] = ()
+    """Whose opinion of the policy's tokens is learned from, see `algorithm.teacher_coefficient`."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -86,6 +88,8 @@ class RunConfig(Config):
             *_sampling(self),
             *_scheduling(self),
             *_critics(self),
+            *_turns(self),
+            *_teachers(self),
             *_accuracy(self),
         ]
         if problems:
@@ -116,6 +120,8 @@ class RunConfig(Config):
 GROUP_ADVANTAGES = frozenset(
     {"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline", "step_reinforce", "gigpo"}
 )
+# Advantages that pay turns on their own.
+TURN_ADVANTAGES = frozenset({"turn_reinforce", "step_reinforce", "gigpo"})
 
 Found = Iterator[tuple[str, str]]
 
@@ -238,6 +244,35 @@ def _critics(config: RunConfig) -> Found:
         yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
 
 
+def _turns(config: RunConfig) -> Found:
+    if config.rollout.max_turns > 1:
+        return
+    algorithm = config.algorithm
+    asked = {
+        "advantage": algorithm.advantage if algorithm.advantage in TURN_ADVANTAGES else None,
+        "ratio_level": algorithm.ratio_level,
+        "correction.level": algorithm.correction.level,
+        "correction.filter_level": algorithm.correction.filter_level,
+    }
+    for key, value in asked.items():
+        if value == "turn" or value in TURN_ADVANTAGES:
+            yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
+
+
+def _teachers(config: RunConfig) -> Found:
+    if config.algorithm.teacher_coefficient and not config.teachers:
+        yield (
+            "teachers",
+            f"algorithm {config.algorithm.recipe!r} asks teachers, and there are none: give teachers: [{{path: …}}]",
+        )
+    if config.teachers and not config.algorithm.teacher_coefficient:
+        yield "algorithm.teacher_coefficient", "0 listens to no teacher, and there are teachers"
+    names = {task.name for task in config.tasks}
+    for index, teacher in enumerate(config.teachers):
+        for unknown in sorted(set(teacher.tasks) - names):
+            yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run; there are {', '.join(sorted(names))}"
+
+
 def _accuracy(config: RunConfig) -> Found:
     wanted = {
         "evaluation.every": config.evaluation.every,
@@ -309,15 +344,16 @@ def count_parameters(path: str) -> int | None:
 
 
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
-    """Bytes that a model of so many parameters takes in each part of a run, without activations and KV caches."""
+    """Bytes that a model of so many parameters takes in each part of a run, without activations, KV caches and adapters."""
+    trained = 0 if config.learner.lora else parameters
     learner = BYTES.get(config.learner.dtype, 4)
     engine = BYTES.get(config.engine.dtype, 4)
     estimate = {
         "learner weights": parameters * learner,
-        "learner gradients": parameters * learner,
-        "optimiser moments": 2 * parameters * learner,
-        "reference weights": parameters * learner if config.algorithm.kl.coefficient else 0,
+        "learner gradients": trained * learner,
+        "optimiser moments": 2 * trained * learner,
+        "reference weights": trained * learner if config.algorithm.kl.coefficient else 0,
         "engine weights": parameters * engine * config.engine.replicas,
-        "weights in transit": parameters * engine,
+        "weights in transit": trained * engine,
     }
     return {**estimate, "all": sum(estimate.values())}

@@ -177,6 +177,7 @@ class Streams:
 
 PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
 REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
+TEACHER_LOGPROBS = StreamSpec("teacher_logprobs")
 TOKEN_AGE = StreamSpec("token_age")  # versions between the one that sampled the token and the one before the step
 ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy counts in the bonus
 RETURNS = StreamSpec("returns")  # what a critic is to say
@@ -185,7 +186,9 @@ VALUES = "values"  # [L, M] what M critics say of the state in which each token 
 ATTENTION_RHYTHM = StreamSpec("attention_rhythm", "float32", (2,))  # WAAD and FAI, see `learning.rhythm`
 PAIR = StreamSpec("pair", "int32")  # which pair the answer is of; in the better one the advantage is 1, in the other -1
 TEACHER_TOKENS = "teacher_tokens"  # [L, K] those that a teacher holds most likely, the likeliest first; K may be 0
-TEACHER_LOGPROBS = "teacher_logprobs"  # [L, K + 1] theirs, and that of all others together; [L, V] of all where K is 0
+TEACHER_DISTRIBUTION = (
+    "teacher_distribution"  # [L, K + 1] log-probs: theirs, of all others together; [L, V] of all if K is 0
+)
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 

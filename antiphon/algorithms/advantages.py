@@ -17,7 +17,7 @@ import numpy as np
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig
 from antiphon.algorithms.divergence import divergence
 from antiphon.algorithms.rewards import EPSILON
-from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, VALUES, FloatArray, Sample
+from antiphon.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS, VALUES, FloatArray, Sample
 
 Samples = Sequence[Sequence[Sample]]  # [group][sample]
 Arrays = list[list[FloatArray]]  # [group][sample] -> [L]
@@ -134,6 +134,25 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
             token_rewards(samples, config), mean_values(samples), config.gamma, config.gae_lambda
         ),
     )
+
+
+def nothing(groups: Samples, config: AlgorithmConfig) -> Arrays:
+    """None: with teachers it is pure on-policy distillation."""
+    return _returns(groups, [0 * rewards(group) for group in groups], config)
+
+
+def with_teachers(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
+    """Advantages, and `coefficient` (log teacher - log policy) of each sampled token: a token is as good as its teachers think
+    it more likely. The policy is that of before the step if it is known, else the one that sampled.
+
+    Source: Agarwal et al. 2024, "On-policy distillation of language models"; one token at a time as in Lu et al. 2025,
+    "On-policy distillation".
+    """
+    flat = [sample for group in groups for sample in group]
+    if not flat:
+        return arrays
+    taught = coefficient * (_sampled(flat, [s.streams[TEACHER_LOGPROBS] for s in flat]) - _policy(flat))
+    return _on_all(groups, (of_all(groups, arrays) + taught).astype(np.float32))
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
@@ -261,7 +280,7 @@ def token_rewards(samples: Sequence[Sample], config: AlgorithmConfig) -> np.ndar
 
 def penalties(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
     """What leaving the reference takes off the reward of each sampled token of a trajectory, [T]."""
-    if not (config.coefficient and config.place == "reward"):
+    if not config.in_reward:
         return np.zeros(sum(int(sample.segment.loss_mask.sum()) for sample in samples))
     return -config.coefficient * reference_divergence(samples, config)
 
@@ -269,9 +288,14 @@ def penalties(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
 def reference_divergence(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
     """Estimate at each sampled token of a trajectory, [T], for the policy before the step if that is known, else for the one
     that sampled."""
-    before = [s.streams.get(PROXIMAL_LOGPROBS, s.segment.logprobs) for s in samples]
-    policy = _sampled(samples, before)
-    return divergence(policy, _sampled(samples, [s.streams[REFERENCE_LOGPROBS] for s in samples]), config.estimator, np)
+    return divergence(
+        _policy(samples), _sampled(samples, [s.streams[REFERENCE_LOGPROBS] for s in samples]), config.estimator, np
+    )
+
+
+def _policy(samples: Sequence[Sample]) -> np.ndarray:
+    """Log-probs of the sampled tokens before the step if they are known, else those they were sampled with, [T]."""
+    return _sampled(samples, [sample.streams.get(PROXIMAL_LOGPROBS, sample.segment.logprobs) for sample in samples])
 
 
 def mean_values(samples: Sequence[Sample]) -> np.ndarray:
@@ -314,6 +338,9 @@ def _returns(groups: Samples, values: Sequence[FloatArray], config: AlgorithmCon
     for group, per_trajectory in zip(groups, values, strict=True):
         arrays: list[FloatArray] = []
         for samples, value in zip(trajectories(group), per_trajectory, strict=True):
+            if config.gamma == 1 and not config.kl.in_reward:  # the same on all tokens
+                arrays += [np.where(s.segment.loss_mask, np.float32(value), np.float32(0)) for s in samples]
+                continue
             earned = penalties(samples, config.kl)
             earned[-1:] += value
             arrays += _laid(samples, discounted(earned, config.gamma).astype(np.float32))

@@ -82,6 +82,16 @@ class KlConfig(Config):
     horizon: float = Field(10_000.0, gt=0.0)
     """Trajectories over which it is adapted."""
 
+    @property
+    def in_reward(self) -> bool:
+        """Whether it is taken off the rewards."""
+        return self.coefficient > 0 and self.place == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it is a term of the loss."""
+        return self.coefficient > 0 and self.place == "loss"
+
     @model_validator(mode="after")
     def _possible(self) -> "KlConfig":
         if self.target and (self.place == "loss" or not self.coefficient):
@@ -156,6 +166,9 @@ class AlgorithmConfig(Config):
     """Of `gae`: 1 looks to the end, 0 one token ahead."""
     step_weight: float = Field(1.0, ge=0.0)
     """Of `gigpo`: what a step's own advantage counts beside that of its episode."""
+    teacher_coefficient: float = Field(0.0, ge=0.0)
+    """What is added to the advantage of each token for every nat by which its teachers think it more likely than the policy
+    did; 0 asks no teacher."""
     advantage_whiten: bool = False
     """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
@@ -218,14 +231,14 @@ class AlgorithmConfig(Config):
         return frozenset(self.streams).union(
             ["reference_logprobs"] if self.kl.coefficient else [],
             ["proximal_logprobs"] if self.correction.on and self.correction.proximal == "computed" else [],
+            ["teacher_logprobs"] if self.teacher_coefficient else [],
             ["values"] if self.advantage == "gae" or self.agreement_mask or self.disagreement_mask else [],
         )
 
     @property
     def zero_without_advantage(self) -> bool:
         """Whether a token without advantage makes no gradient, so that it need not be computed."""
-        in_loss = self.kl.coefficient and self.kl.place == "loss"
-        return self.loss in VANISHING and not (in_loss or self.entropy_coefficient)
+        return self.loss in VANISHING and not (self.kl.in_loss or self.entropy_coefficient)
 
 
 def _tuples(value: Any) -> Any:

@@ -168,7 +168,7 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
     value, metrics = weight * value, metrics | corrected
     if config.entropy_coefficient:
         value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
-    if config.kl.coefficient and config.kl.place == "loss":
+    if config.kl.in_loss:
         apart = divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
         value = value + config.kl.coefficient * apart
         metrics = metrics | {"reference_kl": apart.detach()}

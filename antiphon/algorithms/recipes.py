@@ -56,6 +56,8 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "disagreement_mask": 0.2,
         "entropy_coefficient": 1e-3,
     },
+    # Lu et al. 2025, "On-policy distillation": what the teachers say and nothing else; with `advantage: grpo` both.
+    "opd": {"advantage": "nothing", "loss": "ppo_clip", "teacher_coefficient": 1.0},
     # Wang et al. 2025, "ROLL", for agents: turns are paid on their own.
     "step_reinforce": {"advantage": "step_reinforce", "loss": "ppo_clip", "turn_gamma": 0.95},
     # Feng et al. 2025.

@@ -4,7 +4,7 @@ from antiphon.registry import Registry
 
 _ADVANTAGES = (
     "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo turn_reinforce step_reinforce gigpo "
-    "gae"
+    "gae nothing"
 )
 _LOSSES = "ppo_clip policy_gradient tis topr cispo kimi sft"
 

@@ -22,6 +22,21 @@ class OptimizerConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0.0)
 
 
+class LoraConfig(Config):
+    """Low-rank adapters, which alone are trained and sent to the engines. The model without them is the reference."""
+
+    rank: int = Field(16, gt=0)
+    alpha: float = Field(32.0, gt=0.0)
+    """Adapters count alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that have one, such as q_proj; empty is all."""
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / self.rank
+
+
 class LearnerConfig(Config):
     """The learner's process and how it cuts its work."""
 
@@ -36,6 +51,8 @@ class LearnerConfig(Config):
     logits_chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    """Train adapters instead of the weights."""
     minibatches: int = Field(1, gt=0)
     """Optimiser steps that one pass over a training step's groups is cut into."""
     epochs: int = Field(1, gt=0)
@@ -71,6 +88,15 @@ class CriticConfig(Config):
     """How far a value may move from what it was before the step and still gain by it; 0 is any."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
     """Of what they learn to say: 1 is what followed, below it their own later values come in."""
+
+
+class TeacherConfig(Config):
+    """A model whose log-probs of what the policy says are learned from, in a process of its own."""
+
+    path: str
+    """A directory or Hugging Face id; its tokenizer must be that of the model that is trained."""
+    tasks: tuple[str, ...] = ()
+    """Which tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
 
 
 class CheckpointConfig(Config):

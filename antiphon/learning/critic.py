@@ -1,5 +1,7 @@
 """Critics: models of a policy's kind that say one number of each state, the value."""
 
+from collections.abc import Iterable
+
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
@@ -28,6 +30,9 @@ class CriticLearner(PackLearner):
         )
         torch.nn.init.zeros_(model.score.weight)  # before it has learned anything, it says nothing
         return model
+
+    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
+        return self.model.score.parameters()
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         targets = self._targets(pack)

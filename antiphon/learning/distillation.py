@@ -14,7 +14,7 @@ from antiphon.learning.config import LearnerConfig
 from antiphon.learning.logprobs import plain_logits
 from antiphon.learning.offline import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import TEACHER_LOGPROBS, TEACHER_TOKENS, Pack, Streams, StreamSpec
+from antiphon.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 
 LEAST = -1e4  # log-probs of what a model rules out: finite, and nothing to an exponential
 
@@ -39,7 +39,7 @@ class Teacher(_Distilling):
     """Says, and does not learn."""
 
     def teach(self, packs: list[Pack]) -> list[Streams]:
-        """`TEACHER_TOKENS` and `TEACHER_LOGPROBS` of each pack, 0 where no token is in the loss."""
+        """`TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of each pack, 0 where no token is in the loss."""
         with torch.no_grad(), self._autocast():
             return [self._said(pack) for pack in packs]
 
@@ -59,7 +59,7 @@ class Teacher(_Distilling):
         some = self.distillation.top_k if self.distillation.top_k < self.vocabulary else 0
         tokens = logprobs.topk(some).indices
         said = grouped(logprobs, tokens) if some else logprobs
-        return {TEACHER_TOKENS: tokens.int(), TEACHER_LOGPROBS: said.clamp(min=LEAST).float()}
+        return {TEACHER_TOKENS: tokens.int(), TEACHER_DISTRIBUTION: said.clamp(min=LEAST).float()}
 
 
 class DistillationLearner(OfflineLearner, _Distilling):
@@ -67,7 +67,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
-        given = (pack.tokens, *(pack.streams.named(name) for name in (TEACHER_TOKENS, TEACHER_LOGPROBS)))
+        given = (pack.tokens, *(pack.streams.named(name) for name in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
         tokens, likeliest, teacher = (self._tensor(array)[targets] for array in given)
         with self._autocast():
             arrays = (self._hidden(pack, targets), tokens.long(), likeliest.long(), teacher)

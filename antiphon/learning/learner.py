@@ -21,14 +21,18 @@ LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchL
 CRITIC = "antiphon.learning.critic:CriticLearner"
 
 
-class Trainer(Protocol):
+class Scorer(Protocol):
+    """A model that is asked."""
+
+    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """What it says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
+
+
+class Trainer(Scorer, Protocol):
     """What the stages of a step need of a `Learner`."""
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics."""
-
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """What the model says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
 
     async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.rhythm`."""
@@ -56,8 +60,9 @@ class Models:
     """What learns, and what it is compared with."""
 
     learner: Learner
-    reference: Learner | None = None
+    reference: Scorer | None = None
     critics: Sequence[Learner] = ()
+    teachers: Sequence[Scorer] = ()
 
     async def begin(
         self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
@@ -112,6 +117,11 @@ class WorkerLearner:
         attended: list[FloatArray] = await self._handle.call("attend", list(packs))
         return attended
 
+    async def score_base(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """As `score`, under the model without the adapters that are trained."""
+        scored: list[FloatArray] = await self._handle.call("score_base", list(packs))
+        return scored
+
     async def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """See `Learner.publish`."""
         update: WeightsUpdate = await self._handle.call("publish", version, directory)
@@ -138,3 +148,14 @@ class WorkerLearner:
     def _died(self, error: AntiphonError) -> None:
         while self._saving:
             fail(self._saving.popleft(), error)
+
+
+class BaseOf:
+    """The model that a learner's adapters were added to, as a reference: no second copy of it is held."""
+
+    def __init__(self, learner: WorkerLearner) -> None:
+        self._learner = learner
+
+    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Scorer.score`."""
+        return await self._learner.score_base(packs)

@@ -63,6 +63,8 @@ class _TokenLogprobs(torch.autograd.Function):
             gradient.scatter_add_(1, targets[span, None], grad_logprobs[span, None])
             gradient = gradient.mul_(scale[span, None]).to(hidden.dtype)
             grad_hidden[span] = gradient @ weight
+            if not ctx.needs_input_grad[1]:
+                continue
             if grad_weight is None:
                 grad_weight = gradient.T @ hidden[span]
             else:

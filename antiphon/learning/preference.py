@@ -4,6 +4,7 @@ The two of a pair lie in one pack, and the coefficients of their tokens add up t
 (`batch.pair_mean`), so that however an update is cut, its gradient is that of the mean over pairs.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,9 @@ class RewardLearner(_PairLearner):
         if text.pad_token_id in ends:
             text.pad_token_id = None
         return model
+
+    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
+        return self.model.score.parameters()
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)

@@ -21,13 +21,14 @@ from antiphon.algorithms.advantages import (
     trajectories,
     value_targets,
     whitened,
+    with_teachers,
 )
-from antiphon.algorithms.config import Aggregation, AlgorithmConfig
+from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.algorithms.rhythm import amplified
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
-from antiphon.learning.config import CriticConfig, LearnerConfig
-from antiphon.learning.learner import Trainer
+from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
+from antiphon.learning.learner import Scorer, Trainer
 from antiphon.registry import Registry
 from antiphon.types import (
     ATTENTION_RHYTHM,
@@ -36,6 +37,7 @@ from antiphon.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     RETURNS,
+    TEACHER_LOGPROBS,
     TOKEN_AGE,
     VALUES,
     FloatArray,
@@ -60,8 +62,9 @@ class Training:
     """What makes updates of groups, from step to step."""
 
     learner: Trainer
-    reference: Trainer | None = None
+    reference: Scorer | None = None
     critics: Sequence[Trainer] = ()
+    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
     algorithm: AlgorithmConfig
     config: LearnerConfig
     critic: CriticConfig | None = None
@@ -102,8 +105,8 @@ Stage = Callable[[Step], Awaitable[None]]
 
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
-    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what critics say;
-    how old each token is."""
+    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what teachers and
+    critics say; how old each token is."""
     training, correction = step.training, step.training.algorithm.correction
     if training.reference is not None:
         step.give(REFERENCE_LOGPROBS, await _said(step, training.reference.score))
@@ -111,6 +114,8 @@ async def annotate(step: Step) -> None:
         step.give(PROXIMAL_LOGPROBS, await _said(step, training.learner.score))
     if training.algorithm.rhythm.reads_attention:
         step.give(ATTENTION_RHYTHM, await _said(step, training.learner.attend))
+    if training.teachers:
+        step.give(TEACHER_LOGPROBS, await _taught(step))
     if training.critics:
         columns = await asyncio.gather(*(_said(step, critic.score) for critic in training.critics))
         values = (np.stack(said, axis=-1) for said in zip(*columns, strict=True))
@@ -120,15 +125,37 @@ async def annotate(step: Step) -> None:
         step.give(TOKEN_AGE, ages)
 
 
-async def _said(step: Step, score: Callable[[list[Pack]], Awaitable[list[FloatArray]]]) -> list[FloatArray]:
+async def _taught(step: Step) -> list[FloatArray]:
+    """What the teachers of its task say on average of each token of each sample, [L]; for a task that has none, what the policy
+    said itself."""
+    heard: dict[int, list[FloatArray]] = {}
+    for config, teacher in step.training.teachers:
+        mine = [i for i, sample in enumerate(step.flat) if not config.tasks or sample.meta.task in config.tasks]
+        said = await _said(step, teacher.score, [step.flat[i] for i in mine])
+        for index, array in zip(mine, said, strict=True):
+            heard.setdefault(index, []).append(array)
+    return [
+        np.mean(heard[index], axis=0, dtype=np.float32)
+        if index in heard
+        else sample.streams.get(PROXIMAL_LOGPROBS, sample.segment.logprobs)
+        for index, sample in enumerate(step.flat)
+    ]
+
+
+async def _said(
+    step: Step, score: Callable[[list[Pack]], Awaitable[list[FloatArray]]], samples: Sequence[Sample] | None = None
+) -> list[FloatArray]:
     """What a model says of each token of each sample, [L, …]."""
-    members, packs = pack_samples(step.flat, step.training.config.tokens_per_pack)
-    return split_packs(step.flat, members, await score(packs))
+    samples = step.flat if samples is None else samples
+    members, packs = pack_samples(samples, step.training.config.tokens_per_pack)
+    return split_packs(samples, members, await score(packs))
 
 
 async def rewards(step: Step) -> None:
     """Make each trajectory's reward of its score, and decide how much it counts."""
     training, algorithm = step.training, step.training.algorithm
+    if (algorithm.reward, algorithm.weight) == (RewardConfig(), WeightConfig()):
+        return  # scores as they are
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
     shaped_ = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
     weighed = weights(metas, algorithm.weight)
@@ -156,12 +183,14 @@ async def advantages(step: Step) -> None:
         adapted = kl.model_copy(update={"coefficient": controllers.kl})
         algorithm = algorithm.model_copy(update={"kl": adapted})
     estimated = step.training.estimate(step.samples, algorithm)
+    if algorithm.teacher_coefficient:
+        estimated = with_teachers(step.samples, estimated, algorithm.teacher_coefficient)
     if algorithm.advantage_whiten:
         estimated = whitened(step.samples, estimated)
     if algorithm.advantage_clip:
         bound = algorithm.advantage_clip
         estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
-    if kl.coefficient and kl.place == "reward":
+    if kl.in_reward:
         apart = np.concatenate(
             [reference_divergence(samples, kl) for group in step.samples for samples in trajectories(group)]
         )

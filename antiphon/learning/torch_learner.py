@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
 from antiphon.errors import AntiphonError, DataError
+from antiphon.learning import lora
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.attention import PackLayout, Reader
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -32,9 +33,12 @@ from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.weights.adapters import flat
+from antiphon.weights.base import Adapters
 from antiphon.weights.shared_memory import send
 from antiphon.workers import Worker
 
+ADAPTER = "adapter"  # where a checkpoint has what peft reads
 WRITER_PATIENCE = 0.005  # seconds that a call may have to wait for a look at the writer
 
 
@@ -49,6 +53,10 @@ class PackLearner(Worker):
         self.model_path = model_path
         self.device = resolve_device(config.device)
         self.model = self._load()
+        if config.lora is not None:
+            lora.adapt(self.model, config.lora)
+            for parameter in self._beside_adapters():
+                parameter.requires_grad_(True)
         self.model.train()
         if config.dtype == "float32":  # under autocast layers run in the precision it chooses
             make_lean(self.model)
@@ -60,6 +68,10 @@ class PackLearner(Worker):
     def _load(self) -> PreTrainedModel:
         """The model, at `model_path`."""
         raise NotImplementedError
+
+    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
+        """What is trained in any case: what the model was not loaded with."""
+        return ()
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         """Add the pack's gradient; returns sums over its loss tokens, `loss` and `tokens` among them."""
@@ -117,7 +129,9 @@ class PackLearner(Worker):
         """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
         Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._finish_writing()
-        copied = _copy({"model": self.model.state_dict(), "training": self._training_state()})
+        kept = self.model.state_dict(keep_vars=True)
+        trained = {name: tensor for name, tensor in kept.items() if self.config.lora is None or tensor.requires_grad}
+        copied = _copy({"model": trained, "training": self._training_state()})
 
         def write() -> None:
             try:
@@ -136,10 +150,15 @@ class PackLearner(Worker):
         weights: dict[str, torch.Tensor] = {}
         for file in directory.glob("*.safetensors"):
             weights |= load_file(file)
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        tied = set(self.model.all_tied_weights_keys)
-        if unexpected or set(missing) - tied:
-            raise DataError(f"{directory} is not a checkpoint of this model: {[*unexpected, *missing][:3]}")
+        if self.config.lora is not None:
+            lora.restore(self.model, directory / ADAPTER)
+            trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+            self.model.load_state_dict({name: weights[name] for name in weights.keys() & trained}, strict=False)
+        else:
+            missing, unexpected = self.model.load_state_dict(weights, strict=False)
+            tied = set(self.model.all_tied_weights_keys)
+            if unexpected or set(missing) - tied:
+                raise DataError(f"{directory} is not a checkpoint of this model: {[*unexpected, *missing][:3]}")
         state = torch.load(directory / TRAINING_STATE, map_location=self.device)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -177,7 +196,12 @@ class PackLearner(Worker):
         }
 
     def _write(self, place: Path, copied: dict[str, Any]) -> None:
-        self.model.save_pretrained(place, state_dict=copied["model"])
+        state = copied["model"]
+        if self.config.lora is not None:
+            state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()} | state
+            lora.save(state, self.model, self.config.lora, place / ADAPTER)
+            state = lora.merged(state, self.config.lora.scale)
+        self.model.save_pretrained(place, state_dict=state)
         _copy_tokenizer(Path(self.model_path), place)
         torch.save(copied["training"], place / TRAINING_STATE)
 
@@ -246,7 +270,15 @@ class TorchLearner(PackLearner):
     def publish(self, version: int, directory: Path) -> WeightsUpdate:
         """Write the weights as `version` where engines of this machine can read them."""
         trim_memory()
-        return send(self.model.named_parameters(), version, directory)
+        if self.config.lora is None:
+            return send(self.model.named_parameters(), version, directory)
+        base = Adapters(self.model_path, self.config.lora.scale)
+        return send(flat(lora.adapters(self.model)), version, directory, base)
+
+    def score_base(self, packs: list[Pack]) -> list[FloatArray]:
+        """As `score`, under the model that the adapters were added to."""
+        with lora.switched_off(self.model):
+            return self.score(packs)
 
     def attend(self, packs: list[Pack]) -> list[FloatArray]:
         """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2] a pack; see `learning.rhythm`. They are of this learner's

@@ -33,10 +33,10 @@ class Renderer:
         """True if the model has a chat template; without one, a conversation is its contents end to end."""
         return bool(self._tokenizer.chat_template)
 
-    @property
     def vocabulary(self) -> dict[str, int]:
-        """The number of every token."""
-        return cast(dict[str, int], self._tokenizer.get_vocab())
+        """The number of each token."""
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
 
     def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
         """Tokens [P] after which the policy answers."""

@@ -28,12 +28,21 @@ class TensorPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """What low-rank adapters are to be added to."""
+
+    base: str  # model directory
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One version of a set of weights."""
 
     tensors: tuple[TensorPlace, ...]
     size: int  # bytes of the buffer
     digest: int
+    adapters: Adapters | None = None  # if only these were sent
 
 
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[TensorPlace, ...]:

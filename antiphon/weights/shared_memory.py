@@ -13,11 +13,15 @@ import torch
 
 from antiphon.errors import WeightsError
 from antiphon.types import WeightsUpdate
-from antiphon.weights.base import BUCKET_BYTES, Manifest, layout_digest, plan
+from antiphon.weights.adapters import applied
+from antiphon.weights.base import BUCKET_BYTES, Adapters, Manifest, layout_digest, plan
 
 
-def send(named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Path) -> WeightsUpdate:
-    """Write the tensors as `version` into `directory`; a shared (tied) tensor is written once a name.
+def send(
+    named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Path, adapters: Adapters | None = None
+) -> WeightsUpdate:
+    """Write the tensors as `version` into `directory`; a shared (tied) tensor is written once a name. With `adapters` they are
+    what `weights.adapters.flat` makes of them, and receivers add them to the base.
 
     Returns the update that receivers `receive`.
     """
@@ -34,11 +38,12 @@ def send(named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Pat
                 file.write(bucket)
                 digest = zlib.crc32(bucket, digest)
             size = place.offset + place.size
-    return WeightsUpdate(version=version, location=str(path), manifest=Manifest(places, size, digest))
+    return WeightsUpdate(version=version, location=str(path), manifest=Manifest(places, size, digest, adapters))
 
 
 def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of an update, views that live while they are iterated; `WeightsError` on a wrong digest."""
+    """The tensors of an update, views that live while they are iterated; `WeightsError` on a wrong digest. Of adapters, what
+    they make of their base."""
     manifest: Manifest = update.manifest
     digest = layout_digest(manifest.tensors)
     try:
@@ -53,6 +58,11 @@ def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
         raise WeightsError(
             f"weights of version {update.version} arrived with digest {digest:08x}, sent with {manifest.digest:08x}: not loaded"
         )
+    sent = _tensors(update.location, manifest)
+    yield from sent if manifest.adapters is None else applied(sent, manifest.adapters)
+
+
+def _tensors(location: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
     for place in manifest.tensors:
-        raw = np.memmap(update.location, dtype=np.uint8, mode="c", offset=place.offset, shape=(place.size,))
+        raw = np.memmap(location, dtype=np.uint8, mode="c", offset=place.offset, shape=(place.size,))
         yield place.name, torch.from_numpy(raw).view(getattr(torch, place.dtype)).view(place.shape)

@@ -1,18 +1,20 @@
 """Each algorithm of the recipes in a whole run, and what is particular to some. Workers are threads here."""
 
+import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from antiphon import build
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.config import import_folder, load
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, DataError
 from antiphon.record.audit import audit
 from antiphon.run_config import RunConfig
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
@@ -27,7 +29,7 @@ AGENT = [
 ]
 
 
-def sections(recipe, **algorithm):
+def sections(project, recipe, **algorithm):
     """What a run with this recipe needs beside it."""
     rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
     found = {"algorithm": {"recipe": recipe, **algorithm}, "rollout": rollout}
@@ -35,6 +37,8 @@ def sections(recipe, **algorithm):
         found["critic"] = {"count": 2, "disjoint": True, "optimizer": {"learning_rate": 1e-2}}
     if recipe in ("gigpo", "step_reinforce"):
         found |= {"tasks": AGENT, "rollout": rollout | {"max_turns": 4}}
+    if recipe == "opd":
+        found["teachers"] = [{"path": str(project.model), "tasks": ["digits"]}]
     return found
 
 
@@ -47,7 +51,7 @@ def train(project, *overrides, **given):
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_trains(project, recipe):
-    assert train(project, "steps=2", **sections(recipe)) == 0
+    assert train(project, "steps=2", **sections(project, recipe)) == 0
     steps = project.metrics()
     assert len(steps) == 2 and all(math.isfinite(value) for step in steps for value in step.values())
     assert any(step["learner/grad_norm"] > 0 for step in steps)
@@ -57,7 +61,7 @@ def test_every_recipe_trains(project, recipe):
 def test_a_penalty_in_the_reward_is_held_at_its_target(project):
     kl = {"coefficient": 0.01, "place": "reward", "target": 1e-6, "horizon": 8, "estimator": "k1"}
     reward = {"baseline": "running", "scale": "running"}
-    assert train(project, "steps=4", **sections("reinforce++", kl=kl, reward=reward)) == 0
+    assert train(project, "steps=4", **sections(project, "reinforce++", kl=kl, reward=reward)) == 0
     steps = project.metrics()
     coefficients = [step["reward/kl_coefficient"] for step in steps]
     for step, now, then in zip(steps, coefficients, coefficients[1:], strict=False):
@@ -68,7 +72,7 @@ def test_critics_are_part_of_the_cut(project):
     """Killed and gone on with, actor and critics are what they would have been, to the last bit; and so in a replay."""
 
     def config(name):
-        given = sections("asyppo", kl={"coefficient": 0.1, "place": "reward", "target": 0.1, "horizon": 50})
+        given = sections(project, "asyppo", kl={"coefficient": 0.1, "place": "reward", "target": 0.1, "horizon": 50})
         given["rollout"] |= {"async_ratio": 0, "deterministic": True, "max_attempts": 2}
         given["critic"]["warmup_steps"] = 1
         path = project.config(
@@ -97,6 +101,29 @@ def test_critics_are_part_of_the_cut(project):
     assert blind.returncode == 2 and "replayed with --weights" in blind.stderr
 
 
+def test_adapters_in_a_whole_run(project):
+    """Engines say what the learner says; the reference is the model without them; what is kept is a model directory."""
+    given = sections(project, "grpo", kl={"coefficient": 0.1})
+    given["rollout"]["async_ratio"] = 0
+    learner = {"lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
+    assert train(project, "steps=3", **given, learner=learner, checkpoint={"every": 1}) == 0
+    steps = project.metrics()
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
+    assert abs(steps[0]["learner/reference_kl"]) < 1e-6 < steps[-1]["learner/reference_kl"]
+    assert train_on(project, "steps=5") == 0 and len(project.metrics()) == 5
+    place = max((project.folder / "runs" / "run" / "checkpoints").iterdir())
+    assert AutoModelForCausalLM.from_pretrained(place) and (place / "adapter" / "adapter_config.json").is_file()
+
+
+def train_on(project, *overrides):
+    config = load(
+        project.folder / "config.yaml",
+        ("cluster.debug=true", "record.live=off", "evaluation.limit=1", *overrides),
+        model=RunConfig,
+    )
+    return build.train(config, resume=True)
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -107,9 +134,25 @@ def test_critics_are_part_of_the_cut(project):
             "critic.count: 9 critics cannot have disjoint",
         ),
         ({"algorithm": "ppo", "critic": {"warmup_steps": 3}}, "critic.warmup_steps: 3 leaves nothing"),
+        ({"algorithm": "opd"}, "teachers: algorithm 'opd' asks teachers, and there are none"),
+        ({"algorithm": "opd", "teachers": [{"path": "a", "tasks": ["sums"]}]}, "'sums' is no task of this run"),
+        ({"teachers": [{"path": "a"}]}, "algorithm.teacher_coefficient: 0 listens to no teacher"),
         ({"algorithm": {"recipe": "gigpo"}, "rollout": {"group_size": 1}}, "nobody to compare with"),
+        ({"algorithm": {"recipe": "gspo", "ratio_level": "turn"}}, "ratio_level: 'turn' asks for turns"),
+        ({"algorithm": "gigpo"}, "algorithm.advantage: 'gigpo' asks for turns"),
     ],
 )
 def test_what_an_algorithm_cannot_do_without_is_said_before_anything_is_loaded(project, change, said):
     with pytest.raises(ConfigError, match=said):
         load(project.config(**change), model=RunConfig)
+
+
+def test_a_teacher_with_other_tokens_is_refused(project, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(project.model, teacher)
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(DataError, match="'a' is token"):
+        train(project, algorithm="opd", teachers=[{"path": str(teacher)}])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,19 @@ def test_a_run_repeats_itself_in_processes(project, pairs):
         offline.dpo(load(path, model=DpoConfig))
 
 
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional: pip install 'antiphon[peft]'")
+@pytest.mark.parametrize("verb", VERBS)
+def test_adapters_learn_too(project, pairs, verb):
+    """... and what is left behind is a whole model."""
+    learner = {"lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
+    given = {"data": {"source": "mytask:problems"}, "distill": {"teacher": "mytask:build_wide"}}
+    steps, _, model = run(project, verb, learner=learner, **(given if verb == "distill" else {"data": prompts(pairs)}))
+    assert steps[-1]["learner/loss"] < steps[0]["learner/loss"] * 0.9
+    kind = AutoModelForSequenceClassification if verb == "reward-model" else AutoModelForCausalLM
+    learned, began = (dict(kind.from_pretrained(at).named_parameters()) for at in (model, project.model))
+    assert any((learned[name] != began[name]).any() for name in began if "proj" in name)
+
+
 # --- what users get wrong ------------------------------------------------------------------------------------------------
 
 
@@ -238,9 +252,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_models_are_loaded(pr
     words["a"], words["b"] = words["b"], words["a"]
     (teacher / "tokenizer.json").write_text(json.dumps(written))
     (teacher / "model.safetensors").unlink()  # that it is not there is not noticed
-    with pytest.raises(
-        ConfigError, match=r"distillation across tokenizers.*'a' is number 12 of .*teacher and number 11"
-    ):
+    with pytest.raises(DataError, match=r"teacher: its tokenizer is not that of .*'a' is token 11 there and 12 here"):
         run(project, "distill", data={"source": "mytask:problems"}, distill={"teacher": str(teacher)})
 
 

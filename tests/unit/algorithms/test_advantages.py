@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import discounted, lowest, of_all, trajectories, value_targets, whitened
+from antiphon.algorithms.advantages import (
+    discounted,
+    lowest,
+    of_all,
+    trajectories,
+    value_targets,
+    whitened,
+    with_teachers,
+)
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Controllers, Moments, restored, shaped, weights
 from antiphon.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
     AttemptId,
     AttemptStatus,
     PolicyVersion,
@@ -60,6 +69,7 @@ def sample(rng, meta, turns, paid):
     length = len(mask)
     streams = {
         REFERENCE_LOGPROBS: -rng.random(length).astype(np.float32),
+        TEACHER_LOGPROBS: -rng.random(length).astype(np.float32),
         StreamSpec("values", shape=(2,)): rng.normal(size=(length, 2)).astype(np.float32),
     }
     if meta.id.group % 2:
@@ -145,6 +155,7 @@ def expected(name, group, config, batch):
         "dr_grpo": [x - mean(scores) for x in scores],
         "rloo": [x - mean(scores[:i] + scores[i + 1 :]) for i, x in enumerate(scores)],
         "reinforce": scores,
+        "nothing": [0.0 for _ in scores],
         "lite_ppo": [(x - mean(scores)) / (stdev(everything) + EPSILON) for x in scores],
     }
     later = []  # of each trajectory: what its turns and those after them earned
@@ -326,8 +337,19 @@ def test_the_lowest_share(batch, share):
             assert not mask[~one.segment.loss_mask].any()
 
 
-def test_nothing_to_whiten():
-    assert whitened([], []) == []
+def test_nothing_to_whiten_or_to_teach():
+    assert whitened([], []) == [] == with_teachers([], [], 1.0)
+
+
+@given(batch=batches(), coefficient=st.sampled_from([0.5, 1.0]))
+def test_what_teachers_think_likelier_is_better(batch, coefficient):
+    config = AlgorithmConfig()
+    own = ADVANTAGES.resolve("grpo")(batch, config)
+    for group, before, after in zip(batch, own, with_teachers(batch, own, coefficient), strict=True):
+        for samples, old, new in zip(trajectories(group), read(group, before), read(group, after), strict=True):
+            for (one, at, _, _), a, b in zip(tokens_of(samples), old, new, strict=True):
+                said = one.streams.get(PROXIMAL_LOGPROBS, one.segment.logprobs)[at]
+                assert b == pytest.approx(a + coefficient * (one.streams[TEACHER_LOGPROBS][at] - said), abs=1e-5)
 
 
 # --- rewards and weights -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.stages import Step, Training, advantages, annotate, rewards, update_actor, update_critics
 from antiphon.learning.torch_learner import _turns
@@ -37,7 +37,7 @@ class Here:
         return self.learner.step(batch)
 
 
-def training(directory, algorithm, critics=(), critic=None, **config):
+def training(directory, algorithm, critics=(), critic=None, teachers=(), **config):
     learner, config = make_learner(directory, **config), LearnerConfig(**config)
     learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 4)
     return Training(
@@ -46,6 +46,7 @@ def training(directory, algorithm, critics=(), critic=None, **config):
         algorithm=algorithm,
         config=config,
         critic=critic,
+        teachers=teachers,
         estimate=ADVANTAGES.resolve(algorithm.advantage),
         stages=[],
         max_tokens=9,
@@ -178,3 +179,30 @@ def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewar
     order, count = np.argsort(spread), mask.sum()
     assert set(np.flatnonzero(advantage == 0)) == set(order[: int(0.3 * count)])
     assert set(np.flatnonzero(entropy == 0)) == set(order[count - int(0.2 * count) :])
+
+
+def test_each_task_has_its_teachers(model_directories):
+    """The mean of those of its task; what nobody teaches is left as it is."""
+
+    class Says(Here):
+        async def score(self, packs):
+            return [np.full(len(pack.tokens), self.learner, np.float32) for pack in packs]
+
+    teachers = [
+        (TeacherConfig(path="a", tasks=("test",)), Says(-1.0)),
+        (TeacherConfig(path="b", tasks=("sums", "test")), Says(-2.0)),
+    ]
+    algorithm = AlgorithmConfig.model_validate("opd")
+    step = step_of(model_directories["llama"], algorithm, teachers=teachers)
+    tasks = ["test", "sums", "nobody's", "test"]
+    step.samples = [
+        [replace(sample, meta=replace(sample.meta, task=task)) for sample in group]
+        for group, task in zip(step.samples, tasks, strict=True)
+    ]
+    for stage in (annotate, rewards, advantages):
+        asyncio.run(stage(step))
+    for group, taught in zip(step.samples, (-1.5, -2.0, None, -1.5), strict=True):
+        for sample in group:
+            mask = sample.segment.loss_mask & (np.arange(9) > 0)
+            own = sample.segment.logprobs[mask]
+            np.testing.assert_allclose(sample.advantages[mask], 0 * own if taught is None else taught - own, atol=1e-6)

@@ -1,0 +1,107 @@
+"""Low-rank adapters: W + scale · B A in place of W, where only A and B are trained.
+
+Source: Hu et al. 2022, "LoRA". The layers are peft's. There is no dropout: engines would sample from another model.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from antiphon.errors import DataError, UnsupportedError
+from antiphon.learning.config import LoraConfig
+from antiphon.weights.adapters import with_adapter
+
+NAME = "default"  # peft's, of the only adapter there is
+PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of what it saves
+
+
+def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
+    B is zero, so nothing changes yet. `DataError` if it has none of these."""
+    body = {id(module) for module in model.base_model.modules()}
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and id(module) in body
+        and (not config.targets or name.rpartition(".")[2] in config.targets)
+    ]
+    if not found:
+        raise DataError(f"{type(model).__name__} has no linear layers called {', '.join(config.targets)}")
+    model.requires_grad_(False)
+    _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
+
+
+def adapters(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters."""
+    return {
+        f"{name}.weight": (module.lora_A[NAME].weight, module.lora_B[NAME].weight)
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
+
+
+def merged(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
+    found = {}
+    for name, tensor in state.items():
+        plain = name.replace(".base_layer.", ".")
+        stem = plain.removesuffix(".weight")
+        if f"{stem}.lora_A.{NAME}.weight" in state:
+            a, b = (state[f"{stem}.lora_{which}.{NAME}.weight"] for which in "AB")
+            found[plain] = with_adapter(tensor, a, b, scale)
+        elif f".{NAME}." not in name:
+            found[plain] = tensor
+    return found
+
+
+@contextmanager
+def switched_off(model: PreTrainedModel) -> Iterator[None]:
+    """The model that was adapted, meanwhile."""
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def save(state: dict[str, torch.Tensor], model: PreTrainedModel, config: LoraConfig, place: Path) -> None:
+    """Write the adapters of a state dict into a new directory, as peft reads them."""
+    place.mkdir(parents=True)
+    own = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in state.items() if f".{NAME}." in name}
+    save_file(own, place / FILE)
+    _settings(config, [name.removesuffix(".weight") for name in adapters(model)]).save_pretrained(place)
+
+
+def restore(model: PreTrainedModel, place: Path) -> None:
+    """Read what `save` has written into a model that was adapted alike; `DataError` if it was not."""
+    state = load_file(place / FILE)
+    for name, pair in adapters(model).items():
+        for which, parameter in zip("AB", pair, strict=True):
+            saved = state.get(f"{PREFIX}{name.removesuffix('.weight')}.lora_{which}.weight")
+            if saved is None or saved.shape != parameter.shape:
+                raise DataError(
+                    f"{place} is not of this model's adapters: {name} has no lora_{which} of its shape there"
+                )
+            parameter.data.copy_(saved)
+
+
+def _settings(config: LoraConfig, targets: list[str]) -> Any:
+    return _import_peft().LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+
+
+def _import_peft() -> ModuleType:
+    try:
+        return importlib.import_module("peft")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("learner.lora needs peft: pip install 'antiphon[peft]'") from error

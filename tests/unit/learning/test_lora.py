@@ -1,0 +1,137 @@
+"""Adapters: what is trained, what travels, what is kept."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.engines.native.weights import copy_weights
+from antiphon.errors import DataError, WeightsError
+from antiphon.learning.batch import pack_samples, supervised_batch
+from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
+from antiphon.learning.critic import CriticLearner
+from antiphon.learning.learner import SAVED
+from antiphon.weights.shared_memory import receive
+
+from .conftest import make_learner, make_sample
+from .test_learner import critic_batch, examples
+
+LORA = LoraConfig(rank=2, alpha=8.0)
+
+
+def trained(directory, steps=3, **config):
+    learner = make_learner(directory, lora=LORA.model_copy(update=config))
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 9)
+    for _ in range(steps):
+        learner.step(supervised_batch(examples(), 100))
+    return learner
+
+
+def saved(learner, place):
+    told = []
+    learner.emit = told.append
+    place.mkdir()
+    learner.save(place)
+    while learner.advance():
+        pass
+    assert told == [SAVED]
+    return place
+
+
+def packs():
+    return pack_samples([make_sample(np.random.default_rng(4), 12, number) for number in range(5)], 40)[1]
+
+
+@pytest.mark.parametrize("model", ["tied llama", "qwen2", "qwen3"])
+def test_what_engines_receive_is_what_the_learner_has(model, model_directories, tmp_path):
+    """Only adapters travel; a model that is given what arrives says what the learner says, and so does its checkpoint."""
+    learner = trained(model_directories[model])
+    update = learner.publish(1, tmp_path)
+    assert all("lora" in place.name for place in update.manifest.tensors)
+    engine = AutoModelForCausalLM.from_pretrained(model_directories[model])
+    copy_weights(engine, receive(update))
+    place = saved(learner, tmp_path / "step")
+    loaded = AutoModelForCausalLM.from_pretrained(place)
+    base = AutoModelForCausalLM.from_pretrained(model_directories[model])
+    adapted = PeftModel.from_pretrained(base, place / "adapter")
+    for pack, ours, before in zip(packs(), learner.score(packs()), learner.score_base(packs()), strict=True):
+        theirs = [_said(pack, other) for other in (engine, loaded, adapted)]
+        for found in theirs:
+            np.testing.assert_allclose(ours, found, atol=2e-5)
+        assert np.abs(ours - before).max() > 1e-3
+        with adapted.disable_adapter():
+            np.testing.assert_allclose(before, _said(pack, adapted), atol=2e-5)
+
+
+def _said(pack, model):
+    """Log-probs of the loss tokens, sequence by sequence."""
+    found, starts = np.zeros(len(pack.tokens), np.float32), np.concatenate([[0], np.cumsum(pack.lengths)])
+    for piece, parent in enumerate(pack.parents):
+        if piece in pack.parents:
+            continue
+        own = np.arange(starts[piece], starts[piece + 1])
+        path = own if parent < 0 else np.concatenate([np.arange(starts[parent], starts[parent + 1]), own])
+        tokens = torch.from_numpy(pack.tokens[path])[None].long()
+        with torch.no_grad():
+            logprobs = model(tokens).logits[0].log_softmax(-1)
+        values = logprobs[:-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
+        mask = pack.loss_mask[path][1:]
+        found[path[1:][mask]] = values[mask]
+    return found
+
+
+def test_nothing_else_is_trained(model_directories):
+    learner, base = trained(model_directories["llama"], targets=("q_proj",)), make_learner(model_directories["llama"])
+    assert sum(p.numel() for p in learner.model.parameters() if p.requires_grad) == 2 * 2 * (32 + 32)
+    before = dict(base.model.named_parameters())
+    for name, parameter in learner.model.named_parameters():
+        with suppress(KeyError):
+            assert torch.equal(parameter, before[name.replace(".base_layer", "")])
+
+
+def test_before_the_first_step_nothing_has_changed(model_directories):
+    learner, plain = trained(model_directories["llama"], steps=0), make_learner(model_directories["llama"])
+    for ours, theirs in zip(learner.score(packs()), plain.score(packs()), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_restored_learner_goes_on_to_the_bit(model_directories, tmp_path):
+    learner = trained(model_directories["llama"])
+    place = saved(learner, tmp_path / "step")
+    other = trained(model_directories["llama"], steps=0)
+    other.restore(place)
+    metrics = [each.step(supervised_batch(examples(7), 100)) for each in (learner, other)]
+    ours, theirs = ({name: value for name, value in m.items() if name != "seconds"} for m in metrics)
+    assert ours == theirs
+    for ours, theirs in zip(learner.score(packs()), other.score(packs()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_critic_with_adapters_learns_its_head_too(model_directories, tmp_path):
+    critic = CriticConfig(optimizer={"learning_rate": 1e-2})
+    learners = [CriticLearner(str(model_directories["qwen3"]), LearnerConfig(lora=LORA), n, critic) for n in range(2)]
+    for learner in learners:
+        learner.begin(AlgorithmConfig(), critic.optimizer, 9)
+    for _ in range(3):
+        learners[0].step(critic_batch())
+    learners[1].restore(saved(learners[0], tmp_path / "step"))
+    (pack,) = critic_batch().updates[0].packs[0]
+    scored = [learner.score([pack])[0] for learner in learners]
+    assert np.abs(scored[0]).max() > 0 and (scored[0] == scored[1]).all()
+
+
+def test_what_cannot_be_adapted_is_said(model_directories, tmp_path):
+    with pytest.raises(DataError, match="no linear layers called q_prj"):
+        trained(model_directories["llama"], targets=("q_prj",))
+    learner = trained(model_directories["llama"])
+    place = saved(learner, tmp_path / "step")
+    with pytest.raises(DataError, match="not of this model's adapters"):
+        trained(model_directories["llama"], steps=0, rank=3).restore(place)
+    update = learner.publish(1, tmp_path)
+    object.__setattr__(update.manifest.adapters, "base", str(tmp_path / "none"))  # a directory without weights
+    with pytest.raises(WeightsError, match=r"lacks 'model\.layers\.0"):
+        dict(receive(update))
