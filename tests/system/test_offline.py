@@ -3,6 +3,7 @@
 import json
 import re
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon import build, offline
 from antiphon.config import import_folder, load
 from antiphon.errors import ConfigError, DataError
+from antiphon.offline import batches
 from antiphon.offline_config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.run_config import RunConfig
 from antiphon.tasks.base import Transcript
+from antiphon.tasks.config import PairsConfig
+from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.rewards import build_reward
 from antiphon.types import Message, Prompt
@@ -281,3 +285,19 @@ def test_the_page_shows_what_can_be_loaded(project):
         assert len(text.splitlines()) <= 15
         (project.folder / "page.yaml").write_text(text)
         load(project.folder / "page.yaml", model=VERBS[verb][0])
+
+
+def test_a_response_may_be_the_last_message_of_a_conversation(project):
+    said = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    (project.folder / "rows.jsonl").write_text(json.dumps({"prompt": said[:1], "chosen": said, "rejected": "7"}))
+    ((prompt, responses),) = load_examples("data", PairsConfig(**prompts(project.folder / "rows.jsonl")), 0)
+    assert prompt.messages == (Message("user", "1+1="),) and responses == ("2", "7")
+
+
+def test_every_row_comes_once_an_epoch():
+    rows = list(range(10))
+    epochs = [[row for batch in islice(draws, 4) for row in batch] for draws in [batches(rows, 3, 7)] for _ in range(3)]
+    assert all(sorted(epoch) == rows for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert list(islice(batches(rows, 3, 7), 12)) == list(islice(batches(rows, 3, 7), 12))
+    assert list(islice(batches(rows, 4, None), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
