@@ -90,6 +90,28 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
         raise typer.Exit(build_and_tune(run, overwrite=overwrite))
 
 
+@app.command()
+def dpo(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
+    """Train a policy on pairs of responses, of which one was preferred: DPO or IPO."""
+    _offline("DpoConfig", "dpo", config, overrides, dry_run, overwrite)
+
+
+@app.command(name="reward-model")
+def reward_model(
+    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+) -> None:
+    """Train a reward model on pairs of responses, of which one was preferred."""
+    _offline("RewardModelConfig", "reward_model", config, overrides, dry_run, overwrite)
+
+
+@app.command()
+def distill(
+    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+) -> None:
+    """Train a student to say what a teacher would of the responses that the prompts carry."""
+    _offline("DistillConfig", "distill", config, overrides, dry_run, overwrite)
+
+
 @app.command(name="eval")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, for example of a checkpoint.")],
@@ -302,6 +324,29 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     run = load(path, overrides or (), model=RunConfig)
     import_folder(path)
     return run
+
+
+def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_run: bool, overwrite: bool) -> None:
+    """Run the verb of `antiphon.offline` with a configuration of this kind."""
+    with _outcome():
+        from antiphon.config import dump, import_folder, load, set_environment
+
+        set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+        from antiphon import offline_config
+
+        config = load(path, overrides or (), model=getattr(offline_config, kind))
+        import_folder(path)
+        if dry_run:
+            print(dump(config), end="")
+            print("\n# What this amounts to:")
+            for name, number in config.derived().items():
+                print(f"#   {name:<38}{number:>14,}")
+            return
+        for model in config.models:
+            _require_model(model)
+        from antiphon import offline
+
+        getattr(offline, verb)(config, overwrite=overwrite)
 
 
 def _require_model(path: str) -> None:

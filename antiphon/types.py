@@ -184,6 +184,11 @@ RETURNS = StreamSpec("returns")  # what a critic is to say
 OLD_VALUE = StreamSpec("old_value")  # what it said before the step
 VALUES = "values"  # [L, M] what M critics say of the state in which each token was chosen
 ATTENTION_RHYTHM = StreamSpec("attention_rhythm", "float32", (2,))  # WAAD and FAI, see `learning.rhythm`
+PAIR = StreamSpec("pair", "int32")  # which pair the answer is of; in the better one the advantage is 1, in the other -1
+TEACHER_TOKENS = "teacher_tokens"  # [L, K] those that a teacher holds most likely, the likeliest first; K may be 0
+TEACHER_DISTRIBUTION = (
+    "teacher_distribution"  # [L, K + 1] log-probs: theirs, of all others together; [L, V] of all if K is 0
+)
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
 from antiphon.types import (
+    PAIR,
     AttemptId,
     AttemptStatus,
     FloatArray,
@@ -26,6 +27,7 @@ from antiphon.types import (
     Update,
 )
 
+_Row = tuple[Sample, NDArray[np.float64]]  # and the coefficients of its tokens [L]
 _ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
 
 
@@ -50,7 +52,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 def pack_samples(samples: Sequence[Sample], tokens_per_pack: int) -> tuple[list[list[int]], list[Pack]]:
     """Packs that cover all samples, for scoring; and which samples are in each."""
-    members = _fill([sample.segment for sample in samples], tokens_per_pack)
+    members = _fill([[sample.segment] for sample in samples], tokens_per_pack)
     return members, [_pack([(samples[i], _counted(samples[i])) for i in pack]) for pack in members]
 
 
@@ -75,15 +77,20 @@ def build_batch(
     epochs: int = 1,
     tokens_per_pack: int,
     skip_zero_advantage: bool = False,
+    whole_groups: bool = False,
     ranks: int = 1,
 ) -> TrainBatch:
     """Cut the groups of a step into updates, and each update into packs of at most `tokens_per_pack` tokens.
 
     `max_tokens` is the constant divisor of `sequence_mean_token_sum_norm`. With `skip_zero_advantage` sequences without
-    advantage are counted but not computed: right for losses that are zero there.
+    advantage are counted but not computed: right for losses that are zero there. With `whole_groups` those of a group are in
+    the same pack: for losses that compare them with one another.
     """
     parts = [groups[i * len(groups) // minibatches : (i + 1) * len(groups) // minibatches] for i in range(minibatches)]
-    updates = [_update(part, aggregation, max_tokens, tokens_per_pack, skip_zero_advantage, ranks) for part in parts]
+    updates = [
+        _update(part, aggregation, max_tokens, tokens_per_pack, skip_zero_advantage, whole_groups, ranks)
+        for part in parts
+    ]
     return TrainBatch(updates=tuple(updates * epochs))
 
 
@@ -93,11 +100,11 @@ def _update(
     max_tokens: int,
     tokens_per_pack: int,
     skip_zero_advantage: bool,
+    whole_groups: bool,
     ranks: int,
 ) -> Update:
     samples = [sample for group in groups for sample in group]
-    masks = [_counted(sample) for sample in samples]
-    counted = [int(np.count_nonzero(mask)) for mask in masks]
+    counted = [int(np.count_nonzero(_counted(sample))) for sample in samples]
     trajectories: dict[object, int] = {}
     for sample, tokens in zip(samples, counted, strict=True):
         trajectories[sample.meta.id] = trajectories.get(sample.meta.id, 0) + tokens
@@ -116,12 +123,16 @@ def _update(
             case "sequence_mean_token_sum_norm":
                 return trained * max_tokens
 
+    def weighed(sample: Sample) -> _Row:
+        return sample, _counted(sample) * sample.weights / max(divisor(sample), 1)
+
     rows = [
-        (sample, mask * sample.weights / max(divisor(sample), 1))
-        for sample, mask, tokens in zip(samples, masks, counted, strict=True)
-        if tokens and not (skip_zero_advantage and not sample.advantages.any())
+        [weighed(sample) for sample in group if sample.advantages.any() or not skip_zero_advantage] for group in groups
     ]
-    packs = [_pack([rows[i] for i in members]) for members in _fill([s.segment for s, _ in rows], tokens_per_pack)]
+    rows = [[row for row in group if row[1].any()] for group in rows]
+    units = [group for group in rows if group] if whole_groups else [[row] for group in rows for row in group]
+    filled = _fill([[sample.segment for sample, _ in unit] for unit in units], tokens_per_pack)
+    packs = [_pack([row for i in members for row in units[i]]) for members in filled]
     per_rank = tuple(tuple(packs[rank::ranks]) for rank in range(ranks))
     return Update(packs=per_rank, loss_tokens=total, samples=len(trajectories), groups=len(groups))
 
@@ -174,35 +185,50 @@ class _Bin:
     members: list[int] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
 
-    def cost(self, prompt: bytes, cut: int, length: int) -> int:
-        return length - cut if prompt in self.prompts else length
+    def cost(self, unit: "_Unit") -> int:
+        return unit.rest + sum(cut for prompt, cut in unit.prompts.items() if prompt not in self.prompts)
 
 
-def _fill(segments: Sequence[Segment], budget: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the segments of each pack; one that shares its prompt with the pack costs only its
-    rest. A segment over the budget has a pack to itself."""
-    cuts = [_prompt_length(segment) for segment in segments]
-    prompts = [segment.tokens[:cut].tobytes() for segment, cut in zip(segments, cuts, strict=True)]
-    least = min((len(segment.tokens) - cut for segment, cut in zip(segments, cuts, strict=True)), default=0)
+class _Unit:
+    """Segments that are packed together: their prompts, each with its length, and how many tokens follow them in all."""
+
+    __slots__ = ("prompts", "rest")
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        cuts = [_prompt_length(segment) for segment in segments]
+        self.prompts = {s.tokens[:cut].tobytes(): cut for s, cut in zip(segments, cuts, strict=True)}
+        self.rest = sum(len(segment.tokens) for segment in segments) - sum(cuts)
+
+    @property
+    def key(self) -> tuple[int, list[bytes], int]:
+        """In whose order units are packed: the longest prompts first, equal ones one after another."""
+        return -sum(self.prompts.values()), list(self.prompts), -self.rest
+
+
+def _fill(groups: Sequence[Sequence[Segment]], budget: int) -> list[list[int]]:
+    """First-fit decreasing: indices of the groups of each pack; what shares its prompt with the pack costs only its rest. No
+    group is split, and one over the budget has a pack to itself."""
+    units = [_Unit(segments) for segments in groups]
+    least = min((unit.rest for unit in units), default=0)
     bins: list[_Bin] = []
     open_: list[_Bin] = []  # those that the shortest may still fit in
-    for index in sorted(range(len(segments)), key=lambda i: (-cuts[i], prompts[i], -len(segments[i].tokens))):
-        item = prompts[index], cuts[index], len(segments[index].tokens)
-        fitting = [b for b in open_ if b.used + b.cost(*item) <= budget]
+    for index in sorted(range(len(units)), key=lambda i: units[i].key):
+        unit = units[index]
+        fitting = [b for b in open_ if b.used + b.cost(unit) <= budget]
         if not fitting:
             fitting = [_Bin()]
             bins += fitting
             open_ += fitting
-        chosen = min(fitting, key=lambda b: b.cost(*item))  # where the prompt is, else the first
-        chosen.used += chosen.cost(*item)
+        chosen = min(fitting, key=lambda b: b.cost(unit))  # where the prompt is, else the first
+        chosen.used += chosen.cost(unit)
         chosen.members.append(index)
-        chosen.prompts.add(prompts[index])
+        chosen.prompts |= unit.prompts.keys()
         if chosen.used + least > budget:
             open_.remove(chosen)
     return [b.members for b in bins]
 
 
-def _pack(rows: Sequence[tuple[Sample, NDArray[np.float64]]]) -> Pack:
+def _pack(rows: Sequence[_Row]) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
     pieces = _pieces(segments)
@@ -233,20 +259,61 @@ def _temperatures(segment: Segment) -> FloatArray:
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int) -> TrainBatch:
     """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
-    samples = [_example(number, prompt, response) for number, (prompt, response) in enumerate(examples)]
+    return token_mean([lone(number, *given) for number, given in enumerate(examples)], tokens_per_pack)
+
+
+def token_mean(groups: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
+    """One update whose loss is the mean over all response tokens."""
+    return build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack)
+
+
+def pair_mean(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
+    """One update whose loss is the mean over pairs, see `pair`: the coefficients of each add up to one over their count, and
+    none is split between packs."""
     return build_batch(
-        [[sample] for sample in samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack
+        pairs,
+        aggregation="sequence_mean_token_mean",
+        max_tokens=1,
+        tokens_per_pack=tokens_per_pack,
+        whole_groups=True,
     )
 
 
-def _example(number: int, prompt: IntArray, response: IntArray) -> Sample:
+def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.preference` wants them."""
+    return [
+        replace(
+            sample,
+            streams=Streams({PAIR: np.full(len(sample.advantages), number, dtype=np.int32)}),
+            advantages=sample.advantages + np.float32(sign),
+        )
+        for sibling, (response, sign) in enumerate(((chosen, 1), (rejected, -1)))
+        for sample in [example(AttemptId(number, sibling, 0), prompt, response)]
+    ]
+
+
+def scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+    """The same, with no token in the loss but the last of each response, at which a reward model is asked for its score."""
+    return [
+        replace(sample, weights=(np.arange(len(sample.weights)) == len(sample.weights) - 1).astype(np.float32))
+        for sample in pair(number, prompt, chosen, rejected)
+    ]
+
+
+def lone(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
+    """The one response to a prompt, tokens [P] and [C]."""
+    return [example(AttemptId(number, 0, 0), prompt, response)]
+
+
+def example(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
+    """A response that was written, tokens [P] and [C]: those of the response are in the loss."""
     tokens = np.concatenate([prompt, response])
     nothing = np.zeros(len(tokens), dtype=np.float32)
     version = PolicyVersion(0, 0)
     return Sample(
         meta=TrajectoryMeta(
-            id=AttemptId(number, 0, 0),
-            prompt_id=str(number),
+            id=identity,
+            prompt_id=str(identity.group),
             task="",
             started=version,
             newest=version,

@@ -72,10 +72,15 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Tempered logits [n, V], in float32 at least."""
+def plain_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`hidden @ weight.T` [n, V], in float32 at least."""
     logits = hidden @ weight.T
-    return logits.to(_precision(logits.dtype)).mul_(scale[:, None])
+    return logits.to(_precision(logits.dtype))
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Tempered logits [n, V]."""
+    return plain_logits(hidden, weight).mul_(scale[:, None])
 
 
 def _precision(dtype: torch.dtype) -> torch.dtype:

@@ -31,14 +31,13 @@ from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.models import head_weight, load_model, resolve_device
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.points import reach
-from antiphon.record.checkpoint import written
+from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.adapters import flat
 from antiphon.weights.base import Adapters
 from antiphon.weights.shared_memory import send
 from antiphon.workers import Worker
 
-TRAINING_STATE = "training_state.pt"
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
 WRITER_PATIENCE = 0.005  # seconds that a call may have to wait for a look at the writer
 
@@ -233,6 +232,11 @@ class PackLearner(Worker):
 
     def _hidden(self, pack: Pack, targets: torch.Tensor, reader: Reader | None = None) -> torch.Tensor:
         """The last hidden states from which the loss tokens are predicted, [N, H]."""
+        hidden, layout = self._states(pack, reader)
+        return hidden.index_select(0, layout.previous[targets])
+
+    def _states(self, pack: Pack, reader: Reader | None = None) -> tuple[torch.Tensor, PackLayout]:
+        """The last hidden states of all tokens, [T, H], and where each token stands."""
         layout = PackLayout.of(pack.lengths, pack.parents, self.device)
         hidden = self.model.base_model(
             input_ids=self._tensor(pack.tokens).long()[None],
@@ -241,8 +245,7 @@ class PackLearner(Worker):
             layout=layout,
             reader=reader,
         ).last_hidden_state[0]
-        found: torch.Tensor = hidden.index_select(0, layout.previous[targets])
-        return found
+        return hidden, layout
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")

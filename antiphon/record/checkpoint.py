@@ -27,6 +27,7 @@ from antiphon.record.run_dir import sync, unwritable, write_json
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 CRITICS = "critics"
+TRAINING_STATE = "training_state.pt"
 
 
 def name_of(step: int) -> str:
@@ -109,7 +110,7 @@ def export(checkpoints: Path, target: Path) -> Path:
     if target.exists():
         raise RecordError(f"{target} exists already; give another place")
     source = newest(checkpoints, print)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, "training_state.pt", CRITICS))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, TRAINING_STATE, CRITICS))
     return source
 
 

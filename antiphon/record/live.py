@@ -54,6 +54,7 @@ COLUMNS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "evaluation/accuracy", "{:.3f}"),
     ("loss", "learner/loss", "{:.4f}"),
+    ("in training", "learner/accuracy", "{:.3f}"),
     ("likelihood loss", "sft/loss", "{:.4f}"),
     ("accuracy", "sft/accuracy", "{:.3f}"),
     ("age", "age/mean", "{:.2f}"),
@@ -117,6 +118,7 @@ ROWS = (
         "learner",
         (
             ("loss", "learner/loss", "{:.4f}"),
+            ("accuracy", "learner/accuracy", "{:.3f}"),
             ("entropy", "learner/entropy", "{:.3f}"),
             ("grad norm", "learner/grad_norm", "{:.3f}"),
             ("mismatch", "learner/mismatch_kl", "{:.2g}"),

@@ -7,6 +7,7 @@ runs/<name>/config.yaml      the resolved configuration
             rollouts/        trajectories, in Parquet
             events.jsonl     trace.json     every event of the control plane, and a picture of them; if asked for
             checkpoints/     logs/     tensorboard/
+            model/           what an offline verb trained
 """
 
 import errno

@@ -25,6 +25,31 @@ class PromptsConfig(Config):
     """Passed to the source."""
 
 
+class PairsConfig(PromptsConfig):
+    """Prompts, each with two responses."""
+
+    chosen_column: str = "chosen"
+    """Column with the better one: a string, or a list of chat messages that ends with it."""
+    rejected_column: str = "rejected"
+
+    @property
+    def responses(self) -> dict[str, str]:
+        """Each key that names a column with a response, and the name."""
+        return {"chosen_column": self.chosen_column, "rejected_column": self.rejected_column}
+
+
+class ResponsesConfig(PromptsConfig):
+    """Prompts, each with a response."""
+
+    response_column: str = "response"
+    """A string, or a list of chat messages that ends with it."""
+
+    @property
+    def responses(self) -> dict[str, str]:
+        """Each key that names a column with a response, and the name."""
+        return {"response_column": self.response_column}
+
+
 class TaskConfig(Config):
     """One task of the mixture."""
 
@@ -42,7 +67,7 @@ class TaskConfig(Config):
     """`guess_number`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
-    """`math`, `exact_match`, `reasoning_gym`, `environment_return`, or package.module:attribute."""
+    """`math`, `exact_match`, `reasoning_gym`, `environment_return`, `reward_model`, or package.module:attribute."""
     reward_options: dict[str, Any] = {}
 
 

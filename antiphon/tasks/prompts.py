@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from antiphon.errors import ConfigError, DataError
 from antiphon.registry import Registry
 from antiphon.seeds import derive
-from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, TaskConfig
 from antiphon.types import Message, Prompt
 
 SOURCES = Registry(
@@ -40,6 +40,28 @@ def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Pr
         replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", task.name, name))
         for draft, name in zip(drafts, ids, strict=True)
     ]
+
+
+def load_examples(
+    name: str, examples: PairsConfig | ResponsesConfig, seed: int
+) -> list[tuple[Prompt, tuple[str, ...]]]:
+    """Prompts as `load_prompts` gives them to the task called `name`, each with the texts of its responses. `DataError` for a
+    row that lacks one."""
+    prompts = load_prompts(TaskConfig(name=name, prompts=examples), examples, seed)
+    return [(prompt, tuple(_response(prompt, *of) for of in examples.responses.items())) for prompt in prompts]
+
+
+def _response(prompt: Prompt, key: str, column: str) -> str:
+    """The text in a column: a string, or what the last of its messages says."""
+    value = prompt.payload.get(column) if isinstance(prompt.payload, Mapping) else None
+    where = f"prompt {prompt.id!r}, column {column!r} ({key})"
+    if value is None:
+        known = ", ".join(map(str, prompt.payload)) if isinstance(prompt.payload, Mapping) else "no payload"
+        raise DataError(f"{where}: there is no response; the row has {known}")
+    last = Message("assistant", value) if isinstance(value, str) else _messages(value, where)[-1]
+    if last.role != "assistant":
+        raise DataError(f"{where}: the last message is the {last.role}'s, and no response")
+    return last.content
 
 
 def _rows(prompts: PromptsConfig, where: str) -> Iterator[Any]:

@@ -39,10 +39,20 @@ def antiphon(*arguments, cwd=ROOT, code=None):
 
 
 def test_help_imports_nothing_heavy():
-    heavy = {"torch", "transformers", "datasets", "numpy", "pydantic", "ray", "antiphon.run_config", "antiphon.build"}
+    heavy = {
+        "torch",
+        "transformers",
+        "datasets",
+        "numpy",
+        "pydantic",
+        "ray",
+        "antiphon.run_config",
+        "antiphon.build",
+        "antiphon.offline",
+    }
     done = antiphon("--help", code=f"print('HEAVY', *({heavy!r} & set(sys.modules)))")
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("train", "sft", "eval", "doctor"))
+    assert all(verb in done.stdout for verb in ("train", "sft", "dpo", "reward-model", "distill", "eval", "doctor"))
     assert done.stdout.splitlines()[-1].split() == ["HEAVY"]
 
 

@@ -16,6 +16,7 @@ REWARDS = Registry(
         "exact_match": "antiphon.tasks.rewards.exact_match:exact_match",
         "reasoning_gym": "antiphon.tasks.rewards.reasoning_gym:reasoning_gym",
         "environment_return": "antiphon.tasks.rewards.environment_return:environment_return",
+        "reward_model": "antiphon.tasks.rewards.reward_model:RewardModel",
     },
 )
 
