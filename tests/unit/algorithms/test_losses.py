@@ -202,6 +202,18 @@ def test_what_is_clipped(rows, low, high):
         assert bool(clipped) == (outside and advantage != 0)
 
 
+@pytest.mark.parametrize("name", ["tis", "cispo", "topr"])
+@given(rows=tokens, config=configs)
+def test_whose_weight_is_bounded(name, rows, config):
+    low, high = (
+        (1 - config.clip_low, 1 + config.clip_high) if name == "cispo" else (config.ratio_low, config.ratio_high)
+    )
+    _, metrics = LOSSES.resolve(name)(inputs(rows), config)
+    for (new, old, _, _, advantage, _), clipped in zip(rows, metrics["clip_fraction"], strict=True):
+        outside = not low <= math.exp(new - old) <= high
+        assert bool(clipped) == (outside and not (name == "topr" and advantage > 0))
+
+
 @given(rows=tokens, entropy=st.floats(0, 1), kl=st.floats(0.001, 1))
 def test_terms_around_the_loss(rows, entropy, kl):
     config = AlgorithmConfig(entropy_coefficient=entropy, kl={"coefficient": kl})
