@@ -21,7 +21,7 @@ from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import Resumption, begin
 from antiphon.record.resume import resume as go_on
-from antiphon.record.run_dir import FULL_OR_READ_ONLY, RunDirectory, unwritable
+from antiphon.record.run_dir import RunDirectory, writable
 from antiphon.record.trackers import open_trackers
 from antiphon.registry import import_path
 from antiphon.rollout.episode import Episodes
@@ -69,12 +69,8 @@ def _ended(run: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool = False) -> int:
-    try:
+    with writable(Path(config.record.directory, config.name)):
         return await _to_its_end(config, overwrite, main, resume)
-    except OSError as error:
-        if error.errno in FULL_OR_READ_ONLY:
-            raise unwritable(Path(config.record.directory, config.name), error) from error
-        raise
 
 
 async def _to_its_end(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:

@@ -8,6 +8,7 @@ nothing is asynchronous but that the next batch is made while the learner is at 
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,12 @@ from antiphon.offline_config import DistillConfig, DpoConfig, OfflineConfig, Rew
 from antiphon.record.checkpoint import TRAINING_STATE, draft, publish
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.run_dir import RunDirectory
+from antiphon.record.run_dir import RunDirectory, writable
 from antiphon.record.trackers import Tracker, open_trackers
 from antiphon.seeds import derive, generator
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import REFERENCE_LOGPROBS, Prompt, Sample, TrainBatch
+from antiphon.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.waits import Waits
 from antiphon.workers import WorkerHandle
 
@@ -79,8 +80,8 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
         async def taught(groups: Sequence[Group]) -> TrainBatch:
             (update,) = token_mean(groups, config.learner.tokens_per_pack).updates
             (packs,) = update.packs
-            streams = await teacher.call("teach", packs)
-            packs = tuple(replace(pack, streams=said) for pack, said in zip(packs, streams, strict=True))
+            said = [await run.wait(teacher.call("teach", pack), "teach", "the teacher") for pack in packs]
+            packs = tuple(replace(pack, streams=streams) for pack, streams in zip(packs, said, strict=True))
             return TrainBatch(updates=(replace(update, packs=(packs,)),))
 
         await run.train(learner, taught)
@@ -91,9 +92,9 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
 class OfflineLearner(WorkerLearner):
     """A `learning.offline.OfflineLearner` behind a `WorkerHandle`."""
 
-    async def evaluate(self, batch: TrainBatch) -> dict[str, float]:
-        """What `step` would say of the batch, without a step."""
-        measured: dict[str, float] = await self._handle.call("evaluate", batch)
+    async def measure(self, pack: Pack) -> dict[str, float]:
+        """See `learning.offline.OfflineLearner.measure`."""
+        measured: dict[str, float] = await self._handle.call("measure", pack)
         return measured
 
 
@@ -110,6 +111,7 @@ class Offline:
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
+    waits: Waits = field(default_factory=Waits)
     workers: list[WorkerHandle] = field(default_factory=list)
 
     def learner(self, kind: str, *more: Any) -> OfflineLearner:
@@ -122,6 +124,10 @@ class Offline:
         self.workers.append(self.cluster.spawn(name, kind, str(path), self.config.learner, seed, *more))
         return self.workers[-1]
 
+    async def wait(self, awaitable: Awaitable[T], name: str, on: str = "the learner") -> T:
+        """Wait for a worker, which may hang."""
+        return await self.waits.wait(awaitable, name=name, owner="run", on=on, deadline=self.config.timeout)
+
     async def pair_mean(self, pairs: Sequence[Group]) -> TrainBatch:
         """An update on pairs."""
         return pair_mean(pairs, self.config.learner.tokens_per_pack)
@@ -132,7 +138,7 @@ class Offline:
         for start in range(0, len(pairs), self.config.batch_size):
             samples = [sample for group in pairs[start : start + self.config.batch_size] for sample in group]
             members, packs = pack_samples(samples, self.config.learner.tokens_per_pack)
-            said = split_packs(samples, members, await learner.score(packs))
+            said = split_packs(samples, members, await self.wait(learner.score(packs), "reference"))
             streams = (s.streams.with_stream(REFERENCE_LOGPROBS, a) for s, a in zip(samples, said, strict=True))
             both = [replace(sample, streams=each) for sample, each in zip(samples, streams, strict=True)]
             found += zip(both[::2], both[1::2], strict=True)
@@ -149,19 +155,20 @@ class Offline:
     async def _train(self, owner: asyncio.TaskGroup, learner: OfflineLearner, batch_of: MakeBatch) -> None:
         config, began = self.config, time.monotonic()
         steps = config.steps or config.epochs * -(-len(self.data) // config.batch_size)
-        parameters = await learner.begin(AlgorithmConfig(), config.learner.optimizer, steps)
+        parameters = await self.wait(learner.begin(AlgorithmConfig(), config.learner.optimizer, steps), "begin")
         held_out = await batch_of(self.validation) if self.validation else None
-        before = after = await learner.evaluate(held_out) if held_out else None
+        before = after = await self._evaluate(learner, held_out) if held_out else None
         draws = batches(self.data, config.batch_size, config.seed if config.data.shuffle else None)
         following = owner.create_task(batch_of(next(draws)))
         for step in range(1, steps + 1):
             batch = await following
             if step < steps:
                 following = owner.create_task(batch_of(next(draws)))
-            metrics = {f"learner/{name}": value for name, value in (await learner.step(batch)).items()}
+            trained = await self.wait(learner.step(batch), "step")
+            metrics = {f"learner/{name}": value for name, value in trained.items()}
             due = step == steps or (config.evaluate_every and step % config.evaluate_every == 0)
             if held_out and due:
-                after = await learner.evaluate(held_out)
+                after = await self._evaluate(learner, held_out)
                 metrics |= {f"evaluation/{name}": value for name, value in after.items()}
             self._record(step, steps, metrics)
         await self._save(learner, steps)
@@ -170,17 +177,27 @@ class Offline:
         self.directory.write_summary({**summary, "validation_before": before, "validation_after": after})
         self.view.message(f"{seconds:.0f} s; {self.directory.path / 'model'}")
 
+    async def _evaluate(self, learner: OfflineLearner, batch: TrainBatch) -> dict[str, float]:
+        """What `step` would say of a batch of one update, without a step."""
+        totals: dict[str, float] = defaultdict(float)
+        for pack in (pack for rank in batch.updates[0].packs for pack in rank):
+            for name, value in (await self.wait(learner.measure(pack), "evaluate")).items():
+                totals[name] += value
+        count, loss = totals.pop("tokens"), totals.pop("loss")
+        return {"loss": loss} | {name: value / count for name, value in totals.items()}
+
     def _record(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.metrics.record_all(metrics)
         reduced = self.metrics.flush(step)
         for tracker in self.trackers:
             tracker.log(step, reduced)
-        self.view.step(step, steps, reduced, Waits())
+        self.view.step(step, steps, reduced, self.waits)
 
     async def _save(self, learner: OfflineLearner, steps: int) -> None:
         place = self.directory.path / "model"
         aside = draft(place)
-        await (await learner.save(aside))
+        saving = await self.wait(learner.save(aside), "save")
+        await self.wait(saving, "save")
         (aside / TRAINING_STATE).unlink()  # for going on, which an offline run cannot
         publish(aside, place, {"step": steps})
 
@@ -208,6 +225,7 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         # What can be wrong with the input is found before anything is started.
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
+        stack.enter_context(writable(Path(config.record.directory, config.name)))
         directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
         directory.write_config(dump(config))
         view = make_view(config.record.live)

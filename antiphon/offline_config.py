@@ -35,6 +35,8 @@ class OfflineConfig(Config):
     """Optimiser steps, however many passes that takes; 0 is as many as `epochs` comes to."""
     evaluate_every: int = Field(0, ge=0)
     """Optimiser steps between validations; 0 validates before and after only."""
+    timeout: float = Field(600.0, gt=0.0)
+    """Seconds after which any wait for a model fails the run: to load it, to save it, a step, a pack of the validation."""
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
     record: RecordConfig = RecordConfig()

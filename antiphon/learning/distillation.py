@@ -38,14 +38,11 @@ class _Distilling(TorchLearner):
 class Teacher(_Distilling):
     """Says, and does not learn."""
 
-    def teach(self, packs: list[Pack]) -> list[Streams]:
-        """`TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of each pack, 0 where no token is in the loss."""
-        with torch.no_grad(), self._autocast():
-            return [self._said(pack) for pack in packs]
-
-    def _said(self, pack: Pack) -> Streams:
+    def teach(self, pack: Pack) -> Streams:
+        """`TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of a pack, 0 where no token is in the loss."""
         targets = self._targets(pack)
-        parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
+        with torch.no_grad(), self._autocast():
+            parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
         streams = {}
         for name in parts[0]:
             said = torch.cat([part[name] for part in parts]).cpu().numpy()

@@ -1,11 +1,9 @@
 """What the learners of the offline verbs share: a loss of each pack that can also be looked at without learning from it."""
 
-from collections import defaultdict
-
 import torch
 
 from antiphon.learning.torch_learner import PackLearner
-from antiphon.types import Pack, TrainBatch
+from antiphon.types import Pack
 
 
 class OfflineLearner(PackLearner):
@@ -20,16 +18,11 @@ class OfflineLearner(PackLearner):
         loss.backward()
         return _sums(loss, measures)
 
-    def evaluate(self, batch: TrainBatch) -> dict[str, float]:
-        """The loss and the measures of a batch of one update, as `step` has them, and nothing is changed."""
-        totals: dict[str, float] = defaultdict(float)
-        (update,) = batch.updates
+    def measure(self, pack: Pack) -> dict[str, float]:
+        """The pack's part of the update's loss, the sums of its measures, and how many `tokens` they are sums over: what `step`
+        adds up, and nothing is changed."""
         with torch.no_grad():
-            for pack in (pack for rank in update.packs for pack in rank):
-                for name, value in _sums(*self._loss(pack)).items():
-                    totals[name] += value
-        count, loss = totals.pop("tokens"), totals.pop("loss")
-        return {"loss": loss} | {name: value / count for name, value in totals.items()}
+            return _sums(*self._loss(pack))
 
 
 def _sums(loss: torch.Tensor, measures: dict[str, torch.Tensor]) -> dict[str, float]:

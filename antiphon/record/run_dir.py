@@ -34,9 +34,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: str | Path, name: str, *, overwrite: bool = False) -> "RunDirectory":
-        """Make `<root>/<name>`. `ConfigError` if it has content, unless `overwrite` and a run wrote that content."""
+        """Make `<root>/<name>`. `ConfigError` if there are files in it, unless `overwrite` and a run wrote them."""
         path = Path(root) / name
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not found.is_dir() for found in path.rglob("*"))):
             if not overwrite:
                 raise ConfigError(f"{path} exists already: give the run another name (name=...), or --overwrite it")
             if not (path / "config.yaml").is_file():
@@ -150,11 +150,22 @@ def staged(path: Path) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """`RecordError` if a disk that is full, or is not to be written to, ends what is done meanwhile for the run in `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_OR_READ_ONLY:
+            raise unwritable(path, error) from error
+        raise
+
+
 def unwritable(path: Path, error: Exception) -> RecordError:
     """What to say when something of a run cannot be written."""
     return RecordError(
         f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then go "
-        "on with --resume"
+        "on with --resume; a command that has no --resume begins again with --overwrite"
     )
 
 

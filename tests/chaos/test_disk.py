@@ -1,10 +1,16 @@
 """A run whose disk is full, or cannot be written to, ends with one clear error, loses nothing, and goes on when it can."""
 
+import json
 import os
 import subprocess
 
 import pytest
+import yaml
 
+from antiphon.config import load
+from antiphon.errors import RecordError
+from antiphon.offline import reward_model
+from antiphon.offline_config import RewardModelConfig
 from antiphon.record.audit import audit
 
 SIZE = 64 << 20  # bytes
@@ -79,3 +85,36 @@ def test_a_disk_that_takes_no_more_ends_a_run_that_goes_on_when_it_does(project,
     done = project.run("train", project.config(**settings(disk, 8)), "--resume")
     assert done.returncode == 0, done.stderr
     assert not audit(disk.folder / "run").violations
+
+
+@pytest.mark.chaos
+def test_a_disk_that_takes_no_more_ends_an_offline_run_that_begins_again_when_it_does(project, disk):
+    (project.folder / "pairs.jsonl").write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "x"}))
+    path = project.folder / "offline.yaml"
+    settings = {
+        "name": "run",
+        "steps": 2,
+        "model": {"path": str(project.model)},
+        "data": {"source": "jsonl", "path": str(project.folder / "pairs.jsonl")},
+        "cluster": {"debug": True},
+        "record": {"directory": str(disk.folder), "live": "off"},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    run, model = load(path, model=RewardModelConfig), disk.folder / "run" / "model"
+
+    def refused():
+        with pytest.raises(RecordError, match=rf"{disk.folder}/run.* cannot be written.*begins again with --overwrite"):
+            reward_model(run, overwrite=True)
+        assert not model.exists()
+
+    disk.remount("ro")
+    refused()
+    disk.remount("rw")
+    page = os.sysconf("SC_PAGE_SIZE")
+    (disk.folder / "another").write_bytes(bytes(page))
+    for left in (0, 2 * page, 20 * page):  # nothing can be begun; something can; no model can be left behind
+        disk.remount(f"size={page + left}")
+        refused()
+    disk.remount(f"size={SIZE}")
+    reward_model(run, overwrite=True)
+    assert model.is_dir()

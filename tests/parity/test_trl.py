@@ -2,17 +2,21 @@
 theirs padded in one batch, ours packed, with prompts read once, and cut into micro-batches.
 
 `CASES` is the dictionary of their settings and ours. Left out is where they differ in substance: TRL divides by completions
-without a token to train on, too, and, but for `dapo` and `cispo`, by the counts of a micro-batch.
+without a token to train on, too, and, but for `dapo` and `cispo`, by the counts of a micro-batch. It has no loss with our
+`label_smoothing`: its `robust` takes away what ours adds.
 """
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
+from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.torch_learner import TorchLearner
+from antiphon.learning.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.torch_learner import PackLearner, TorchLearner
 from antiphon.types import (
     REFERENCE_LOGPROBS,
     AttemptId,
@@ -152,9 +156,10 @@ def theirs(trainer, inputs) -> tuple[float, torch.Tensor]:
     return float(loss.detach()), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
 
-def ours(model, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[dict[str, float], torch.Tensor]:
+def ours(
+    learner: PackLearner, batch: TrainBatch, algorithm: AlgorithmConfig = AlgorithmConfig()
+) -> tuple[dict[str, float], torch.Tensor]:
     """The metrics and the flat gradient of an update, before clipping."""
-    learner = TorchLearner(str(model), LearnerConfig(), seed=0)
     learner.begin(algorithm, OptimizerConfig(), 1)
     (packs,) = batch.updates[0].packs
     assert len(packs) > 1
@@ -212,7 +217,7 @@ def test_policy_losses(model, tmp_path, name):
         max_tokens=COMPLETION,
         tokens_per_pack=64,
     )
-    metrics, packed = ours(model, algorithm, batch)
+    metrics, packed = ours(TorchLearner(str(model), LearnerConfig(), 0), batch, algorithm)
     assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
     assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
     assert 0.02 < metrics["clip_fraction"] < 0.98, "what is clipped and what is not are both in the data"
@@ -239,6 +244,88 @@ def test_supervised_loss(model, tmp_path):
         "labels": padded(labels).long().masked_fill(mask == 0, -100),
     }
     loss, gradient = theirs(trainer, inputs)
-    metrics, packed = ours(model, AlgorithmConfig(loss="sft"), supervised_batch(examples, 64))
+    learner = TorchLearner(str(model), LearnerConfig(), 0)
+    metrics, packed = ours(learner, supervised_batch(examples, 64), AlgorithmConfig(loss="sft"))
     assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
     assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
+
+
+def preferences() -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """A prompt, the better response and the other, of eight ragged pairs; two pairs have each prompt."""
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(1, VOCABULARY, length) for length in (2, 5, 8, 11)]
+    responses = [[rng.integers(1, VOCABULARY, rng.integers(1, COMPLETION + 1)) for _ in range(2)] for _ in range(8)]
+    return [(prompts[number // 2], *both) for number, both in enumerate(responses)]
+
+
+PREFERENCES = {
+    "dpo": (PreferenceConfig(beta=0.5), {"loss_type": ["sigmoid"], "beta": 0.5}),
+    "ipo": (PreferenceConfig(loss="ipo", beta=0.5), {"loss_type": ["ipo"], "beta": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_preference_losses(model, tmp_path, name):
+    preference, trl_settings = PREFERENCES[name]
+    from datasets import Dataset
+
+    pairs, rng = [], np.random.default_rng(9)
+    for number, row in enumerate(preferences()):
+        pairs.append([])
+        for sample in pair(number, *(tokens.astype(np.int32) for tokens in row)):
+            drawn = -np.log(VOCABULARY) + rng.normal(0, 0.5, len(sample.weights))
+            said = np.where(sample.segment.loss_mask, drawn, 0).astype(np.float32)
+            pairs[-1].append(replace(sample, streams=sample.streams.with_stream(REFERENCE_LOGPROBS, said)))
+    trainer = trl.DPOTrainer(
+        model=str(model),
+        args=trl.DPOConfig(**arguments(tmp_path, **trl_settings), precompute_ref_log_probs=True),
+        train_dataset=Dataset.from_list([{"prompt": "1", "chosen": "2", "rejected": "3"}] * 8),
+    )
+    keys = "ref_chosen_logps", "ref_rejected_logps"
+    rows = [
+        dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), map(np.ndarray.tolist, row), strict=True))
+        | {key: float(sample.streams[REFERENCE_LOGPROBS].sum()) for key, sample in zip(keys, both, strict=True)}
+        for row, both in zip(preferences(), pairs, strict=True)
+    ]
+    loss, gradient = theirs(trainer, trainer.data_collator(rows))
+    metrics, packed = ours(PreferenceLearner(str(model), LearnerConfig(), 0, preference), pair_mean(pairs, 64))
+    assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
+    assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
+    if name == "dpo":  # the rewards that TRL tells of are not those that its IPO compares: sums, where those are means
+        names = {
+            "accuracy": "accuracies",
+            "margin": "margins",
+            "reward_chosen": "chosen",
+            "reward_rejected": "rejected",
+        }
+        for key, their in names.items():
+            assert metrics[key] == pytest.approx(trainer._metrics["train"][f"rewards/{their}"][0], rel=TOLERANCE), key
+        assert 0 < metrics["accuracy"] < 1
+
+
+def test_reward_loss(model, tmp_path):
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(11)
+    place = tmp_path / "classifier"
+    classifier = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    classifier.score.weight.data *= 50  # scores that are apart
+    classifier.save_pretrained(place)
+    AutoTokenizer.from_pretrained(model).save_pretrained(place)
+    trainer = trl.RewardTrainer(
+        model=str(place),
+        args=trl.RewardConfig(**arguments(tmp_path)),
+        train_dataset=Dataset.from_list([{"chosen_ids": [1, 2], "rejected_ids": [1, 3]}] * 8),
+    )
+    pairs = preferences()
+    rows = [
+        {"chosen_ids": [*prompt, *chosen], "rejected_ids": [*prompt, *rejected]} for prompt, chosen, rejected in pairs
+    ]
+    loss, gradient = theirs(trainer, trainer.data_collator(rows))
+    scored = [scored_pair(n, *(tokens.astype(np.int32) for tokens in row)) for n, row in enumerate(pairs)]
+    metrics, packed = ours(RewardLearner(str(place), LearnerConfig(), 0), pair_mean(scored, 64))
+    assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
+    assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
+    for name in ("accuracy", "margin"):
+        assert metrics[name] == pytest.approx(trainer._metrics["train"][name][0], rel=TOLERANCE, abs=TOLERANCE)

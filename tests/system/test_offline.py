@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from antiphon import build, offline
 from antiphon.config import import_folder, load
-from antiphon.errors import ConfigError, DataError
+from antiphon.errors import ConfigError, DataError, StallError
+from antiphon.learning.distillation import Teacher
+from antiphon.learning.preference import PreferenceLearner, RewardLearner
 from antiphon.offline import batches
 from antiphon.offline_config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.run_config import RunConfig
@@ -292,6 +295,30 @@ def test_a_response_may_be_the_last_message_of_a_conversation(project):
     (project.folder / "rows.jsonl").write_text(json.dumps({"prompt": said[:1], "chosen": said, "rejected": "7"}))
     ((prompt, responses),) = load_examples("data", PairsConfig(**prompts(project.folder / "rows.jsonl")), 0)
     assert prompt.messages == (Message("user", "1+1="),) and responses == ("2", "7")
+
+
+@pytest.mark.parametrize(
+    "verb, worker, method, on",
+    [
+        ("dpo", PreferenceLearner, "score", "the learner"),
+        ("reward-model", RewardLearner, "step", "the learner"),
+        ("distill", Teacher, "teach", "the teacher"),
+    ],
+)
+def test_a_worker_that_hangs_ends_the_run(project, pairs, monkeypatch, verb, worker, method, on):
+    released = threading.Event()
+    monkeypatch.setattr(worker, method, lambda *_: released.wait())
+    monkeypatch.setattr("antiphon.cluster.local.GRACE", 0.1)
+    sections = {"data": prompts(pairs)}
+    if verb == "distill":
+        sections = {"data": {"source": "mytask:problems"}, "distill": {"teacher": str(project.model)}}
+    try:
+        # On a machine that is slow enough it is an earlier wait that ends.
+        with pytest.raises(StallError, match=rf"run waited more than 3 s for (.|\n)*{on}"):
+            run(project, verb, "timeout=3", **sections)
+    finally:
+        released.set()
+    assert not (project.folder / "runs" / "run" / "model").exists()
 
 
 def test_every_row_comes_once_an_epoch():

@@ -146,7 +146,7 @@ def lessons(teacher, rows, tokens_per_pack):
     )
     (update,) = batch.updates
     (packs,) = update.packs
-    taught = zip(packs, teacher.teach(list(packs)), strict=True)
+    taught = ((pack, teacher.teach(pack)) for pack in packs)
     return TrainBatch(updates=(replace(update, packs=(tuple(replace(p, streams=said) for p, said in taught),)),))
 
 
@@ -278,10 +278,14 @@ def test_an_evaluation_says_what_a_step_would_and_changes_nothing(learners):
         learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-3), 2)
         batch = batch_of(rows, range(3), 20, 0)
         before = [p.detach().clone() for p in learner.model.parameters()]
-        looked = [learner.evaluate(batch) for _ in range(2)]
+        looked = [[learner.measure(pack) for pack in batch.updates[0].packs[0]] for _ in range(2)]
         assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
         stepped = learner.step(batch)
-        assert looked[0] == looked[1] == pytest.approx({name: stepped[name] for name in looked[0]})
+        assert looked[0] == looked[1]
+        totals = {name: sum(pack[name] for pack in looked[0]) for name in looked[0][0]}
+        count, loss = totals.pop("tokens"), totals.pop("loss")
+        assert loss == pytest.approx(stepped["loss"])
+        assert {name: total / count for name, total in totals.items()} == pytest.approx({n: stepped[n] for n in totals})
         with torch.no_grad():
             for parameter, value in zip(learner.model.parameters(), before, strict=True):
                 parameter.copy_(value)
