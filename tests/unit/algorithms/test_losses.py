@@ -323,8 +323,18 @@ PUBLISHED = {
     "tis": {"ratio_low": 0.0, "ratio_high": 1.0},
     "topr": {"ratio_low": 0.0, "ratio_high": 1.0, "positive_weight": 1.0, "negative_weight": 1.0},
     "kimi": {"kimi_tau": 0.1},
-    "asyppo": {"agreement_mask": 0.2, "disagreement_mask": 0.2},
-    "rhythm": {"rhythm": {"amplification": 1.5, "share": 0.4, "window": 10, "horizon_low": 10, "horizon_high": 100}},
+    "asyppo": {"agreement_mask": 0.2, "disagreement_mask": 0.2, "entropy_coefficient": 1e-3, "gae_lambda": 1.0},
+    "gigpo": {"step_weight": 1.0, "turn_gamma": 0.95},
+    "rhythm": {
+        "rhythm": {
+            "amplification": 1.5,
+            "share": 0.4,
+            "window": 10,
+            "horizon_low": 10,
+            "horizon_high": 100,
+            "lookback": 3,
+        }
+    },
 }
 
 
