@@ -9,10 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
+from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.events import Events, write_trace
@@ -51,7 +53,9 @@ def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
-    """Run `antiphon sft`; returns the exit code as `train` does."""
+    """Run `antiphon sft`; returns the exit code as `train` does. What reinforcement learning needs beside the model is left
+    out."""
+    config = config.model_copy(update={"algorithm": AlgorithmConfig(), "critic": None, "teachers": ()})
     return _ended(_run(config, overwrite, Run.sft))
 
 
@@ -184,8 +188,8 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
     critics with a path of theirs."""
     handles: list[WorkerHandle] = []
 
-    def start(name: str, kind: str, path: Path, *more: Any) -> WorkerLearner:
-        handles.append(cluster.spawn(name, kind, str(path), config.learner, derive(config.seed, name), *more))
+    def start(name: str, kind: str, path: Path, *more: Any, settings: LearnerConfig = config.learner) -> WorkerLearner:
+        handles.append(cluster.spawn(name, kind, str(path), settings, derive(config.seed, name), *more))
         return WorkerLearner(handles[-1])
 
     async def directory(path: str) -> Path:
@@ -193,9 +197,10 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
 
     kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
     paths = [await directory(teacher.path) for teacher in config.teachers]
-    for path in paths:
-        check_tokenizers(model, path)
     began = await directory(critic.path if critic else "")
+    for path in {*paths, began} - {model}:
+        check_tokenizers(model, path)
+    unadapted = config.learner.model_copy(update={"lora": None})
     learner = start("learner", kind, model)
     reference: Scorer | None = None
     if "reference_logprobs" in config.algorithm.needed:
@@ -204,7 +209,7 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
         learner=learner,
         reference=reference,
         critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
-        teachers=[start(f"teacher-{number}", kind, path) for number, path in enumerate(paths)],
+        teachers=[start(f"teacher-{number}", kind, path, settings=unadapted) for number, path in enumerate(paths)],
     )
     return models, handles
 

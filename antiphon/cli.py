@@ -66,7 +66,8 @@ def train(
         if dry_run:
             _show(run)
             return
-        _require_model(run.model.path)
+        for model in run.models:
+            _require_model(model)
         from antiphon.build import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))

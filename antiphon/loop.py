@@ -272,7 +272,7 @@ class Run:
         if resumption is not None:
             done = resumption.state["step"]
             await self._wait(parts.models.restore(resumption.checkpoint), "restore", "the learner")
-            parts.training.controllers = restored(resumption.state["controllers"])
+            parts.training.controllers = restored(resumption.state.get("controllers"))
             parts.mixture.restore(resumption.state["mixture"])
             scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
             if self.version.n:  # else engines have it

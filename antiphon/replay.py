@@ -297,7 +297,7 @@ class _Again:
         self._learning = False
         for reader in self._readers:
             reader.learner = None
-        self._training.controllers = restored(life.state["controllers"]) if life.state else Controllers()
+        self._training.controllers = restored(life.state.get("controllers")) if life.state else Controllers()
         self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
         if life.state:
             scheduler.restore(life.state["scheduler"], self._mixture.find, back)
@@ -320,6 +320,7 @@ class _Again:
         config = self._config
         await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)
         await self._models.restore(directory)
+        self._training.controllers = restored(read_state(directory).get("controllers"))
         for reader, learner in zip(self._readers, [self._models.learner, *self._models.critics], strict=True):
             reader.learner = learner
         self._learning = True

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.config import AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
@@ -89,12 +89,19 @@ class RunConfig(Config):
             *_scheduling(self),
             *_critics(self),
             *_turns(self),
+            *_stages(self),
             *_teachers(self),
             *_accuracy(self),
         ]
         if problems:
             raise Problems(problems)
         return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Where the models that are loaded lie."""
+        critic = (self.critic.path,) if self.critic and self.critic.path else ()
+        return (self.model.path, *critic, *(teacher.path for teacher in self.teachers))
 
     def derived(self) -> dict[str, int]:
         """What the numbers of the configuration amount to."""
@@ -229,17 +236,22 @@ def _critics(config: RunConfig) -> Found:
                 f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
             )
         return
+    if "values" not in algorithm.needed:
+        yield "critic", f"algorithm {algorithm.recipe!r} asks for no values: it would be trained for nothing"
+    if ":" in critic.path:
+        yield "critic.path", f"{critic.path!r} must be a directory or a Hugging Face id"
     if critic.disjoint and critic.count > config.rollout.group_size:
         yield (
             "critic.count",
             f"{critic.count} critics cannot have disjoint shares of the {config.rollout.group_size} siblings of a group "
             "(rollout.group_size)",
         )
-    if critic.count == 1 and (algorithm.agreement_mask or algorithm.disagreement_mask):
-        yield (
-            "critic.count",
-            "1 critic always agrees with itself; agreement_mask and disagreement_mask compare 2 or more",
-        )
+    if algorithm.agreement_mask or algorithm.disagreement_mask:
+        compare = "agreement_mask and disagreement_mask compare"
+        if critic.count == 1:
+            yield "critic.count", f"1 critic always agrees with itself; {compare} 2 or more"
+        elif not critic.disjoint:
+            yield "critic.disjoint", f"critics that learn the same always agree; {compare} some that do not: give true"
     if critic.warmup_steps >= config.steps:
         yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
 
@@ -259,6 +271,22 @@ def _turns(config: RunConfig) -> Found:
             yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
 
 
+def _stages(config: RunConfig) -> Found:
+    """What is configured, and no stage looks at; rewards that come to nothing."""
+    algorithm, stages = config.algorithm, config.learner.stages
+    if (algorithm.reward, algorithm.weight) != (RewardConfig(), WeightConfig()) and "rewards" not in stages:
+        yield "learner.stages", "without 'rewards' nothing comes of algorithm.reward and algorithm.weight"
+    if config.critic is not None and "update_critics" not in stages:
+        yield "learner.stages", "without 'update_critics' no critic learns"
+    if algorithm.reward.overlong_tokens and config.rollout.max_turns > 1:
+        yield (
+            "algorithm.reward.overlong_tokens",
+            "is of the length of a response, and there are several (rollout.max_turns)",
+        )
+    if config.rollout.group_size == 1 and algorithm.reward.baseline == "group":
+        yield "algorithm.reward.baseline", "'group' leaves nothing of the score of 1 sibling (rollout.group_size)"
+
+
 def _teachers(config: RunConfig) -> Found:
     if config.algorithm.teacher_coefficient and not config.teachers:
         yield (
@@ -269,6 +297,8 @@ def _teachers(config: RunConfig) -> Found:
         yield "algorithm.teacher_coefficient", "0 listens to no teacher, and there are teachers"
     names = {task.name for task in config.tasks}
     for index, teacher in enumerate(config.teachers):
+        if ":" in teacher.path:
+            yield f"teachers.{index}.path", f"{teacher.path!r} must be a directory or a Hugging Face id"
         for unknown in sorted(set(teacher.tasks) - names):
             yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run; there are {', '.join(sorted(names))}"
 
@@ -352,8 +382,20 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         "learner weights": parameters * learner,
         "learner gradients": trained * learner,
         "optimiser moments": 2 * trained * learner,
-        "reference weights": trained * learner if config.algorithm.kl.coefficient else 0,
+        "reference weights": trained * learner if "reference_logprobs" in config.algorithm.needed else 0,
+        **_others(parameters, learner, config),
         "engine weights": parameters * engine * config.engine.replicas,
         "weights in transit": trained * engine,
     }
     return {**estimate, "all": sum(estimate.values())}
+
+
+def _others(parameters: int, size: int, config: RunConfig) -> dict[str, int]:
+    """Bytes of critics (weights, gradients, moments) and of teachers, if there are any."""
+    found, critic = {}, config.critic
+    if critic is not None:
+        own = (count_parameters(critic.path) if critic.path else None) or parameters
+        found["critics"] = (1 if config.learner.lora else 4) * own * size * critic.count
+    if config.teachers:
+        found["teachers"] = sum((count_parameters(each.path) or parameters) * size for each in config.teachers)
+    return found

@@ -5,7 +5,7 @@ a pack. Arrays are numpy; lengths are checked on construction. Times are seconds
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -168,6 +168,10 @@ class Streams:
     def with_stream(self, spec: StreamSpec, array: NDArray[Any]) -> "Streams":
         """A copy that also has (or replaces) one stream."""
         return Streams({**self._arrays, spec: array})
+
+    def without(self, names: Collection[str]) -> "Streams":
+        """A copy that lacks the streams of these names."""
+        return Streams({spec: array for spec, array in self._arrays.items() if spec.name not in names})
 
     def check_length(self, owner: str, length: int) -> None:
         """Raise `ValueError` unless the streams, if any, cover `length` tokens."""

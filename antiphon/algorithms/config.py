@@ -32,6 +32,14 @@ class CorrectionConfig(Config):
     """Log-probs of before the step: by a forward pass, where the step has several updates; or between those of sampling and
     those of now, by the age of the token."""
 
+    @model_validator(mode="after")
+    def _possible(self) -> "CorrectionConfig":
+        if self.keep_low > self.keep_high:
+            raise ValueError(f"keep_low {self.keep_low:g} is above keep_high {self.keep_high:g}: nothing would be kept")
+        if self.proximal == "interpolated" and not self.on:
+            raise ValueError("proximal: interpolated is for what level or filter_level say, and neither is given")
+        return self
+
     @property
     def on(self) -> bool:
         """Whether there is anything to do."""
@@ -66,6 +74,12 @@ class WeightConfig(Config):
     """Give groups no weight whose mean score is not strictly between these."""
     mask_wrong_over: int = Field(0, ge=0)
     """Give completions no weight that score 0 or less and have more tokens than this; 0 gives all some."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "WeightConfig":
+        if self.mask_difficulty is not None and self.mask_difficulty[0] >= self.mask_difficulty[1]:
+            raise ValueError(f"mask_difficulty {list(self.mask_difficulty)} has nothing between its ends")
+        return self
 
 
 class KlConfig(Config):
@@ -172,7 +186,7 @@ class AlgorithmConfig(Config):
     advantage_whiten: bool = False
     """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
-    """Bound on |advantage|; 0 is none."""
+    """Bound on |advantage|, before `rhythm` amplifies some; 0 is none."""
     rhythm: RhythmConfig = RhythmConfig()
     """For credit that differs between the tokens of a response."""
     agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
@@ -212,13 +226,15 @@ class AlgorithmConfig(Config):
         given = {key: _tuples(value) for key, value in given.items()}
         if "recipe" not in given:
             return given
-        if given["recipe"] not in RECIPES:
+        if not isinstance(given["recipe"], str) or given["recipe"] not in RECIPES:
             raise ValueError(f"recipe {given['recipe']!r}: there are {', '.join(sorted(RECIPES))}")
         parts = RECIPES[given["recipe"]]
         return parts | {key: _over(parts.get(key), value) for key, value in given.items()}
 
     @model_validator(mode="after")
     def _possible(self) -> "AlgorithmConfig":
+        if self.disagreement_mask and not self.entropy_coefficient:
+            raise ValueError("disagreement_mask is of the reward of entropy, and entropy_coefficient is 0")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip {self.dual_clip:g} is not above 1; 0 is none")
         if self.ratio_low > self.ratio_high:

@@ -157,7 +157,7 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
 
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """The chosen loss, corrected, with the entropy bonus and the divergence from the reference around it, [N]."""
-    weight, corrected = correction(inputs, config.correction)
+    weight, corrected = correction(inputs, config.correction) if config.correction.on else (1.0, {})
     if config.correction.on:
         inputs = replace(inputs, behaviour=_proximal(inputs, config.correction))
     value, metrics = loss(inputs, config)

@@ -39,8 +39,8 @@ RECIPES: Mapping[str, dict[str, Any]] = {
     "reinforce++_baseline": {"advantage": "reinforce_plus_plus_baseline", "loss": "ppo_clip"},
     # Liu et al. 2025, "Tricks or traps".
     "lite_ppo": {"advantage": "lite_ppo", "loss": "ppo_clip"},
-    # Xiong et al. 2025, "A minimalist approach to LLM reasoning": only what is better than its group.
-    "raft++": {"advantage": "dr_grpo", "loss": "topr", "negative_weight": 0.0},
+    # After RAFT (Dong et al. 2023): only what is better than its group, by how much.
+    "raft": {"advantage": "dr_grpo", "loss": "topr", "negative_weight": 0.0},
     # Named in ROLL, where both weights are 1 until they are set; half for what was bad is ours.
     "weighted_topr": {"advantage": "dr_grpo", "loss": "topr", "positive_weight": 1.0, "negative_weight": 0.5},
     # Schulman et al. 2017, with a critic of the actor's kind; λ = 1 as verl and Open-Reasoner-Zero have it for language models.

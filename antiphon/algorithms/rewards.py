@@ -66,12 +66,14 @@ class Controllers:
         0.11
         """
         error = min(max(seen / config.target - 1, -0.2), 0.2)
-        self.kl = (config.coefficient if self.kl is None else self.kl) * (1 + error * trajectories / config.horizon)
+        self.kl = (config.coefficient if self.kl is None else self.kl) * (
+            1 + error * min(trajectories / config.horizon, 1)
+        )
 
 
-def restored(state: dict[str, Any]) -> Controllers:
-    """Of what `dataclasses.asdict` made of them."""
-    return Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
+def restored(state: dict[str, Any] | None) -> Controllers:
+    """Of what `dataclasses.asdict` made of them; new ones of None."""
+    return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
 def shaped(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[FloatArray]:

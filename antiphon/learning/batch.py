@@ -53,7 +53,8 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def pack_samples(samples: Sequence[Sample], tokens_per_pack: int) -> tuple[list[list[int]], list[Pack]]:
     """Packs that cover all samples, for scoring; and which samples are in each."""
     members = _fill([[sample.segment] for sample in samples], tokens_per_pack)
-    return members, [_pack([(samples[i], _counted(samples[i])) for i in pack]) for pack in members]
+    bare = [replace(sample, streams=Streams()) for sample in samples]
+    return members, [_pack([(bare[i], _counted(bare[i])) for i in pack]) for pack in members]
 
 
 def split_packs(

@@ -8,6 +8,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from antiphon.algorithms.losses import value_loss
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import CriticConfig, LearnerConfig
+from antiphon.learning.logprobs import plain_logits
 from antiphon.learning.models import load_model
 from antiphon.learning.torch_learner import PackLearner
 from antiphon.types import OLD_VALUE, RETURNS, Pack
@@ -52,4 +53,5 @@ class CriticLearner(PackLearner):
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
         """Values of the states in which the loss tokens were chosen, [N]."""
         with self._autocast():
-            return (self.model.score(self._hidden(pack, targets))[:, 0].float(),)
+            hidden = self._hidden(pack, targets)
+        return (plain_logits(hidden, self.model.score.weight)[:, 0],)

@@ -67,8 +67,9 @@ class Models:
     async def begin(
         self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
     ) -> None:
-        """Start reinforcement learning of so many training steps."""
-        await self.learner.begin(algorithm, config.optimizer, steps * config.updates)
+        """Start reinforcement learning of so many training steps, in the first of which only critics may learn."""
+        alone = critic.warmup_steps if critic else 0
+        await self.learner.begin(algorithm, config.optimizer, (steps - alone) * config.updates)
         for learner in self.critics:
             assert critic is not None
             await learner.begin(algorithm, critic.optimizer, steps * config.updates)

@@ -32,6 +32,8 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path, **options)
         model = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
+    except ValueError as error:
+        raise UnsupportedError(f"model {path!r} cannot be a {kind.__name__}: {str(error).splitlines()[0]}") from error
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model {path!r} cannot be loaded: {reason}") from error

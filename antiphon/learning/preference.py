@@ -118,4 +118,4 @@ class RewardLearner(_PairLearner):
         """Scores of the sequences at their last tokens, [N]."""
         with self._autocast():
             hidden, _ = self._states(pack)
-            return (plain_logits(hidden[targets], self.model.score.weight)[:, 0],)
+        return (plain_logits(hidden[targets], self.model.score.weight)[:, 0],)

@@ -82,8 +82,15 @@ class Step:
     version: int  # before the step
     samples: list[list[Sample]]  # of each group, those of a trajectory one after another
     training: Training
+    algorithm: AlgorithmConfig = field(init=False)  # with the coefficients of this step
     metrics: dict[str, float] = field(default_factory=dict)
     batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
+
+    def __post_init__(self) -> None:
+        self.algorithm, adapted = self.training.algorithm, self.training.controllers.kl
+        if adapted is not None:
+            kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
+            self.algorithm = self.algorithm.model_copy(update={"kl": kl})
 
     @property
     def flat(self) -> list[Sample]:
@@ -110,7 +117,8 @@ async def annotate(step: Step) -> None:
     training, correction = step.training, step.training.algorithm.correction
     if training.reference is not None:
         step.give(REFERENCE_LOGPROBS, await _said(step, training.reference.score))
-    if PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1:
+    asked = PROXIMAL_LOGPROBS.name in training.algorithm.streams
+    if asked or (PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1):
         step.give(PROXIMAL_LOGPROBS, await _said(step, training.learner.score))
     if training.algorithm.rhythm.reads_attention:
         step.give(ATTENTION_RHYTHM, await _said(step, training.learner.attend))
@@ -177,11 +185,7 @@ async def rewards(step: Step) -> None:
 async def advantages(step: Step) -> None:
     """Give every token its advantage, amplified where the rhythm says so; where critics agree or disagree too much, none, or no
     reward of its entropy."""
-    controllers, algorithm = step.training.controllers, step.training.algorithm
-    kl = algorithm.kl
-    if controllers.kl is not None:
-        adapted = kl.model_copy(update={"coefficient": controllers.kl})
-        algorithm = algorithm.model_copy(update={"kl": adapted})
+    algorithm, kl = step.algorithm, step.algorithm.kl
     estimated = step.training.estimate(step.samples, algorithm)
     if algorithm.teacher_coefficient:
         estimated = with_teachers(step.samples, estimated, algorithm.teacher_coefficient)
@@ -194,9 +198,9 @@ async def advantages(step: Step) -> None:
         apart = np.concatenate(
             [reference_divergence(samples, kl) for group in step.samples for samples in trajectories(group)]
         )
-        step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": algorithm.kl.coefficient}
+        step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": kl.coefficient}
         if kl.target:
-            controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
+            step.training.controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
     if algorithm.rhythm.kind is not None:
         estimated = [
             [amplified(sample, array, algorithm.rhythm) for sample, array in zip(*pair, strict=True)]
@@ -217,13 +221,16 @@ def _mask_by_spread(step: Step, estimated: Arrays) -> None:
     if not (algorithm.agreement_mask or algorithm.disagreement_mask):
         return
     spread = [[sample.streams.named(VALUES).std(axis=-1) for sample in group] for group in step.samples]
+    everywhere = of_all(step.samples, spread)
+    step.metrics["critic/spread"] = float(everywhere.mean())
+    if not np.ptp(everywhere):  # critics that have not learned yet
+        return
     agreed = lowest(step.samples, spread, algorithm.agreement_mask)
     for per_group, masks in zip(estimated, agreed, strict=True):
         for array, mask in zip(per_group, masks, strict=True):
             array[mask] = 0
     disagreed = lowest(step.samples, [[-array for array in group] for group in spread], algorithm.disagreement_mask)
     step.give(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
-    step.metrics["critic/spread"] = float(of_all(step.samples, spread).mean())
 
 
 async def update_critics(step: Step) -> None:
@@ -231,7 +238,7 @@ async def update_critics(step: Step) -> None:
     training = step.training
     if training.critic is None:
         return
-    targets = value_targets(step.samples, training.algorithm, training.critic.gae_lambda)
+    targets = value_targets(step.samples, step.algorithm, training.critic.gae_lambda)
     step.give(RETURNS, (array for group in targets for array in group))
     count = len(training.critics) if training.critic.disjoint else 1
     batches = [
@@ -265,7 +272,13 @@ async def update_actor(step: Step) -> None:
     training = step.training
     if training.critic is not None and step.number <= training.critic.warmup_steps:
         return
-    batch = _batch(step, step.samples, training.algorithm.aggregation, training.algorithm.zero_without_advantage)
+    algorithm = training.algorithm
+    spent = {VALUES, RETURNS.name, TEACHER_LOGPROBS.name, ATTENTION_RHYTHM.name}
+    spent |= set() if algorithm.kl.in_loss else {REFERENCE_LOGPROBS.name}
+    spent -= set(algorithm.streams)
+    if any(spec.name in spent for sample in step.flat[:1] for spec in sample.streams):  # what no loss looks at
+        step.change(lambda sample: {"streams": sample.streams.without(spent)})
+    batch = _batch(step, step.samples, algorithm.aggregation, algorithm.zero_without_advantage)
     step.batches.append(batch)
     trained = await training.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}

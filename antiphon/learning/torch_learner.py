@@ -105,7 +105,11 @@ class PackLearner(Worker):
         """Do every update of the batch; returns metrics, averaged over tokens and updates."""
         began = time.perf_counter()
         updates = [self._update(update) for update in batch.updates]
-        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        found: dict[str, list[float]] = defaultdict(list)
+        for update in updates:  # one of which nothing is computed has no metrics of tokens
+            for name, value in update.items():
+                found[name].append(value)
+        metrics = {name: sum(values) / len(values) for name, values in found.items()}
         return metrics | {
             "seconds": time.perf_counter() - began,
             "tokens": float(batch.tokens),

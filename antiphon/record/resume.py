@@ -106,7 +106,7 @@ def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], 
         db.execute(f"UPDATE attempts SET status = 'lost' WHERE {live}")
         db.execute("UPDATE groups SET outcome = 'lost' WHERE outcome IS NULL")
         db.execute("UPDATE steps SET undone = 1 WHERE step > ?", (step,))
-        kept = json.dumps({name: state[name] for name in ("mixture", "scheduler", "controllers")})
+        kept = json.dumps({name: state.get(name) for name in ("mixture", "scheduler", "controllers")})
         db.execute(
             "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?)", (lineage, parent, step, version, code_version(), kept)
         )

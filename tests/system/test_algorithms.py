@@ -101,6 +101,18 @@ def test_critics_are_part_of_the_cut(project):
     assert blind.returncode == 2 and "replayed with --weights" in blind.stderr
 
 
+def test_fine_tuning_alone_needs_nothing_beside_the_model(project):
+    """... though the same configuration has all of it."""
+    given = sections(project, "asyppo", kl={"coefficient": 0.1}, teacher_coefficient=1.0)
+    path = project.config(
+        **given, teachers=[{"path": str(project.model)}], sft={"steps": 2, "batch_size": 4}, cluster={"debug": True}
+    )
+    done = project.run("sft", path)
+    assert done.returncode == 0, done.stderr
+    (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
+    assert not (checkpoint / "critics").exists()
+
+
 def test_adapters_in_a_whole_run(project):
     """Engines say what the learner says; the reference is the model without them; what is kept is a model directory."""
     given = sections(project, "grpo", kl={"coefficient": 0.1})
@@ -127,6 +139,20 @@ def train_on(project, *overrides):
 @pytest.mark.parametrize(
     "change, said",
     [
+        ({"critic": {"count": 1}}, "critic: algorithm 'grpo' asks for no values"),
+        ({"algorithm": "asyppo", "critic": {"count": 2}}, "critic.disjoint: critics that learn the same always agree"),
+        ({"algorithm": "ppo", "critic": {"path": "mytask:build"}}, "critic.path: 'mytask:build' must be a directory"),
+        ({"algorithm": "ppo", "critic": {}, "learner": {"stages": ["annotate", "advantages"]}}, "no critic learns"),
+        ({"algorithm": "dapo", "learner": {"stages": ["annotate", "advantages"]}}, "nothing comes of algorithm.reward"),
+        (
+            {"algorithm": {"reward": {"overlong_tokens": 2}}, "rollout": {"max_turns": 2}},
+            "algorithm.reward.overlong_tokens: is of the length of a response",
+        ),
+        ({"algorithm": {"recipe": {"a": 1}}}, "there are asyppo"),
+        ({"algorithm": {"correction": {"proximal": "interpolated"}}}, "neither is given"),
+        ({"algorithm": {"correction": {"level": "token", "keep_low": 3}}}, "nothing would be kept"),
+        ({"algorithm": {"weight": {"mask_difficulty": [0.9, 0.1]}}}, "nothing between its ends"),
+        ({"algorithm": {"recipe": "asyppo", "entropy_coefficient": 0}}, "entropy_coefficient is 0"),
         ({"algorithm": "ppo"}, "critic: algorithm 'ppo' needs values, and there is no critic"),
         ({"algorithm": "asyppo", "critic": {"count": 1}}, "critic.count: 1 critic always agrees with itself"),
         (

@@ -443,4 +443,6 @@ def test_the_coefficient_of_the_divergence_follows_its_target():
     memory.adapt(config, seen=50.0, trajectories=10)
     assert memory.kl == pytest.approx(0.2 * 0.99 * (1 + 0.2 * 10 / 100))
     memory.rewards.add(np.array([1.0, 3.0]))
-    assert restored(asdict(memory)) == memory
+    assert restored(asdict(memory)) == memory and restored(None) == Controllers()
+    memory.adapt(config, seen=0.0, trajectories=10_000)  # never turned round, however many there are
+    assert memory.kl == pytest.approx(0.2 * 0.99 * 1.02 * 0.8)

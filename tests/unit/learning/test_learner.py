@@ -18,7 +18,7 @@ from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
 from antiphon.learning.torch_learner import rate_at
 from antiphon.record.checkpoint import draft, publish, read_state, verify
-from antiphon.types import OLD_VALUE, RETURNS, Streams
+from antiphon.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.weights.shared_memory import receive
 
 from .conftest import make_learner, make_sample
@@ -35,6 +35,19 @@ def test_it_learns_what_it_is_shown(model_directories):
     batch = supervised_batch(examples(), 40)
     losses = [learner.step(batch)["loss"] for _ in range(60)]
     assert losses[0] > 3 and losses[-1] < 0.1
+
+
+def test_an_update_without_anything_to_compute_has_nothing_to_say(model_directories):
+    """... and takes nothing from what the others say, wherever it stands."""
+    empty = replace(supervised_batch(examples(), 100).updates[0], packs=((),))
+    (update,) = supervised_batch(examples(), 100).updates
+    said = []
+    for updates in ((update,), (update, empty), (empty, update)):
+        learner = make_learner(model_directories["llama"])
+        learner.begin(AlgorithmConfig(), OptimizerConfig(), 9)
+        said.append(learner.step(TrainBatch(updates=updates)))
+    assert said[0]["entropy"] == said[1]["entropy"] == said[2]["entropy"] > 0
+    assert said[1]["grad_norm"] == said[2]["grad_norm"] == said[0]["grad_norm"] / 2
 
 
 def test_its_log_probs_are_those_of_transformers(model_directories):

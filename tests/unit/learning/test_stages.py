@@ -181,6 +181,60 @@ def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewar
     assert set(np.flatnonzero(entropy == 0)) == set(order[count - int(0.2 * count) :])
 
 
+def test_critics_and_actor_know_the_same_penalty(model_directories):
+    """The coefficient that is adapted for the next step is not that of this one."""
+
+    class Says(Here):
+        async def score(self, packs):
+            return [np.full(len(pack.tokens), -0.5, np.float32) for pack in packs]
+
+        async def step(self, batch):
+            return {}
+
+    kl = {"coefficient": 0.3, "place": "reward", "target": 1.0, "horizon": 8, "estimator": "k1"}
+    critic, algorithm = CriticConfig(), AlgorithmConfig.model_validate({"recipe": "ppo", "kl": kl})
+    step = step_of(model_directories["llama"], algorithm, critics=[Says(None)], critic=critic)
+    step.training.reference = Says(None)
+    step.training.controllers.kl = 0.1
+    step = Step(number=2, version=1, samples=step.samples, training=step.training)
+    for stage in (annotate, advantages, update_critics):
+        asyncio.run(stage(step))
+    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.training.controllers.kl
+    for sample in step.flat:
+        mask = sample.segment.loss_mask
+        penalties = -0.1 * (sample.segment.logprobs[mask] + 0.5)
+        penalties[-1] += sample.reward
+        np.testing.assert_allclose(sample.streams[RETURNS][mask], penalties[::-1].cumsum()[::-1], atol=1e-5)
+
+
+def test_critics_that_say_the_same_mask_nothing(model_directories):
+    class Says(Here):
+        async def score(self, packs):
+            return [np.zeros(len(pack.tokens), np.float32) for pack in packs]
+
+    step = step_of(
+        model_directories["llama"],
+        AlgorithmConfig.model_validate({"recipe": "asyppo", "advantage_whiten": False}),
+        critics=[Says(None)] * 2,
+        critic=CriticConfig(count=2, disjoint=True),
+    )
+    step.samples = [[replace(sample, reward=1.0) for sample in group] for group in step.samples]
+    for stage in (annotate, advantages):
+        asyncio.run(stage(step))
+    assert all((sample.advantages[sample.segment.loss_mask] == 1).all() for sample in step.flat)
+    assert ENTROPY_WEIGHT not in step.flat[0].streams
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_no_loss_looks_at_is_not_sent(model_directories, asked):
+    algorithm = AlgorithmConfig(streams=("values", "proximal_logprobs") if asked else ())
+    step = step_of(model_directories["llama"], algorithm, critics=[Here(make_learner(model_directories["llama"]))])
+    for stage in (annotate, update_actor):
+        asyncio.run(stage(step))
+    (pack, *_) = step.batches[0].updates[0].packs[0]
+    assert {spec.name for spec in pack.streams} == ({"values", "proximal_logprobs"} if asked else set())
+
+
 def test_each_task_has_its_teachers(model_directories):
     """The mean of those of its task; what nobody teaches is left as it is."""
 
