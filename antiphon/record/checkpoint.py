@@ -131,14 +131,14 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 def prune(checkpoints: Path, keep_last: int, keep_every: int) -> None:
     """Remove all but the last so many, and those of steps that `keep_every` divides, if it is not 0. The names go first, so
-    that a crash halfway leaves none that stands for a part; what it leaves is removed the next time."""
+    that a crash halfway leaves none that stands for a part. What crashes left is removed, drafts among it: none is open now."""
     for old in sorted(checkpoints.glob("step_??????"))[:-keep_last]:
         step = int(old.name.removeprefix("step_"))
         if not (keep_every and step % keep_every == 0):
             old.rename(old.with_name(old.name + ".pruned"))
     sync(checkpoints)
     reach("checkpoint.prune")
-    for gone in checkpoints.glob("*.pruned"):
+    for gone in (*checkpoints.glob("*.pruned"), *checkpoints.glob("*.partial")):
         shutil.rmtree(gone)
 
 

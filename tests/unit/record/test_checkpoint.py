@@ -107,6 +107,7 @@ def test_a_checkpoint_in_the_place_of_another_is_refused(tmp_path):
 def test_pruning_keeps_the_last_and_every_so_many(tmp_path):
     for step in range(0, 50, 5):
         make(tmp_path / "checkpoints", step)
+    draft(tmp_path / "checkpoints" / name_of(99))
     prune(tmp_path / "checkpoints", keep_last=2, keep_every=20)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(map(name_of, (0, 20, 40, 45)))
 
