@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from antiphon.algorithms.losses import value_loss
+from antiphon.errors import UnsupportedError
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.logprobs import plain_logits
@@ -14,12 +15,8 @@ from antiphon.learning.torch_learner import PackLearner
 from antiphon.types import OLD_VALUE, RETURNS, Pack
 
 
-class CriticLearner(PackLearner):
-    """Trains a critic. Its score of a token is the value of the state in which the token was chosen."""
-
-    def __init__(self, model_path: str, config: LearnerConfig, seed: int, critic: CriticConfig) -> None:
-        super().__init__(model_path, config, seed)
-        self.critic = critic
+class ScalarLearner(PackLearner):
+    """Trains a model of a policy's kind with a head of one number: a sequence classifier of transformers with one label."""
 
     def _load(self) -> PreTrainedModel:
         model = load_model(
@@ -29,11 +26,25 @@ class CriticLearner(PackLearner):
             kind=AutoModelForSequenceClassification,
             num_labels=1,
         )
-        torch.nn.init.zeros_(model.score.weight)  # before it has learned anything, it says nothing
+        if not isinstance(getattr(model, "score", None), torch.nn.Linear):
+            raise UnsupportedError(f"{type(model).__name__} has no head called score, as other decoders have")
         return model
 
     def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.score.parameters()
+
+
+class CriticLearner(ScalarLearner):
+    """Trains a critic. Its score of a token is the value of the state in which the token was chosen."""
+
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int, critic: CriticConfig) -> None:
+        super().__init__(model_path, config, seed)
+        self.critic = critic
+
+    def _load(self) -> PreTrainedModel:
+        model = super()._load()
+        torch.nn.init.zeros_(model.score.weight)  # before it has learned anything, it says nothing
+        return model
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         targets = self._targets(pack)

@@ -4,18 +4,16 @@ The two of a pair lie in one pack, and the coefficients of their tokens add up t
 (`batch.pair_mean`), so that however an update is cut, its gradient is that of the mean over pairs.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import PreferenceConfig
 from antiphon.algorithms.preference import bradley_terry, dpo, ipo
-from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import LearnerConfig
+from antiphon.learning.critic import ScalarLearner
 from antiphon.learning.logprobs import plain_logits
-from antiphon.learning.models import load_model
 from antiphon.learning.offline import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import PAIR, REFERENCE_LOGPROBS, Pack
@@ -85,27 +83,18 @@ class PreferenceLearner(_PairLearner, TorchLearner):
         return (pairs.weights * losses).sum(), _measures(beta * chosen, beta * rejected)
 
 
-class RewardLearner(_PairLearner):
-    """Trains a reward model on pairs: a sequence classifier of transformers with one label. Its score of a response is that at
-    the last token, which is the only one of each response in the loss."""
+class RewardLearner(_PairLearner, ScalarLearner):
+    """Trains a reward model on pairs. Its score of a response is that at the last token, which is the only one of each response
+    in the loss."""
 
     def _load(self) -> PreTrainedModel:
-        model = load_model(
-            self.model_path,
-            attention=PACKED_ATTENTION,
-            device=self.device,
-            kind=AutoModelForSequenceClassification,
-            num_labels=1,
-        )
+        model = super()._load()
         # transformers looks for the last token that is no padding, and so would miss the token that ends a response.
         text = model.config.get_text_config()
         ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
         if text.pad_token_id in ends:
             text.pad_token_id = None
         return model
-
-    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
-        return self.model.score.parameters()
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
