@@ -5,6 +5,7 @@ in `learner.stages` as package.module:function.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -136,17 +137,16 @@ async def annotate(step: Step) -> None:
 async def _taught(step: Step) -> list[FloatArray]:
     """What the teachers of its task say on average of each token of each sample, [L]; for a task that has none, what the policy
     said itself."""
-    heard: dict[int, list[FloatArray]] = {}
+    flat, heard = step.flat, defaultdict[int, list[FloatArray]](list)
     for config, teacher in step.training.teachers:
-        mine = [i for i, sample in enumerate(step.flat) if not config.tasks or sample.meta.task in config.tasks]
-        said = await _said(step, teacher.score, [step.flat[i] for i in mine])
-        for index, array in zip(mine, said, strict=True):
-            heard.setdefault(index, []).append(array)
+        mine = [i for i, sample in enumerate(flat) if not config.tasks or sample.meta.task in config.tasks]
+        for index, said in zip(mine, await _said(step, teacher.score, [flat[i] for i in mine]), strict=True):
+            heard[index].append(said)
     return [
         np.mean(heard[index], axis=0, dtype=np.float32)
         if index in heard
         else sample.streams.get(PROXIMAL_LOGPROBS, sample.segment.logprobs)
-        for index, sample in enumerate(step.flat)
+        for index, sample in enumerate(flat)
     ]
 
 
