@@ -89,7 +89,7 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
     asyncio.run(_run(config, overwrite, lone, main))
 
 
-class OfflineLearner(WorkerLearner):
+class WorkerOfflineLearner(WorkerLearner):
     """A `learning.offline.OfflineLearner` behind a `WorkerHandle`."""
 
     async def measure(self, pack: Pack) -> dict[str, float]:
@@ -114,9 +114,9 @@ class Offline:
     waits: Waits = field(default_factory=Waits)
     workers: list[WorkerHandle] = field(default_factory=list)
 
-    def learner(self, kind: str, *more: Any) -> OfflineLearner:
+    def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
         """Start the learner, on the model that the run begins with."""
-        return OfflineLearner(self.spawn("learner", kind, self.model, *more))
+        return WorkerOfflineLearner(self.spawn("learner", kind, self.model, *more))
 
     def spawn(self, name: str, kind: str, path: Path, *more: Any) -> WorkerHandle:
         """Start a worker with a model, whose death is the run's."""
@@ -132,7 +132,7 @@ class Offline:
         """An update on pairs."""
         return pair_mean(pairs, self.config.learner.tokens_per_pack)
 
-    async def referenced(self, learner: OfflineLearner, pairs: Sequence[Group]) -> list[Group]:
+    async def referenced(self, learner: WorkerOfflineLearner, pairs: Sequence[Group]) -> list[Group]:
         """The pairs with the log-probs of the learner's model as it is."""
         found: list[Group] = []
         for start in range(0, len(pairs), self.config.batch_size):
@@ -144,7 +144,7 @@ class Offline:
             found += zip(both[::2], both[1::2], strict=True)
         return found
 
-    async def train(self, learner: OfflineLearner, batch_of: MakeBatch) -> None:
+    async def train(self, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> None:
         """Train, and leave the model and a summary behind."""
 
         async def main(owner: asyncio.TaskGroup) -> None:
@@ -152,7 +152,7 @@ class Offline:
 
         await supervised([worker.died() for worker in self.workers], main)
 
-    async def _train(self, owner: asyncio.TaskGroup, learner: OfflineLearner, batch_of: MakeBatch) -> None:
+    async def _train(self, owner: asyncio.TaskGroup, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> None:
         config, began = self.config, time.monotonic()
         steps = config.steps or config.epochs * -(-len(self.data) // config.batch_size)
         parameters = await self.wait(learner.begin(AlgorithmConfig(), config.learner.optimizer, steps), "begin")
@@ -177,7 +177,7 @@ class Offline:
         self.directory.write_summary({**summary, "validation_before": before, "validation_after": after})
         self.view.message(f"{seconds:.0f} s; {self.directory.path / 'model'}")
 
-    async def _evaluate(self, learner: OfflineLearner, batch: TrainBatch) -> dict[str, float]:
+    async def _evaluate(self, learner: WorkerOfflineLearner, batch: TrainBatch) -> dict[str, float]:
         """What `step` would say of a batch of one update, without a step."""
         totals: dict[str, float] = defaultdict(float)
         for pack in (pack for rank in batch.updates[0].packs for pack in rank):
@@ -193,7 +193,7 @@ class Offline:
             tracker.log(step, reduced)
         self.view.step(step, steps, reduced, self.waits)
 
-    async def _save(self, learner: OfflineLearner, steps: int) -> None:
+    async def _save(self, learner: WorkerOfflineLearner, steps: int) -> None:
         place = self.directory.path / "model"
         aside = draft(place)
         saving = await self.wait(learner.save(aside), "save")

@@ -289,7 +289,7 @@ def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) ->
             advantages=sample.advantages + np.float32(sign),
         )
         for sibling, (response, sign) in enumerate(((chosen, 1), (rejected, -1)))
-        for sample in [example(AttemptId(number, sibling, 0), prompt, response)]
+        for sample in [_written(AttemptId(number, sibling, 0), prompt, response)]
     ]
 
 
@@ -303,10 +303,10 @@ def scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntAr
 
 def lone(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
     """The one response to a prompt, tokens [P] and [C]."""
-    return [example(AttemptId(number, 0, 0), prompt, response)]
+    return [_written(AttemptId(number, 0, 0), prompt, response)]
 
 
-def example(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
+def _written(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
     """A response that was written, tokens [P] and [C]: those of the response are in the loss."""
     tokens = np.concatenate([prompt, response])
     nothing = np.zeros(len(tokens), dtype=np.float32)

@@ -165,11 +165,11 @@ async def rewards(step: Step) -> None:
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), WeightConfig()):
         return  # scores as they are
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    shaped_ = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
+    of_scores = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
     weighed = weights(metas, algorithm.weight)
     given = {
         meta.id: (float(reward), weight)
-        for group, *columns in zip(metas, shaped_, weighed, strict=True)
+        for group, *columns in zip(metas, of_scores, weighed, strict=True)
         for meta, reward, weight in zip(group, *columns, strict=True)
     }
 
@@ -201,11 +201,10 @@ async def advantages(step: Step) -> None:
         step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": kl.coefficient}
         if kl.target:
             step.training.controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
-    if algorithm.rhythm.kind is not None:
-        estimated = [
-            [amplified(sample, array, algorithm.rhythm) for sample, array in zip(*pair, strict=True)]
-            for pair in zip(step.samples, estimated, strict=True)
-        ]
+    estimated = [
+        [amplified(sample, array, algorithm.rhythm) for sample, array in zip(*pair, strict=True)]
+        for pair in zip(step.samples, estimated, strict=True)
+    ]
     _mask_by_spread(step, estimated)
     left = iter([array for group in estimated for array in group])
     step.change(lambda sample: {"advantages": next(left)})
