@@ -9,8 +9,8 @@ credit     the rhythm of attention against the same share of tokens at random an
 pieces     what DAPO adds to GRPO, one at a time
 
 All settings of a seed go on from the same supervised warm start. Intervals are Student's at 95 % over seeds, those of
-differences over pairs of one seed. Two runs at a time, each one process with one thread; it takes two hours and a half, and
-`--resume` goes on where it was interrupted.
+differences over pairs of one seed. Two runs at a time, each one process with one thread; it takes about two hours, and
+`--resume` goes on where it was interrupted. Every section's gains are drawn in `docs/images/learning_<section>.png`.
 """
 
 import argparse
@@ -22,8 +22,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import matplotlib
 from _common import ROOT, table, write_result
 from _runs import Finished, run
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 ADDITION = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 COUNTDOWN = ROOT / "benchmarks" / "learning" / "countdown.yaml"
@@ -120,7 +124,9 @@ def main() -> None:
         found = list(pool.map(seed_of, range(options.seeds)))
     figures: dict[str, float] = {"seeds": options.seeds}
     for section in options.only:
-        figures |= report(section, [seed[section] for seed in found])
+        measured = report(section, [seed[section] for seed in found])
+        draw(section, measured, ROOT / "docs" / "images" / f"learning_{section}.png")
+        figures |= {f"{section}_{name}_{key}": value for name, row in measured.items() for key, value in row.items()}
     print(f"\nwritten to {write_result('learning', figures)}")
 
 
@@ -146,16 +152,16 @@ def _section(section: str, seed: int, make: Callable[..., Finished]) -> Iterator
         print(f"seed {seed}  {section:10} {name}", flush=True)
 
 
-def report(section: str, seeds: list[dict[str, Finished]]) -> dict[str, float]:
-    """The section's table, printed; and its figures."""
-    figures, rows = {}, []
+def report(section: str, seeds: list[dict[str, Finished]]) -> dict[str, dict[str, float]]:
+    """The section's table, printed: the figures of every setting."""
+    measured: dict[str, dict[str, float]] = {}
     names = list(seeds[0])
     for name in names:
         runs = [seed[name] for seed in seeds]
         base = [seed[_compared_with(section, name, names)] for seed in seeds]
         accuracies, theirs = ([each.summary["accuracy_after"] for each in column] for column in (runs, base))
         gains = [ours - other for ours, other in zip(accuracies, theirs, strict=True)]
-        numbers = {
+        measured[name] = {
             "accuracy": mean(accuracies),
             "accuracy_interval": interval(accuracies),
             "gain": mean(gains),
@@ -164,10 +170,24 @@ def report(section: str, seeds: list[dict[str, Finished]]) -> dict[str, float]:
             "age": mean(mean(each.column("age/mean")[10:]) for each in runs),
             "mismatch_kl": mean(mean(each.column("learner/mismatch_kl")) for each in runs),
         }
-        figures |= {f"{section}_{name}_{key}": value for key, value in numbers.items()}
-        rows.append([name, *(f"{value:.3f}" for value in numbers.values())])
-    print(f"\n{section}\n" + table(["setting", *numbers], rows))
-    return figures
+    rows = [[name, *(f"{value:.3f}" for value in row.values())] for name, row in measured.items()]
+    print(f"\n{section}\n" + table(["setting", *next(iter(measured.values()))], rows))
+    return measured
+
+
+def draw(section: str, measured: dict[str, dict[str, float]], target: Path) -> None:
+    """Accuracy, and what a setting gains over the one that it is compared with, each with its interval."""
+    names = list(measured)[::-1]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1 + 0.24 * len(names)), dpi=120, sharey=True)
+    for axis, key in zip(axes, ("accuracy", "gain"), strict=True):
+        values, spans = ([measured[name][part] for name in names] for part in (key, f"{key}_interval"))
+        axis.errorbar(values, range(len(names)), xerr=spans, fmt="o", markersize=4, capsize=3)
+        axis.set(xlabel=key, yticks=range(len(names)), yticklabels=names)
+        axis.grid(alpha=0.3)
+    axes[1].axvline(0, color="black", linewidth=0.8)
+    figure.tight_layout()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
 
 
 def _compared_with(section: str, name: str, names: list[str]) -> str:
