@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,39 +110,55 @@ class Step:
 
 
 Stage = Callable[[Step], Awaitable[None]]
+Ask = Callable[[list[Pack]], Awaitable[list[FloatArray]]]
 
 
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
-    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what teachers and
-    critics say; how old each token is."""
+    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what critics and
+    teachers say; how old each token is. The models are asked at once."""
     training, correction = step.training, step.training.algorithm.correction
+    asked: dict[StreamSpec, Ask] = {}
     if training.reference is not None:
-        step.give(REFERENCE_LOGPROBS, await _said(step, training.reference.score))
-    asked = PROXIMAL_LOGPROBS.name in training.algorithm.streams
-    if asked or (PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1):
-        step.give(PROXIMAL_LOGPROBS, await _said(step, training.learner.score))
+        asked[REFERENCE_LOGPROBS] = training.reference.score
+    first = PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1
+    if first or PROXIMAL_LOGPROBS.name in training.algorithm.streams:
+        asked[PROXIMAL_LOGPROBS] = training.learner.score
     if training.algorithm.rhythm.reads_attention:
-        step.give(ATTENTION_RHYTHM, await _said(step, training.learner.attend))
+        asked[ATTENTION_RHYTHM] = training.learner.attend
+    if training.critics:
+        asked[StreamSpec(VALUES, shape=(len(training.critics),))] = partial(_values, training.critics)
+    if asked:
+        for spec, arrays in zip(asked, await _said(step, step.flat, *asked.values()), strict=True):
+            step.give(spec, arrays)
     if training.teachers:
         step.give(TEACHER_LOGPROBS, await _taught(step))
-    if training.critics:
-        columns = await asyncio.gather(*(_said(step, critic.score) for critic in training.critics))
-        values = (np.stack(said, axis=-1) for said in zip(*columns, strict=True))
-        step.give(StreamSpec(VALUES, shape=(len(columns),)), values)
     if correction.on and correction.proximal == "interpolated":
         ages = (np.maximum(step.version - sample.segment.versions, 0).astype(np.float32) for sample in step.flat)
         step.give(TOKEN_AGE, ages)
+
+
+async def _values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
+    """What all critics say, [T, critics] a pack."""
+    columns = await asyncio.gather(*(critic.score(packs) for critic in critics))
+    return [np.stack(said, axis=-1) for said in zip(*columns, strict=True)]
 
 
 async def _taught(step: Step) -> list[FloatArray]:
     """What the teachers of its task say on average of each token of each sample, [L]; for a task that has none, what the policy
     said itself."""
     flat, heard = step.flat, defaultdict[int, list[FloatArray]](list)
-    for config, teacher in step.training.teachers:
-        mine = [i for i, sample in enumerate(flat) if not config.tasks or sample.meta.task in config.tasks]
-        for index, said in zip(mine, await _said(step, teacher.score, [flat[i] for i in mine]), strict=True):
-            heard[index].append(said)
+    teachers = step.training.teachers
+    pupils = [
+        [i for i, sample in enumerate(flat) if not config.tasks or sample.meta.task in config.tasks]
+        for config, _ in teachers
+    ]
+    lessons = (
+        _said(step, [flat[i] for i in mine], teacher.score) for mine, (_, teacher) in zip(pupils, teachers, strict=True)
+    )
+    for mine, (said,) in zip(pupils, await asyncio.gather(*lessons), strict=True):
+        for index, array in zip(mine, said, strict=True):
+            heard[index].append(array)
     return [
         np.mean(heard[index], axis=0, dtype=np.float32)
         if index in heard
@@ -150,13 +167,11 @@ async def _taught(step: Step) -> list[FloatArray]:
     ]
 
 
-async def _said(
-    step: Step, score: Callable[[list[Pack]], Awaitable[list[FloatArray]]], samples: Sequence[Sample] | None = None
-) -> list[FloatArray]:
-    """What a model says of each token of each sample, [L, …]."""
-    samples = step.flat if samples is None else samples
+async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
+    """What each of the models says of each token of each sample, [L, …]."""
     members, packs = pack_samples(samples, step.training.config.tokens_per_pack)
-    return split_packs(samples, members, await score(packs))
+    said = await asyncio.gather(*(ask(packs) for ask in asked))
+    return [split_packs(samples, members, arrays) for arrays in said]
 
 
 async def rewards(step: Step) -> None:
