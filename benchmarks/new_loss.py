@@ -1,0 +1,44 @@
+"""The page on a loss of your own, followed to its end: how long each of its commands takes.
+
+    python benchmarks/new_loss.py
+
+The files and commands are those of `docs/new_loss.md`, run one after another in an empty copy of the recipe.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _common import ROOT, table, write_result
+
+PAGE = (ROOT / "docs" / "new_loss.md").read_text(encoding="utf-8")
+
+
+def main() -> None:
+    files = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+    commands = re.findall(r"^(pytest|antiphon) (.*)$", PAGE, re.MULTILINE)
+    figures: dict[str, float] = {"loss_lines": len(files["my_loss.py"].splitlines())}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "my_experiment"
+        shutil.copytree(ROOT / "recipes" / "tiny_arithmetic", folder)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for verb, arguments in commands:
+            began = time.perf_counter()
+            command = [sys.executable, "-m", verb, *arguments.split()]
+            subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}, check=True)
+            figures[f"{verb}_seconds"] = time.perf_counter() - began
+        summary = json.loads((folder / "runs" / "my_loss" / "summary.json").read_text(encoding="utf-8"))
+    figures |= {key: summary[key] for key in ("accuracy_before", "accuracy_after", "train_seconds")}
+    print(table(["figure", ""], [[name, f"{value:.4g}"] for name, value in figures.items()]))
+    print("written:", write_result("new_loss", figures))
+
+
+if __name__ == "__main__":
+    main()
