@@ -2,16 +2,13 @@
 
 python benchmarks/mutation.py --mutants 500
 
-A mutant is one change: an operator, a constant, a condition, two arguments, a statement left out. Docstrings, names, types and
-decorators stay as they are; mutants that mean the same as the original count like all others. Each is imported and tested
-in a fork of a process that has everything else in memory, in a copy of the checkout; the tests are run as they are, except
-that hypothesis tries a fifth of the examples and does not look for the shortest one that fails: what survives here may not
-survive the whole suite.
+A mutant has one fault of `antiphon.tasks.environments.faults`; those that mean the same as the original count like all others.
+Each is imported and tested in a fork of a process that has everything else in memory, in a copy of the checkout; the tests are
+run as they are, except that hypothesis tries a fifth of the examples and does not look for the shortest one that fails: what
+survives here may not survive the whole suite.
 """
 
 import argparse
-import ast
-import copy
 import difflib
 import importlib
 import os
@@ -23,13 +20,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from _common import ROOT, table, write_result
+
+from antiphon.tasks.environments.faults import faults
 
 SOURCES = "antiphon/algorithms"
 TESTS = [
@@ -44,30 +42,6 @@ MODELS = [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "q
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
 
-OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-}
-NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sum": "mean", "mean": "sum"}
-
-Change = tuple[ast.AST, str]  # what is replaced, and with which text
-
 SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
 ENDS = {0: SURVIVED, 1: "a test failed", 2: "tests could not be collected", NO_IMPORT: "it could not be imported"}
 
@@ -81,117 +55,9 @@ class Mutant:
     source: str  # of the whole file, changed
 
 
-# --- mistakes ------------------------------------------------------------------------------------------------------------
-
-
 def mutants_of(path: str) -> list[Mutant]:
     """All mutants of one file, each once."""
-    source = (ROOT / path).read_text(encoding="utf-8")
-    found = {
-        changed: Mutant(path, node.lineno, changed)
-        for node, text in changes(ast.parse(source))
-        if (changed := spliced(source, node, text)) != source
-    }
-    return list(found.values())
-
-
-def changes(tree: ast.AST) -> Iterator[Change]:
-    """The changes of all nodes below `tree`."""
-    for node in _walk(tree):
-        yield from _operators(node)
-        yield from _constants(node)
-        yield from _conditions(node)
-        yield from _calls(node)
-        yield from _statements(node)
-
-
-def spliced(source: str, node: ast.AST, text: str) -> str:
-    """The source with `text` in the place of `node`."""
-    lines = [line.encode() for line in source.splitlines(keepends=True)]  # columns are counted in bytes
-    first, last = node.lineno - 1, node.end_lineno - 1
-    before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-    return b"".join([*lines[:first], before, text.encode(), after, *lines[last + 1 :]]).decode()
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what is in it, but for types, decorators and texts."""
-    yield node
-    if isinstance(node, ast.JoinedStr):
-        return
-    for name, value in ast.iter_fields(node):
-        if name in {"annotation", "returns", "decorator_list"}:
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _walk(child)
-
-
-def _with(node: ast.AST, **fields: object) -> str:
-    changed = copy.copy(node)
-    for name, value in fields.items():
-        setattr(changed, name, value)
-    return f"({ast.unparse(changed)})"
-
-
-def _operators(node: ast.AST) -> Iterator[Change]:
-    if isinstance(node, ast.BinOp | ast.BoolOp):
-        for other in OPERATORS.get(type(node.op), ()):
-            yield node, _with(node, op=other())
-    elif isinstance(node, ast.Compare):
-        for place, operator in enumerate(node.ops):
-            for other in OPERATORS[type(operator)]:
-                yield node, _with(node, ops=[*node.ops[:place], other(), *node.ops[place + 1 :]])
-    elif isinstance(node, ast.UnaryOp):
-        yield node, f"({ast.unparse(node.operand)})"
-
-
-def _constants(node: ast.AST) -> Iterator[Change]:
-    if not isinstance(node, ast.Constant):
-        return
-    if isinstance(node.value, bool):
-        yield node, repr(not node.value)
-    elif isinstance(node.value, int | float):
-        yield node, repr(node.value + 1)
-        if node.value:
-            yield node, repr(type(node.value)())
-
-
-def _conditions(node: ast.AST) -> Iterator[Change]:
-    tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else getattr(node, "ifs", [])
-    for test in tests:
-        yield test, f"(not ({ast.unparse(test)}))"
-
-
-def _calls(node: ast.AST) -> Iterator[Change]:
-    if not isinstance(node, ast.Call):
-        return
-    if isinstance(node.func, ast.Name) and node.func.id in NAMES:
-        yield node.func, NAMES[node.func.id]
-    if isinstance(node.func, ast.Attribute) and node.func.attr in NAMES:
-        yield node.func, _with(node.func, attr=NAMES[node.func.attr])
-    match node.args:
-        case [first, second, *rest] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
-            yield node, _with(node, args=[second, first, *rest])
-
-
-def _statements(node: ast.AST) -> Iterator[Change]:
-    """Statements of a function that can be left out: those without which every name is still there."""
-    if not isinstance(node, ast.FunctionDef):
-        return
-    known = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
-    for inner in ast.walk(node):
-        for statement in getattr(inner, "body", []) if isinstance(inner, ast.FunctionDef | ast.If | ast.For) else []:
-            names = {
-                each.id
-                for each in ast.walk(statement)
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            }
-            said = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)
-            changed = isinstance(statement, ast.Assign | ast.AugAssign) and names <= known
-            ended = isinstance(statement, ast.Return) and isinstance(inner, ast.If)
-            if said or changed or ended or isinstance(statement, ast.Raise):
-                yield statement, "pass"
-            known |= names
+    return [Mutant(path, fault.line, fault.source) for fault in faults((ROOT / path).read_text(encoding="utf-8"))]
 
 
 # --- trials --------------------------------------------------------------------------------------------------------------
@@ -217,9 +83,10 @@ def settle(scratch: str) -> None:
         copied(ROOT / name, home / name)
     os.chdir(home)
     sys.path.insert(0, str(home))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
+        del sys.modules[name]  # what mutants are made with
     for name in WARM:
         importlib.import_module(name)
-    assert "antiphon" not in sys.modules
 
 
 def tried(mutant: Mutant, patience: int) -> str:

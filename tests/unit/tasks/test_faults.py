@@ -1,0 +1,53 @@
+"""Faults: one change each, to the last space."""
+
+import ast
+import difflib
+from pathlib import Path
+
+import networkx.algorithms.cluster
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.tasks.environments.faults import faults
+
+
+@pytest.mark.parametrize(
+    ("source", "changed"),
+    [
+        ("x = (a) + b", {"x = (a) - b"}),
+        ("x = a < b <= c", {"x = a <= b <= c", "x = a >= b <= c", "x = a < b < c", "x = a < b > c"}),
+        ("x = a is  not b", {"x = a is b"}),
+        ("x = not a and b", {"x = a and b", "x = not a or b"}),
+        ("x = -1", {"x = 1", "x = -2", "x = -0"}),
+        ("x -= 2.5", {"x += 2.5", "x -= 3.5", "x -= 0.0"}),
+        ("f(a, b, c)", {"f(b, a, c)"}),
+        ("max(*a)", {"min(*a)"}),
+        ("if a.b: c", {"if not a.b: c"}),
+        ('x = "é" + b', {'x = "é" - b'}),
+        ("x: 'int' = True", {"x: 'int' = False"}),
+        ('"""1 + 1."""', set()),
+    ],
+)
+def test_every_fault_of_a_line(source, changed):
+    assert {fault.source for fault in faults(source)} == changed
+
+
+def test_what_a_function_can_do_without():
+    source = "def f(a):\n    a = g(a)\n    b = a\n    b = 3\n    if b:\n        raise E\n    return b\n"
+    without = {fault.line for fault in faults(source) if "pass" in fault.source}
+    assert without == {2, 4, 6}, "the first b and the return must stay"
+
+
+@given(st.integers(0, 10**6))
+def test_a_fault_of_a_real_file_is_one_place_and_parses(draw):
+    source = Path(networkx.algorithms.cluster.__file__).read_text()
+    found = FOUND or FOUND.extend(faults(source)) or FOUND
+    fault = found[draw % len(found)]
+    ast.parse(fault.source)
+    matcher = difflib.SequenceMatcher(None, source.splitlines(), fault.source.splitlines(), autojunk=False)
+    (change,) = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+    assert change[1] + 1 == fault.line
+
+
+FOUND: list = []
