@@ -20,6 +20,7 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 import asyncio
 import gc
 import signal
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -61,6 +62,7 @@ from antiphon.types import (
     Prompt,
     Sampling,
     Trajectory,
+    TrajectoryMeta,
 )
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
@@ -398,6 +400,7 @@ class Run:
         return {
             **{f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)},
             "reward/mean": float(np.mean([meta.score.value for meta in metas])),
+            **(_rewards_by_task(metas) if len(self.config.tasks) > 1 else {}),
             "age/mean": float(np.mean(ages)),
             "age/max": float(max(ages)),
             "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
@@ -476,6 +479,7 @@ class Run:
                 "accuracy_after": after.accuracy,
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
+                "tasks": self._by_task(before, after.correct.mean(axis=1)),
             }
         summary |= {
             "warm_start_seconds": progress.warm_start_seconds,
@@ -487,6 +491,32 @@ class Run:
         }
         self.parts.directory.write_summary(summary)
         return summary
+
+    def _by_task(self, before: np.ndarray, after: np.ndarray) -> dict[str, dict[str, float]]:
+        """Accuracies [P] of the test prompts, averaged over those of each task."""
+        tasks = np.array([prompt.task for prompt in self.parts.test])
+        return {
+            str(task): {
+                "accuracy_before": float(before[tasks == task].mean()),
+                "accuracy_after": float(after[tasks == task].mean()),
+            }
+            for task in np.unique(tasks)
+        }
+
+
+def _rewards_by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
+    """Each task's mean reward and share of a step's trajectories."""
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for meta in metas:
+        by_task[meta.task].append(meta.score.value or 0.0)
+    return {
+        name: value
+        for task, rewards in by_task.items()
+        for name, value in (
+            (f"task/{task}/reward", float(np.mean(rewards))),
+            (f"task/{task}/share", len(rewards) / len(metas)),
+        )
+    }
 
 
 def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:
