@@ -39,7 +39,7 @@ from antiphon.types import (
 
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
-MakeEnvironment = Callable[[], Environment]
+MakeEnvironment = Callable[[Prompt], Environment]
 
 
 class Tokenizer(Protocol):
@@ -224,7 +224,7 @@ class Episodes:
         sampling: Sampling,
         priority: int,
     ) -> None:
-        world = self._environments[prompt.task]() if prompt.task in self._environments else None
+        world = self._environments[prompt.task](prompt) if prompt.task in self._environments else None
         try:
             if world is not None:
                 observation, info = await self._call(world.reset, derive(prompt.seed, "environment"))

@@ -49,7 +49,7 @@ from antiphon.simulate.parts import (
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture, MixtureTask
-from antiphon.types import GenerateRequest, IntArray
+from antiphon.types import GenerateRequest, IntArray, Prompt
 from antiphon.waits import Waits
 
 TASK = "simulated"
@@ -275,7 +275,7 @@ def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnv
         return {}
     together = LockStep() if config.lock_step else None
 
-    def environment() -> SimulatedEnvironment:
+    def environment(_: Prompt) -> SimulatedEnvironment:
         return SimulatedEnvironment(config, derive(scenario.seed, "environment", next(numbers)), faults, together)
 
     return {TASK: environment}

@@ -1,6 +1,5 @@
 """Environments by name. Each is a factory of single-use worlds."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,16 +7,24 @@ from typing import Any
 from antiphon.errors import ConfigError
 from antiphon.registry import Registry
 from antiphon.tasks.base import Environment
+from antiphon.types import Prompt
 
 ENVIRONMENTS = Registry("environment", {"guess_number": "antiphon.tasks.environments.guess_number:GuessNumber"})
 
 
-def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
-    """What makes one world of the environment called `name`, each time it is called with nothing.
-    `ConfigError` if the environment does not take `options`."""
+def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
+    """What makes a world of the environment called `name` for a prompt. An environment with a parameter `prompt` is given it.
+    `ConfigError` if it does not take `options`."""
     found = ENVIRONMENTS.resolve(name)
+    signature = inspect.signature(found)
+    asks = "prompt" in signature.parameters
     try:
-        inspect.signature(found).bind(**options)
+        signature.bind(**options, **({"prompt": None} if asks else {}))
     except TypeError as error:
         raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
-    return functools.partial(found, **options)
+
+    def make(prompt: Prompt) -> Environment:
+        world: Environment = found(**options, **({"prompt": prompt} if asks else {}))
+        return world
+
+    return make

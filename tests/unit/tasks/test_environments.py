@@ -1,10 +1,14 @@
 """The toy world."""
 
+import sys
+import types
+
 import pytest
 
 from antiphon.errors import ConfigError
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.environments.guess_number import GuessNumber
+from antiphon.types import Prompt
 
 
 def secret(seed: int) -> int:
@@ -50,9 +54,22 @@ def test_a_game_must_begin() -> None:
 
 def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
     make = environment_factory("guess_number", {"highest": 3})
-    assert make() is not make()
-    assert "1 to 3" in make().reset(0)[0]
+    prompt = Prompt(id="p", task="t", messages=(), seed=0)
+    assert make(prompt) is not make(prompt)
+    assert "1 to 3" in make(prompt).reset(0)[0]
     with pytest.raises(ConfigError, match="unexpected keyword argument 'higest'"):
         environment_factory("guess_number", {"higest": 3})
     with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
         environment_factory("guess_numbers", {})
+
+
+def test_a_world_that_asks_for_its_prompt_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        def __init__(self, prompt: Prompt, size: int) -> None:
+            self.given = prompt, size
+
+    module = types.ModuleType("worlds")
+    module.World = World  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "worlds", module)
+    prompt = Prompt(id="p", task="t", messages=(), seed=0)
+    assert environment_factory("worlds:World", {"size": 3})(prompt).given == (prompt, 3)  # type: ignore[attr-defined]
