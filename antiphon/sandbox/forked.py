@@ -23,6 +23,9 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from antiphon.errors import ConfigError, UnsupportedError
 from antiphon.sandbox import cgroups, levels, zygote
 from antiphon.sandbox.base import Level, Limits, Result, Status, Usage
@@ -233,9 +236,14 @@ def _memory_file(content: bytes) -> Any:
 
 
 def _locate(names: tuple[str, ...]) -> dict[str, str]:
-    """The top-level files of installed distributions: name -> path; `ConfigError` for one that is not installed."""
-    found = {}
-    for name in names:
+    """The top-level files of installed distributions and of what they require: name -> path; `ConfigError` for one that is not
+    installed."""
+    found, left, seen = {}, list(names), set()
+    while left:
+        name = canonicalize_name(left.pop())
+        if name in seen:
+            continue
+        seen.add(name)
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError as error:
@@ -243,6 +251,8 @@ def _locate(names: tuple[str, ...]) -> dict[str, str]:
         for file in distribution.files or []:
             if file.parts[0] not in {"..", "__pycache__"}:
                 found[file.parts[0]] = str(Path(str(distribution.locate_file(file.parts[0]))).resolve())
+        needed = map(Requirement, distribution.requires or [])
+        left += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     return found
 
 

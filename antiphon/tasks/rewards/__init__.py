@@ -13,6 +13,7 @@ REWARDS = Registry(
     "reward",
     {
         "math": "antiphon.tasks.rewards.math:Math",
+        "code": "antiphon.tasks.rewards.code:Code",
         "exact_match": "antiphon.tasks.rewards.exact_match:exact_match",
         "reasoning_gym": "antiphon.tasks.rewards.reasoning_gym:reasoning_gym",
         "environment_return": "antiphon.tasks.rewards.environment_return:environment_return",

@@ -4,22 +4,25 @@ The payload has one of
 
 - `test` and `entry_point`, as HumanEval has them: a text that defines `check(candidate)`; `prompt` is what the code completes
 - `tests`: statements that fail, as MBPP has them, each a case; with `setup`, if they need one
-- `pytest`: a file of tests that imports the solution as `module` (`solution`); pytest is loaded from this installation
+- `pytest`: a file of tests that imports the solution as `module` (`solution`); with `packages: [pytest]`
 - `inputs` and `outputs`: standard input and output of whole programs, a pair a case; or `input_output`, the same in JSON
 
 Functions are tested from another process than theirs (see `code_harness`): a solution sees neither its tests nor what they
 expect.
 """
 
+import ast
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import antiphon.tasks.rewards.code_harness as harness
-from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status
+from antiphon.sandbox.base import Level, Limits, Result, Status
+from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.forked import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import wrong
 from antiphon.types import Prompt, Score, ScoreStatus
@@ -44,20 +47,27 @@ class Code:
         case_seconds: float = 2.0,
         memory_mib: int = 512,
         minimum_level: int = Level.ISOLATED,
+        packages: Sequence[str] = (),
     ) -> None:
-        """With `partial_credit` the value is the share of cases that pass; without, little is run after the first that does not.
-        All cases together have `seconds`, which must be less than `grading.deadline`; what is not done by then has failed.
-        `UnsupportedError` if this machine cannot keep programs apart at `minimum_level`."""
+        """With `partial_credit` the value is the share of cases that pass; without, little is run after one that does not. All
+        cases together have `seconds`, which must be less than `grading.deadline`; what is not done by then has failed.
+        `packages` can be imported beside the standard library. `UnsupportedError` if this machine cannot keep programs apart
+        at `minimum_level`."""
         self._partial = partial_credit
         self._seconds, self._case_seconds = seconds, case_seconds
         self._memory = memory_mib << 20
-        self._sandbox: PythonSandbox = open_python(minimum_level, packages=("pytest",))
+        self._packages = tuple(packages)
+        self._sandbox = ForkedPython(SandboxConfig(minimum_level=Level(minimum_level), packages=self._packages))
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict; `ValueError` if the payload has no tests, infrastructure if the sandbox was lost."""
         payload = prompt.payload
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload of prompt {prompt.id} has no tests")
+        if payload.get("pytest") and "pytest" not in self._packages:
+            raise ValueError(
+                f"prompt {prompt.id} has tests for pytest: the reward needs the option `packages: [pytest]`"
+            )
         code = code_of(transcript.response)
         if not code.strip():
             return wrong("the response has no code")
@@ -67,6 +77,10 @@ class Code:
         except _Lost as error:
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
         return self._judged(outcomes)
+
+    def close(self) -> None:
+        """End the sandbox."""
+        self._sandbox.close()
 
     def _judged(self, outcomes: list[Outcome]) -> Score:
         for number, (outcome, detail) in enumerate(outcomes):
@@ -154,13 +168,23 @@ def _asked(payload: Mapping[str, Any], code: str) -> dict[str, Any]:
         raise ValueError(
             f"the payload has none of test, tests, pytest, inputs: it has {', '.join(payload) or 'nothing'}"
         )
-    begun, setup = payload.get("prompt", ""), payload.get("setup") or payload.get("test_setup_code") or ""
+    begun = payload.get("prompt", "")
+    again = re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", code, re.MULTILINE)
     return {
-        "solution": f"{begun}\n{code}" if begun else code,
-        "setup": setup or begun,
+        "solution": f"{_whole(begun) if again else begun}\n{code}",
+        "setup": payload.get("setup") or payload.get("test_setup_code") or _whole(begun),
         "cases": cases,
         "entry_point": entry_point,
     }
+
+
+def _whole(begun: str) -> str:
+    """A text that ends in the head of a function, made one that can be run."""
+    try:
+        ast.parse(begun)
+    except SyntaxError:
+        return f"{begun}\n    pass"
+    return begun
 
 
 def _pairs(payload: Mapping[str, Any]) -> list[tuple[str, str]]:
