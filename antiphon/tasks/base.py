@@ -29,6 +29,15 @@ class Reward(Protocol):
         """The verdict on `transcript` as an answer to `prompt`; a float stands for a scored verdict."""
 
 
+def as_score(verdict: Any) -> Score:
+    """What a reward returned, as a score; `TypeError` if it is neither that nor a number."""
+    if isinstance(verdict, Score):
+        return verdict
+    if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
+        raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
+    return Score.of(float(verdict))
+
+
 class Transcript:
     """What a reward sees of a trajectory: the messages, the last response, and what the environment said."""
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.tasks.base import Reward
+from antiphon.tasks.base import Reward, as_score
 from antiphon.tasks.rewards import build_reward
 from antiphon.types import Score
 
@@ -85,16 +85,9 @@ def _read(stream: Any) -> Any:
 def _grade(reward: Reward, content: bytes) -> bytes:
     """Judge one pickled (prompt, transcript). Here a reward's error becomes an ungraded score."""
     try:
-        verdict = reward(*pickle.loads(content))
-        return frame(Graded(verdict if isinstance(verdict, Score) else _score(verdict)))
+        return frame(Graded(as_score(reward(*pickle.loads(content)))))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
         return frame(Graded(Score.ungraded(_one_line(error)), raised=True))
-
-
-def _score(verdict: Any) -> Score:
-    if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
-        raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
-    return Score.of(float(verdict))
 
 
 def _one_line(error: BaseException) -> str:

@@ -26,15 +26,38 @@ def last_match(pattern: str | None, text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{…}` whose braces balance; None if there is none."""
+    place, content = _last_box(text)
+    return None if place < 0 else content
+
+
+def _last_box(text: str) -> tuple[int, str]:
+    """Where it begins, -1 if there is none, and its content."""
     start = text.rfind(r"\boxed{")
     while start >= 0:
         depth = 0
         for place in range(start + len(r"\boxed"), len(text)):
             depth += {"{": 1, "}": -1}.get(text[place], 0)
             if depth == 0:
-                return text[start + len(r"\boxed{") : place].strip()
+                return start, text[start + len(r"\boxed{") : place].strip()
         start = text.rfind(r"\boxed{", 0, start)
-    return None
+    return -1, ""
+
+
+_MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
+
+
+def statements(text: str) -> list[str]:
+    r"""What the response says is its answer, from the last to the first: the content of its last `\boxed{…}`, and what follows
+    "answer is", "answer:" (or option, choice) or "####", up to the end of the sentence or the line."""
+    place, content = _last_box(text)
+    found = [(place, content)] if place >= 0 else []
+    found += [(marker.start(), _sentence(text, marker.end())) for marker in _MARKER.finditer(text)]
+    return [said for _, said in sorted(found, reverse=True)]
+
+
+def _sentence(text: str, start: int) -> str:
+    line = text[start:].partition("\n")[0]
+    return re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip()
 
 
 def wrong(detail: str) -> Score:

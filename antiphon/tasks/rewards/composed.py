@@ -1,0 +1,68 @@
+"""Several rewards as one: a weighted sum, in which some parts count only as far as others allow."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from antiphon.config import Config
+from antiphon.errors import ConfigError
+from antiphon.tasks.base import Transcript, as_score
+from antiphon.tasks.rewards import build_reward
+from antiphon.types import Prompt, Score, ScoreStatus
+
+
+class Part(Config):
+    """One of the rewards."""
+
+    reward: str
+    """Any reward's name, or package.module:attribute."""
+    options: dict[str, Any] = {}
+    weight: float = 1.0
+    """0 for one that is only a gate, or only reported."""
+    gates: list[str] = []
+    """Parts whose values this one is multiplied by."""
+
+
+class Composed:
+    """The sum over the parts of weight × value × the values of its gates.
+
+    A gate is a part like any other: one of 0 or 1 lets another through or not. Every part is judged, whatever its gates say,
+    and reported under its name, its own parts as `name/part`. If one has no verdict, the whole has none.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        """`parts` maps each name to `reward`, `options`, `weight` and `gates`. `ConfigError` for what these cannot be."""
+        self._parts = {name: _part(name, given) for name, given in parts.items()}
+        if not any(part.weight for part in self._parts.values()):
+            raise ConfigError("composed: no part has a weight")
+        for name, part in self._parts.items():
+            if unknown := set(part.gates) - self._parts.keys() | {name} & set(part.gates):
+                raise ConfigError(f"composed: part {name!r} has a gate {unknown.pop()!r}, which is no other part")
+        self._rewards = {name: build_reward(part.reward, part.options) for name, part in self._parts.items()}
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """The verdict. A reward that raises leaves the whole ungraded, as it would by itself."""
+        scores = {name: as_score(reward(prompt, transcript)) for name, reward in self._rewards.items()}
+        for status in (ScoreStatus.INFRASTRUCTURE, ScoreStatus.UNGRADED):
+            for name, score in scores.items():
+                if score.status is status:
+                    return Score(status=status, detail=f"{name}: {score.detail}")
+        values = {name: score.value or 0.0 for name, score in scores.items()}
+        total = sum(
+            part.weight * values[name] * math.prod(values[gate] for gate in part.gates)
+            for name, part in self._parts.items()
+        )
+        inner = {f"{name}/{part}": value for name, score in scores.items() for part, value in score.parts.items()}
+        detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
+        return Score(status=ScoreStatus.SCORED, value=total, parts=values | inner, detail=detail)
+
+
+def _part(name: str, given: Any) -> Part:
+    try:
+        return Part.model_validate(given, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, (name, *first["loc"])))
+        raise ConfigError(f"composed: {at}: {first['msg']}; a part has {', '.join(Part.model_fields)}") from None

@@ -1,0 +1,56 @@
+"""Instructions that a program can verify, as in IFEval."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.instructions import CHECKS
+from antiphon.types import Prompt, Score
+
+
+def instruction_following(
+    prompt: Prompt, transcript: Transcript, *, loose: bool = False, all_or_nothing: bool = False
+) -> Score:
+    """The share of the instructions that the response follows; with `all_or_nothing` 1 for all of them, else 0.
+
+    The payload is a row of the published data: `instruction_id_list`, and `kwargs` with one mapping an instruction, in which
+    None stands for nothing. An instruction is followed *loosely* if one of eight variants follows it: without the first line,
+    the last, both, or neither, each with and without asterisks. The parts are 1 or 0 by the instruction's name. `ValueError`
+    for an instruction that is unknown, or whose kwargs are not what it takes.
+    """
+    tried = variants(transcript.response) if loose else [transcript.response]
+    parts = {
+        name: float(any(text.strip() and CHECKS[instruction](text, **kwargs) for text in tried))
+        for name, instruction, kwargs in _instructions(prompt)
+    }
+    share = sum(parts.values()) / len(parts)
+    return Score.of(float(share == 1) if all_or_nothing else share, **parts)
+
+
+def variants(response: str) -> list[str]:
+    """What loose accuracy looks at."""
+    lines = response.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    return [text for kept in (response, *cut) for text in (kept, kept.replace("*", ""))]
+
+
+def _instructions(prompt: Prompt) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The name under which each is reported, the instruction, and its kwargs."""
+    payload = prompt.payload if isinstance(prompt.payload, Mapping) else {}
+    names, all_kwargs = payload.get("instruction_id_list"), payload.get("kwargs")
+    if not names or all_kwargs is None or len(names) != len(all_kwargs):
+        raise ValueError(
+            f"the payload of prompt {prompt.id} needs 'instruction_id_list' and 'kwargs', lists of one length, not empty"
+        )
+    for place, (name, given) in enumerate(zip(names, all_kwargs, strict=True)):
+        if name not in CHECKS:
+            raise ValueError(
+                f"prompt {prompt.id} has an unknown instruction {name!r}: valid are {', '.join(sorted(CHECKS))}"
+            )
+        kwargs = {key: value for key, value in (given or {}).items() if value is not None}
+        try:
+            inspect.signature(CHECKS[name]).bind("", **kwargs)
+        except TypeError as error:
+            raise ValueError(f"prompt {prompt.id}, instruction {name!r}: {error}") from None
+        yield name if name not in names[:place] else f"{name}/{place}", name, kwargs

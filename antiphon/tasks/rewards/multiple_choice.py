@@ -1,0 +1,87 @@
+r"""1 for the right option, else 0.
+
+The last clear statement counts: `\boxed{B}`, "the answer is (B)", "Answer: **B**", "the answer is Paris", or a last line that
+is nothing but the option ("B", "(B)", "B) Paris"). A statement that names several options, be it "A or B" or a letter with
+another option's text, is wrong, so that guessing does not pay. A letter must stand alone and, unless it is all there is, be a
+capital; a letter in running text is no statement.
+"""
+
+import re
+from collections.abc import Mapping
+from string import ascii_uppercase
+from typing import Any
+
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import right_answer, statements, wrong
+from antiphon.types import Prompt, Score
+
+_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
+
+
+def multiple_choice(
+    prompt: Prompt, transcript: Transcript, *, answer: str = "answer", choices: str = "choices"
+) -> Score:
+    """Whether the response names the option that the payload's `answer` is: its letter, its place (an integer, from 0) or its
+    text. The payload's `choices` are a list of texts, or a mapping of letters to texts; without them the letters A to H are
+    known, and no texts. `ValueError` if the right answer is none of them."""
+    options = _options(prompt, choices)
+    right = _right(prompt, answer, options)
+    alone = _alone((transcript.response.strip().splitlines() or [""])[-1], options)
+    for named in (alone, *(_named(statement, options) for statement in statements(transcript.response))):
+        if len(named) == 1:
+            return Score.of(named == {right})
+        if named:
+            return wrong(f"the response names {', '.join(sorted(named))}")
+    return wrong("the response names no option")
+
+
+Options = Mapping[str, str]  # label to text; the text is empty where it is not known
+
+
+def _options(prompt: Prompt, key: str) -> Options:
+    found = prompt.payload.get(key) if isinstance(prompt.payload, Mapping) else None
+    if found is None:
+        return dict.fromkeys("ABCDEFGH", "")
+    if not isinstance(found, Mapping):
+        found = dict(zip(ascii_uppercase, found, strict=False))
+    return {str(label): _plain(str(text)) for label, text in found.items()}
+
+
+def _right(prompt: Prompt, key: str, options: Options) -> str:
+    given: Any = right_answer(prompt, key).strip()
+    if isinstance(prompt.payload[key], int) and 0 <= prompt.payload[key] < len(options):
+        return list(options)[prompt.payload[key]]
+    named = {given} & options.keys() or _alone(given, options)
+    if len(named) != 1:
+        raise ValueError(
+            f"the right answer {given!r} of prompt {prompt.id} is none of {', '.join(options)} and their texts"
+        )
+    return named.pop()
+
+
+def _plain(text: str) -> str:
+    """Without the markup of markdown and LaTeX, and what stands around."""
+    return _DRESS.sub("", text).strip(" \t().:;,!?").casefold()
+
+
+def _alone(text: str, options: Options) -> set[str]:
+    """The options that a text is nothing but: a label, a text, or the one and the other."""
+    bare = _plain(text)
+    return {
+        label
+        for label, option in options.items()
+        if bare == label.casefold()
+        or (option and bare in {option, *(f"{label.casefold()}{sign} {option}" for sign in ").:")})
+    }
+
+
+def _named(statement: str, options: Options) -> set[str]:
+    """The options that a statement names."""
+    if alone := _alone(statement, options):
+        return alone
+    named, rest = set(), _DRESS.sub("", statement)
+    for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"
+        if option:
+            rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", " ", rest, flags=re.IGNORECASE)
+            named |= {label} if count else set()
+    return named | {label for label in options if re.search(rf"(?<![\w'’-]){re.escape(label)}(?![\w'’-])", rest)}

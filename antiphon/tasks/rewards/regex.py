@@ -1,0 +1,30 @@
+"""1 for a response of the right form, else 0."""
+
+import re
+
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import right_answer
+from antiphon.types import Prompt, Score
+
+
+def regex(
+    prompt: Prompt,
+    transcript: Transcript,
+    *,
+    pattern: str | None = None,
+    key: str = "pattern",
+    whole: bool = True,
+    ignore_case: bool = False,
+) -> Score:
+    """Whether the response, spaces at the ends aside, matches a regular expression: `pattern`, or without one the payload's
+    `key`. Without `whole` it is enough that the pattern matches somewhere. A dot matches line breaks too.
+
+    To compare what a pattern captures with an answer, use `exact_match`. `ValueError` for a pattern that is none.
+    """
+    wanted = right_answer(prompt, key) if pattern is None else pattern
+    try:
+        compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if ignore_case else re.NOFLAG))
+    except re.error as error:
+        raise ValueError(f"pattern {wanted!r} is no regular expression: {error}") from None
+    text = transcript.response.strip()
+    return Score.of(bool(compiled.fullmatch(text) if whole else compiled.search(text)))

@@ -1,0 +1,155 @@
+"""1 for a query that finds what the right one finds, else 0: both are executed, in SQLite.
+
+A query may read and nothing else, as SQLite's authorizer sees it, leaves nothing to chance, and has so many steps of SQLite's
+virtual machine and so much memory. Steps are counted, not seconds, so that a verdict does not depend on the machine; the
+grading pool's deadline stands behind them.
+"""
+
+import itertools
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
+from antiphon.types import Prompt, Score
+
+Row = tuple[Any, ...]
+
+MEMORY = 256 << 20  # bytes, of all of SQLite in the process
+LONGEST = 1 << 20  # bytes of one value, or of a query
+_STEPS_AT_ONCE = 1000
+
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_DENIED = {"random", "randomblob", "load_extension", "fts3_tokenizer"}
+
+_BLOCK = r"```(?:sql|sqlite)?\s*\n(.*?)```"
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*+'|"(?:[^"]|"")*+"|`[^`]*+`|\[[^\]]*+\]|--[^\n]*+|/\*.*?\*/|[()]|\w++|\S""", re.DOTALL
+)
+
+
+class WrongQuery(Exception):
+    """The query cannot be executed, may not be, or finds too much."""
+
+
+def sql(
+    prompt: Prompt,
+    transcript: Transcript,
+    *,
+    answer: str = "query",
+    databases: str = "databases",
+    columns_in_order: bool = True,
+    steps: int = 5_000_000,
+    rows: int = 10_000,
+) -> Score:
+    """Whether the response's last code block, or without one all of it, finds the same rows as the payload's `answer` in every
+    one of the payload's `databases`.
+
+    Each of these is a script that makes tables and rows (one script may stand alone). Several, with other rows, tell a right
+    query from one that is right by luck. Rows are compared as a multiset, and in their order only if the right query orders
+    them at its top level, where ties are then in the order of the right query. Columns are compared in their order, whatever
+    their names, or with `columns_in_order: false` in the best one. Numbers are compared to 9 digits. A query that does not
+    run, takes more than `steps` or finds more than `rows` is wrong. The part `databases` is the share of those it is right
+    in. `ValueError` if the right query or a script fails, or if the right query finds nothing in any of them.
+    """
+    right, scripts = right_answer(prompt, answer), _scripts(prompt, databases)
+    query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
+    ordered = orders(right)
+    matches, found_any, problem = [], False, ""
+    for number, script in enumerate(scripts):
+        with closing(_database(script, prompt, number)) as database:
+            try:
+                expected = _find(database, right, steps, rows)
+            except WrongQuery as error:
+                raise ValueError(f"prompt {prompt.id}, database {number}: the right query fails: {error}") from None
+            found_any = found_any or bool(expected)
+            try:
+                matches.append(same(expected, _find(database, query, steps, rows), ordered, columns_in_order))
+            except WrongQuery as error:
+                matches.append(False)
+                problem = str(error)
+    if not found_any:
+        raise ValueError(f"prompt {prompt.id}: the right query finds nothing in any database, as a wrong one may")
+    if problem:
+        return wrong(problem)
+    return Score.of(all(matches), databases=sum(matches) / len(matches))
+
+
+def _scripts(prompt: Prompt, key: str) -> list[str]:
+    found = prompt.payload.get(key) if isinstance(prompt.payload, Mapping) else None
+    scripts = [found] if isinstance(found, str) else list(found or [])
+    if not scripts:
+        raise ValueError(f"the payload of prompt {prompt.id} has no {key!r}")
+    return scripts
+
+
+def _database(script: str, prompt: Prompt, number: int) -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:")
+    try:
+        database.execute(f"PRAGMA hard_heap_limit = {MEMORY}")
+        database.execute("PRAGMA temp_store = MEMORY")
+        database.executescript(script)
+        database.commit()
+    except (sqlite3.Error, MemoryError) as error:
+        database.close()
+        raise ValueError(f"prompt {prompt.id}, database {number} cannot be made: {error}") from None
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
+    database.set_authorizer(_authorize)
+    return database
+
+
+def _authorize(action: int, table: str | None, name: str | None, *_: str | None) -> int:
+    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in _DENIED)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _find(database: sqlite3.Connection, query: str, steps: int, rows: int) -> list[Row]:
+    """The rows of a query; numbers to 9 digits."""
+    left = itertools.count(steps // _STEPS_AT_ONCE, -1)
+    database.set_progress_handler(lambda: next(left) <= 0, _STEPS_AT_ONCE)
+    try:
+        with closing(database.execute(query)) as cursor:
+            found = cursor.fetchmany(rows + 1)
+            if cursor.description is None:
+                raise WrongQuery("the query finds no rows, nor could it")
+    except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
+        raise WrongQuery(f"{type(error).__name__}: {error}") from None
+    if len(found) > rows:
+        raise WrongQuery(f"the query finds more than {rows} rows")
+    return [tuple(float(f"{value:.9g}") if isinstance(value, float) else value for value in row) for row in found]
+
+
+def orders(query: str) -> bool:
+    """Whether the query orders its rows at the top level, so that their order is a part of the answer."""
+    depth, before = 0, ""
+    for token in _TOKEN.findall(query):
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if depth == 0 and (before, token.lower()) == ("order", "by"):
+            return True
+        before = before if token.startswith(("--", "/*")) else token.lower()
+    return False
+
+
+def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_in_order: bool) -> bool:
+    """Whether two results are the same rows."""
+    width = len(expected[0]) if expected else 0
+    if len(expected) != len(found) or (found and len(found[0]) != width):
+        return False
+    if columns_in_order:
+        return list(expected) == list(found) if ordered else Counter(expected) == Counter(found)
+    return _permuted(expected, found, ordered, ())
+
+
+def _permuted(expected: Sequence[Row], found: Sequence[Row], ordered: bool, chosen: tuple[int, ...]) -> bool:
+    """Whether the columns of `found`, of which `chosen` come first, have an order in which the rows are the same."""
+    width = len(expected[0]) if expected else 0
+    theirs, ours = [row[: len(chosen)] for row in expected], [tuple(row[i] for i in chosen) for row in found]
+    if not (theirs == ours if ordered else Counter(theirs) == Counter(ours)):
+        return False
+    left = {tuple(row[place] for row in found): place for place in range(width) if place not in chosen}
+    return not left or any(_permuted(expected, found, ordered, (*chosen, place)) for place in left.values())
