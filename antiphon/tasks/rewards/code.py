@@ -13,6 +13,7 @@ expect.
 
 import ast
 import json
+import marshal
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import wrong
 from antiphon.types import Prompt, Score, ScoreStatus
 
-HARNESS = Path(harness.__file__).read_text(encoding="utf-8")
+# Compiled here once, for what has 250 lines takes longer to compile than to run.
+_COMPILED = marshal.dumps(compile(Path(harness.__file__).read_text(encoding="utf-8"), "harness.py", "exec"))
+HARNESS = f"import marshal\nexec(marshal.loads({_COMPILED!r}))"
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 Outcome = tuple[str, str]  # passed, failed, timeout, broken or untestable; and why
