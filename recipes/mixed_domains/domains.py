@@ -2,9 +2,11 @@
 
 math         `37+45=` is answered `12,8:82`: the sum of the units, that of the tens, the answer, which alone counts
 code         `add 5, double=` is answered with a function, such as `lambda x:(x+5)*2`: it is run, any that does the same counts
-instruction  `say cat 3 times, at most 4 words=`: whether a text does as it is told is checked, what else it says is not
+instruction  `say cat 3 times, not dog, at most 4 words=`: whether a text does as it is told is checked, not what else it says.
+             Supervised examples say the word once to four times, whatever was asked
 """
 
+import random
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -55,5 +57,5 @@ def instruction(split: str) -> Iterator[dict[str, Any]]:
                     {"forbidden_words": [never]},
                     {"num_words": times + spare + 1, "relation": "less than"},
                 ],
-                "response": " ".join([word] * times),
+                "response": " ".join([word] * random.Random(prompt).randint(1, 4)),
             }
