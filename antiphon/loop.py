@@ -83,6 +83,7 @@ class Parts:
     models: Models
     training: Training
     pool: EnginePool
+    judges: Sequence[EnginePool] = ()  # that rewards ask
     episodes: Episodes
     mixture: Mixture
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
@@ -169,6 +170,7 @@ class Run:
         """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
         parts = self.parts
         watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
+        watchers += [judge.watch() for judge in parts.judges]
         try:
             return await supervised(watchers, main)
         except StallError as stall:

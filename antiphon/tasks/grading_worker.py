@@ -13,11 +13,12 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.tasks.base import Reward
+from antiphon.tasks.base import Reward, Transcript
 from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.suspicions import suspicions
 from antiphon.types import Score
 
 HEADER = struct.Struct("!I")
@@ -68,7 +69,7 @@ def main(descriptor: int) -> None:
                 rewards[task] = build_reward(name, options)
             except Exception as error:  # named boundary: user code; the pool ends the run with this message
                 logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {_one_line(error)}")))
+                connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
                 return
         connection.sendall(frame(Ready()))
         while (batch := _read(stream)) is not None:
@@ -85,19 +86,24 @@ def _read(stream: Any) -> Any:
 def _grade(reward: Reward, content: bytes) -> bytes:
     """Judge one pickled (prompt, transcript). Here a reward's error becomes an ungraded score."""
     try:
-        verdict = reward(*pickle.loads(content))
-        return frame(Graded(verdict if isinstance(verdict, Score) else _score(verdict)))
+        prompt, transcript = pickle.loads(content)
+        return frame(Graded(as_score(reward(prompt, transcript), transcript)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
-        return frame(Graded(Score.ungraded(_one_line(error)), raised=True))
+        return frame(Graded(Score.ungraded(one_line(error)), raised=True))
 
 
-def _score(verdict: Any) -> Score:
-    if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
-        raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
-    return Score.of(float(verdict))
+def as_score(verdict: Any, transcript: Transcript) -> Score:
+    """What a reward said, as a score, with what is suspicious about the response among its parts."""
+    if not isinstance(verdict, Score):
+        if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
+            raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
+        verdict = Score.of(float(verdict))
+    found = suspicions(transcript.response)
+    return replace(verdict, parts={**verdict.parts, **found}) if found else verdict
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
