@@ -22,7 +22,7 @@ import gc
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.suspicions import MARK
 from antiphon.types import (
     AttemptId,
     Group,
@@ -61,6 +62,7 @@ from antiphon.types import (
     Prompt,
     Sampling,
     Trajectory,
+    TrajectoryMeta,
 )
 from antiphon.waits import Waits
 from antiphon.weights.base import remove
@@ -130,6 +132,7 @@ class Progress:
     before: list[float] | None = None  # accuracy on each test prompt
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
+    alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, and at which step first
 
 
 class Run:
@@ -307,7 +310,7 @@ class Run:
                 await scheduler.recorded()
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
-                metrics = self._describe(groups, scheduler)
+                metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
                 metrics |= await self._learn(step, groups)
                 await self._publish(owner, self.version.next())
                 scheduler.publish()
@@ -400,6 +403,7 @@ class Run:
         return {
             **{f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)},
             "reward/mean": float(np.mean([meta.score.value for meta in metas])),
+            **_by_task(metas),
             "age/mean": float(np.mean(ages)),
             "age/max": float(max(ages)),
             "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
@@ -414,6 +418,14 @@ class Run:
             "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
             **scheduler.bias.metrics(),
         }
+
+    def _watch(self, step: int, scheduler: Scheduler) -> dict[str, float]:
+        """What the rewards look like; each alarm is told of once."""
+        metrics, alarms = scheduler.watch.look()
+        for alarm in alarms:
+            if self.progress.alarms.setdefault(f"{alarm.task}: {alarm.name}", step) == step:
+                self.parts.view.message(f"alarm at step {step}: {alarm}")
+        return metrics
 
     def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)
@@ -486,9 +498,23 @@ class Run:
             "versions": self.version.n,
             "lineage": self.version.lineage,
             "stopped_early": self._stopping.is_set(),
+            "alarms": progress.alarms,
         }
         self.parts.directory.write_summary(summary)
         return summary
+
+
+def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
+    """The mean score of each task, if there are several, and of each part that its scores have."""
+    values: dict[str, list[float]] = {}
+    several = len({meta.task for meta in metas}) > 1
+    for meta in metas:
+        if several:
+            values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
+        for part, value in meta.score.parts.items():
+            if not part.startswith(MARK):
+                values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
+    return {name: float(np.mean(found)) for name, found in values.items()}
 
 
 def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:

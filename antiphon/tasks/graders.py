@@ -6,9 +6,10 @@ never holds up the others. A reward that is `async def` waits for someone else t
 
 import asyncio
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -18,6 +19,7 @@ from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading import GradingPool, GradingStats
 from antiphon.tasks.grading_worker import as_score, one_line
 from antiphon.tasks.rewards import build_reward, is_asynchronous
+from antiphon.tasks.suspicions import MARK
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
 
@@ -106,6 +108,7 @@ class Graders:
     ) -> None:
         """`generate` has, for each task with a judge, what asks it."""
         self._of: dict[str, Grader] = {}
+        self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
         self._exits = AsyncExitStack()
         shared: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for task in tasks:
@@ -151,4 +154,8 @@ class Graders:
         """See `Grader.score`; raises only if what grades cannot go on."""
         if prompt.task not in self._of:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._of)} have one")
-        return await self._of[prompt.task].score(prompt, transcript)
+        score = await self._of[prompt.task].score(prompt, transcript)
+        least, most = self._ranges.get(prompt.task, (-math.inf, math.inf))
+        if score.value is not None and not least <= score.value <= most:
+            return replace(score, parts={**score.parts, MARK + "out_of_range": 1.0})
+        return score

@@ -1,6 +1,6 @@
 """What is suspicious about a response, whatever its reward: the marks of answers that play a grader instead of the task.
 
-A mark is no verdict. It stands among the parts of a score as `hack/<name>`: it is in the record, and when many responses
+A mark is no verdict. It stands among the parts of a score as `mark/<name>`: it is in the record, and when many responses
 that are paid bear it, an alarm says so.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from antiphon.tasks.rewards.extract import last_boxed
 
-MARK = "hack/"  # what the names of marks begin with among the parts of a score
+MARK = "mark/"  # what the names of marks begin with among the parts of a score
 LENGTH = 20_000  # characters at the end that are looked at
 STUFFED = 0.2  # share of the words that are one word …
 WORDS = 40  # … of at least so many

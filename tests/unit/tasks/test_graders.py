@@ -263,4 +263,4 @@ def test_a_suspicious_response_is_marked_whatever_its_score(response: str, marks
 
     for score in with_graders([task("process"), task("here", f"{HERE}:waits")], body):
         assert score.value == 0.5
-        assert re.sub("hack/", "", ",".join(score.parts)) == marks
+        assert re.sub("mark/", "", ",".join(score.parts)) == marks
