@@ -13,7 +13,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import DataError
+from antiphon.errors import ConfigError, DataError
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
@@ -33,6 +33,7 @@ from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
+from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.graders import Graders
 from antiphon.tasks.mixture import Mixture
@@ -141,6 +142,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message))
+        if not resume:
+            await _check_at_start(config, mixture, grading, view.message)
         models, learners = await start_models(cluster, model, config)
         response = config.sft.response if config.sft else ""
         pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
@@ -297,6 +300,45 @@ async def _start_rollouts(
         seed=config.seed,
     )
     return pool, episodes, renderer
+
+
+async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders, tell: Callable[[str], None]) -> None:
+    """`ConfigError` if a reward is not what a run takes for granted."""
+    found: list[Finding] = []
+    try:
+        async with asyncio.timeout(config.check.seconds):
+            async for finding in findings(config, mixture, grading, config.check.prompts):
+                found.append(finding)
+    except TimeoutError:
+        tell(f"rewards were not all checked within {config.check.seconds:g} s (check.seconds)")
+    problems = [f"task {finding.task!r}: {problem}" for finding in found for problem in finding.problems]
+    if problems:
+        raise ConfigError(
+            "\n".join([*problems, "if that is meant, check.prompts=0 starts the run without a look at it"])
+        )
+
+
+async def findings(config: RunConfig, mixture: Mixture, grading: Graders, prompts: int) -> AsyncIterator[Finding]:
+    """What comes of each task's reward on so many prompts; where a world pays, there is nothing to try."""
+    for task in config.tasks:
+        if prompts and not task.environment:
+            sample = mixture.sample(task.name, prompts)
+            yield await check(task, sample, grading.score, task.grading or config.grading)
+
+
+def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
+    """Run `antiphon check`."""
+
+    async def run() -> list[Finding]:
+        mixture = Mixture.load(config.tasks, config.seed)
+        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
+        try:
+            async with graders(cluster, config, Waits()) as (grading, _):
+                return [finding async for finding in findings(config, mixture, grading, prompts)]
+        finally:
+            await cluster.close()
+
+    return asyncio.run(run())
 
 
 class ModelBuilder(Worker):

@@ -213,6 +213,28 @@ def plan(
             print(f"best: {min(found, key=lambda name: found[name])}")
 
 
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
+) -> None:
+    """Try the rewards before a run: right answers, empty ones and garbage; range, repeatability and speed."""
+    with _outcome():
+        run = _load(config, overrides)
+        from antiphon.build import check_rewards
+
+        found = check_rewards(run, prompts)
+        for finding in found:
+            rows = {"right answers": finding.oracle, "empty ones": finding.empty, "garbage": finding.garbage}
+            scores = {f"score of {kind}": "none" if mean is None else mean for kind, mean in rows.items()}
+            timing = {"gradings": finding.gradings, "seconds, the slowest": finding.seconds}
+            _table(f"task {finding.task}", "", {**scores, **timing})
+        problems = [f"task {finding.task}: {problem}" for finding in found for problem in finding.problems]
+        print("\n".join([*problems, f"problems: {len(problems)}"]))
+        raise typer.Exit(1 if problems else 0)
+
+
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, such as runs/tiny_arithmetic.")]
 
 

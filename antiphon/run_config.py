@@ -27,7 +27,7 @@ from antiphon.record.config import RecordConfig
 from antiphon.registry import Registry
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import FILTERS
-from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
+from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, REWARDS
@@ -72,6 +72,7 @@ class RunConfig(Config):
     """Whose opinion of the policy's tokens is learned from, see `algorithm.teacher_coefficient`."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
+    check: CheckConfig = CheckConfig()
     cluster: ClusterConfig = ClusterConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -327,7 +328,7 @@ def _accuracy(config: RunConfig) -> Found:
         )
 
 
-CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading")
+CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading", "check")
 
 
 def check_same(written: Path, config: RunConfig) -> None:

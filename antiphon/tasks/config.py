@@ -71,6 +71,15 @@ class GradingConfig(Config):
         return self
 
 
+class CheckConfig(Config):
+    """Rewards are tried before a run starts, see docs/integrity.md."""
+
+    prompts: int = Field(2, ge=0)
+    """Prompts of each task that they are tried on; 0 leaves it be."""
+    seconds: float = Field(30.0, gt=0.0)
+    """The start waits no longer; what has not been tried by then is passed over."""
+
+
 class JudgeConfig(Config):
     """A model that a reward asks, on engines of its own."""
 

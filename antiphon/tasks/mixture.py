@@ -73,6 +73,11 @@ class Mixture:
         self._counts[name] += 1
         return _drawn(task.prompts[int(self._order(task, epoch)[position])], epoch)
 
+    def sample(self, task: str, count: int) -> list[Prompt]:
+        """So many prompts of a task, from all over its source; drawing goes on as if they had not been looked at."""
+        prompts = self._tasks[task].prompts
+        return [_drawn(prompt, 0) for prompt in prompts[:: max(len(prompts) // max(count, 1), 1)][:count]]
+
     def find(self, task: str, name: str, epoch: int) -> Prompt:
         """The prompt of a task with this id, as it was drawn in an epoch; `DataError` if there is none."""
         prompt = next((p for p in self._tasks[task].prompts if p.id == name), None) if task in self._tasks else None
