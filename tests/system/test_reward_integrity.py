@@ -92,7 +92,7 @@ def test_no_broken_grader_is_trained_on_as_zero(tmp_path):
     assert failures["reward"] == recorded[None, "failed"] > 200
     # Each fault happened, and was taken for what it is.
     assert stats.timed_out >= 1 and stats.died >= 2 and stats.raised >= 100 and stats.ungraded >= 100, stats
-    assert stats.processes > stats.timed_out + stats.died
+    assert stats.processes >= 10, stats  # graders in processes hung and died, and others came
 
 
 async def grade_and_train(folder, address):
