@@ -13,7 +13,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import DataError
+from antiphon.errors import ConfigError, DataError
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
@@ -29,11 +29,13 @@ from antiphon.registry import import_path
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
+from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
+from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.environments import environment_factory
-from antiphon.tasks.grading import GradingPool
+from antiphon.tasks.graders import Graders
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
@@ -139,7 +141,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         path = str(built_model) if built_model.is_dir() else config.model.path
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
-        grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
+        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message))
+        if not resume:
+            await _check_at_start(config, mixture, grading, view.message)
         models, learners = await start_models(cluster, model, config)
         response = config.sft.response if config.sft else ""
         pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
@@ -152,6 +156,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 models=models,
                 training=training_of(config, models.learner, models.reference, models.critics, models.teachers),
                 pool=pool,
+                judges=judges,
                 episodes=episodes,
                 mixture=mixture,
                 next_example=lambda: renderer.encode_example(examples.next(), response),
@@ -225,18 +230,35 @@ def check_tokenizers(model: Path, other: Path) -> None:
         )
 
 
-async def _start_rollouts(
+@asynccontextmanager
+async def graders(
+    cluster: Cluster, config: RunConfig, waits: Waits, tell: Callable[[str], None] = print
+) -> AsyncIterator[tuple[Graders, list[EnginePool]]]:
+    """What grades the tasks of a run, started, and the engines of the judges among it."""
+    asked, pools = {}, []
+    for task in config.tasks:
+        if (judge := task.judge) is not None:
+            model = await model_directory(cluster, judge.path, Path(), config.seed)
+            settings = config.engine.model_copy(update={"replicas": judge.replicas})
+            own = config.model_copy(update={"engine": settings})
+            pool, longest = await _start_engines(cluster, f"judge-{task.name}", model, own, waits, Events(), tell)
+            asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
+            pools.append(pool)
+    async with Graders(config.tasks, config.grading, waits, asked) as grading:
+        yield grading, pools
+
+
+async def _start_engines(
     cluster: Cluster,
+    name: str,
     model: Path,
-    grading: GradingPool,
     config: RunConfig,
     waits: Waits,
     events: Events,
-    tell: Callable[[str], None] = print,
-) -> tuple[EnginePool, Episodes, Renderer]:
-    """Engines, and what runs episodes on them."""
-    renderer = Renderer(model)
-    names = (f"engine-{number}" for number in count())
+    tell: Callable[[str], None],
+) -> tuple[EnginePool, int]:
+    """Engines that run a model, and the most tokens that one takes."""
+    names = (f"{name}-{number}" for number in count())
 
     async def engine() -> WorkerEngine:
         args = (config.engine.kind, str(model), config.engine, RECEIVE)
@@ -249,6 +271,21 @@ async def _start_rollouts(
         ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout
     )
     pool = EnginePool(engines, waits, config.rollout, events=events, on_loss=tell, respawn=engine)
+    return pool, min(engine.max_length for engine in engines)
+
+
+async def _start_rollouts(
+    cluster: Cluster,
+    model: Path,
+    grading: Graders,
+    config: RunConfig,
+    waits: Waits,
+    events: Events,
+    tell: Callable[[str], None] = print,
+) -> tuple[EnginePool, Episodes, Renderer]:
+    """Engines, and what runs episodes on them."""
+    renderer = Renderer(model)
+    pool, longest = await _start_engines(cluster, "engine", model, config, waits, events, tell)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
@@ -259,10 +296,49 @@ async def _start_rollouts(
             if task.environment
         },
         config=config.rollout,
-        max_length=min(engine.max_length for engine in engines),
+        max_length=longest,
         seed=config.seed,
     )
     return pool, episodes, renderer
+
+
+async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders, tell: Callable[[str], None]) -> None:
+    """`ConfigError` if a reward is not what a run takes for granted."""
+    found: list[Finding] = []
+    try:
+        async with asyncio.timeout(config.check.seconds):
+            async for finding in findings(config, mixture, grading, config.check.prompts):
+                found.append(finding)
+    except TimeoutError:
+        tell(f"rewards were not all checked within {config.check.seconds:g} s (check.seconds)")
+    problems = [f"task {finding.task!r}: {problem}" for finding in found for problem in finding.problems]
+    if problems:
+        raise ConfigError(
+            "\n".join([*problems, "if that is meant, check.prompts=0 starts the run without a look at it"])
+        )
+
+
+async def findings(config: RunConfig, mixture: Mixture, grading: Graders, prompts: int) -> AsyncIterator[Finding]:
+    """What comes of each task's reward on so many prompts; where a world pays, there is nothing to try."""
+    for task in config.tasks:
+        if prompts and not task.environment:
+            sample = mixture.sample(task.name, prompts)
+            yield await check(task, sample, grading.score, task.grading or config.grading)
+
+
+def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
+    """Run `antiphon check`."""
+
+    async def run() -> list[Finding]:
+        mixture = Mixture.load(config.tasks, config.seed)
+        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
+        try:
+            async with graders(cluster, config, Waits()) as (grading, _):
+                return [finding async for finding in findings(config, mixture, grading, prompts)]
+        finally:
+            await cluster.close()
+
+    return asyncio.run(run())
 
 
 class ModelBuilder(Worker):
@@ -313,14 +389,15 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
-        grading = await stack.enter_async_context(GradingPool.for_tasks(config.tasks, config.grading, waits))
+        grading, judges = await stack.enter_async_context(graders(cluster, config, waits))
         pool, episodes, _ = await _start_rollouts(cluster, directory, grading, config, waits, Events())
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)
             return await episodes.run(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        result = await supervised((pool.watch(),), lambda _: evaluate(prompts, samples, run))
+        watches = [each.watch() for each in (pool, *judges)]
+        result = await supervised(watches, lambda _: evaluate(prompts, samples, run))
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     return {
         "prompts": len(prompts),

@@ -5,6 +5,7 @@ traceback), 130 interrupted. Anything else is a bug and shows its traceback.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -213,6 +214,28 @@ def plan(
             print(f"best: {min(found, key=lambda name: found[name])}")
 
 
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
+) -> None:
+    """Try the rewards before a run: right answers, empty ones and garbage; range, repeatability and speed."""
+    with _outcome():
+        run = _load(config, overrides)
+        from antiphon.build import check_rewards
+
+        found = check_rewards(run, prompts)
+        for finding in found:
+            rows = {"right answers": finding.oracle, "empty ones": finding.empty, "garbage": finding.garbage}
+            scores = {f"score of {kind}": "none" if mean is None else mean for kind, mean in rows.items()}
+            timing = {"gradings": finding.gradings, "seconds, the slowest": finding.seconds}
+            _table(f"task {finding.task}", "", {**scores, **timing})
+        problems = [f"task {finding.task}: {problem}" for finding in found for problem in finding.problems]
+        print("\n".join([*problems, f"problems: {len(problems)}"]))
+        raise typer.Exit(1 if problems else 0)
+
+
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, such as runs/tiny_arithmetic.")]
 
 
@@ -277,6 +300,48 @@ def replay(
         except Difference as difference:
             print(difference)
             raise typer.Exit(1) from difference
+
+
+@app.command()
+def regrade(
+    run: RunPath,
+    reward: Annotated[str, typer.Option(help="Another reward, by name or package.module:attribute.")] = "",
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of that reward; may be repeated.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="The only task that gets it.")] = "",
+    code: Annotated[Path | None, typer.Option(help="Folder of the modules that its configuration names.")] = None,
+) -> None:
+    """Grade what a run recorded again, with its own rewards or another one, and say how far the scores agree."""
+    with _outcome():
+        config = _load(str(run / "config.yaml"), None)
+        if code is not None:
+            from antiphon.config import import_folder
+
+            import_folder(code / "config.yaml")
+        from antiphon.regrade import CLASSES, with_reward
+        from antiphon.regrade import regrade as grade_again
+
+        if (option or task) and not reward:
+            raise ConfigError("--option and --task are of the reward that --reward names")
+        if reward:
+            config = with_reward(config, reward, _options(option or []), task)
+        found = grade_again(run, config, re.sub(r"\W+", "_", reward) or "again")
+        rows = {f"{then}, now {now}": found.confusion.get((then, now), 0) for then in CLASSES for now in CLASSES}
+        _table("was", "attempts", {name: count for name, count in rows.items() if count})
+        _table("of", "share whose score changed", found.by_step)
+        print(f"{found.changed} of {found.attempts} scores changed; {found.path}")
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs, values as YAML has them."""
+    import yaml
+
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (key, found, _) in zip(pairs, split, strict=True):
+        if not (key and found):
+            raise ConfigError(f"--option {pair!r} must be KEY=VALUE")
+    return {key: yaml.safe_load(value) for key, _, value in split}
 
 
 @app.command()

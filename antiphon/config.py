@@ -320,3 +320,11 @@ def set_environment(**variables: str) -> None:
     because nothing else in the package touches the environment."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def secret(variable: str) -> str:
+    """The value of an environment variable that holds what no file should; `ConfigError` if it is not set."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ConfigError(f"the environment variable {variable!r} is not set")
+    return value

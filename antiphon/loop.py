@@ -20,10 +20,10 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 import asyncio
 import gc
 import signal
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.suspicions import MARK
 from antiphon.types import (
     AttemptId,
     Group,
@@ -85,6 +86,7 @@ class Parts:
     models: Models
     training: Training
     pool: EnginePool
+    judges: Sequence[EnginePool] = ()  # that rewards ask
     episodes: Episodes
     mixture: Mixture
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
@@ -131,6 +133,7 @@ class Progress:
     before: list[float] | None = None  # accuracy on each test prompt
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
+    alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, and at which step first
 
 
 class Run:
@@ -171,6 +174,7 @@ class Run:
         """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
         parts = self.parts
         watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
+        watchers += [judge.watch() for judge in parts.judges]
         try:
             return await supervised(watchers, main)
         except StallError as stall:
@@ -307,7 +311,7 @@ class Run:
                 await scheduler.recorded()
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
-                metrics = self._describe(groups, scheduler)
+                metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
                 metrics |= await self._learn(step, groups)
                 await self._publish(owner, self.version.next())
                 scheduler.publish()
@@ -400,7 +404,7 @@ class Run:
         return {
             **{f"age/{age}": ages.count(age) / len(ages) for age in range(self.config.rollout.max_age + 1)},
             "reward/mean": float(np.mean([meta.score.value for meta in metas])),
-            **(_rewards_by_task(metas) if len(self.config.tasks) > 1 else {}),
+            **_by_task(metas),
             "age/mean": float(np.mean(ages)),
             "age/max": float(max(ages)),
             "length/mean": float(np.mean([meta.completion_tokens for meta in metas])),
@@ -415,6 +419,14 @@ class Run:
             "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
             **scheduler.bias.metrics(),
         }
+
+    def _watch(self, step: int, scheduler: Scheduler) -> dict[str, float]:
+        """What the rewards look like; each alarm is told of once."""
+        metrics, alarms = scheduler.watch.look()
+        for alarm in alarms:
+            if self.progress.alarms.setdefault(f"{alarm.task}: {alarm.name}", step) == step:
+                self.parts.view.message(f"alarm at step {step}: {alarm}")
+        return metrics
 
     def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
         self.parts.metrics.record_all(metrics)
@@ -479,7 +491,7 @@ class Run:
                 "accuracy_after": after.accuracy,
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
-                "tasks": self._by_task(before, after.correct.mean(axis=1)),
+                "tasks": self._accuracies(before, after.correct.mean(axis=1)),
             }
         summary |= {
             "warm_start_seconds": progress.warm_start_seconds,
@@ -488,11 +500,12 @@ class Run:
             "versions": self.version.n,
             "lineage": self.version.lineage,
             "stopped_early": self._stopping.is_set(),
+            "alarms": progress.alarms,
         }
         self.parts.directory.write_summary(summary)
         return summary
 
-    def _by_task(self, before: np.ndarray, after: np.ndarray) -> dict[str, dict[str, float]]:
+    def _accuracies(self, before: np.ndarray, after: np.ndarray) -> dict[str, dict[str, float]]:
         """Accuracies [P] of the test prompts, averaged over those of each task."""
         tasks = np.array([prompt.task for prompt in self.parts.test])
         return {
@@ -504,19 +517,20 @@ class Run:
         }
 
 
-def _rewards_by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
-    """Each task's mean reward and share of a step's trajectories."""
-    by_task: dict[str, list[float]] = defaultdict(list)
+def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
+    """The mean score and the share of each task, if there are several, and the mean of each part that its scores have."""
+    values: dict[str, list[float]] = {}
     for meta in metas:
-        by_task[meta.task].append(meta.score.value or 0.0)
-    return {
-        name: value
-        for task, rewards in by_task.items()
-        for name, value in (
-            (f"task/{task}/reward", float(np.mean(rewards))),
-            (f"task/{task}/share", len(rewards) / len(metas)),
-        )
-    }
+        values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
+        for part, value in meta.score.parts.items():
+            if not part.startswith(MARK):
+                values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
+    shares = Counter(meta.task for meta in metas)
+    if len(shares) == 1:  # then the mean says it
+        del values[f"reward/task/{metas[0].task}"]
+        shares.clear()
+    means = {name: float(np.mean(found)) for name, found in values.items()}
+    return means | {f"share/{task}": count / len(metas) for task, count in shares.items()}
 
 
 def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:

@@ -27,10 +27,10 @@ from antiphon.record.config import RecordConfig
 from antiphon.registry import Registry
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import FILTERS
-from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
+from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS
 from antiphon.tasks.prompts import SOURCES
-from antiphon.tasks.rewards import REWARDS
+from antiphon.tasks.rewards import ASYNCHRONOUS, REWARDS
 
 
 class ModelConfig(Config):
@@ -72,6 +72,7 @@ class RunConfig(Config):
     """Whose opinion of the policy's tokens is learned from, see `algorithm.teacher_coefficient`."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
+    check: CheckConfig = CheckConfig()
     cluster: ClusterConfig = ClusterConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -160,6 +161,14 @@ def _tasks(config: RunConfig) -> Found:
             if prompts:
                 yield from _registered(SOURCES, prompts.source, f"{at}.{field}.source")
         yield from _registered(REWARDS, task.reward, f"{at}.reward")
+        if task.judge is not None:
+            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS:
+                yield f"{at}.judge", f"reward {task.reward!r} asks no model"
+            if config.rollout.deterministic:
+                yield (
+                    f"{at}.judge",
+                    "what engines of its own say depends on who asks when: not with rollout.deterministic",
+                )
         if task.environment:
             yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             if config.rollout.max_turns == 1:
@@ -319,7 +328,7 @@ def _accuracy(config: RunConfig) -> Found:
         )
 
 
-CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading")
+CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading", "check")
 
 
 def check_same(written: Path, config: RunConfig) -> None:

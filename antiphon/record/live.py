@@ -111,7 +111,14 @@ def trend(values: "deque[float]") -> str:
 
 # Rows of the panel: title, then (label, metric, format) each; the first metric of a row also shows its trend.
 ROWS = (
-    ("reward", (("", "reward/mean", "{:.3f}"), ("ungraded", "reward/ungraded", "{:.3g}"))),
+    (
+        "reward",
+        (
+            ("", "reward/mean", "{:.3f}"),
+            ("ungraded", "reward/ungraded", "{:.3g}"),
+            ("alarms", "reward/alarms", "{:.0f}"),
+        ),
+    ),
     ("accuracy", (("", "evaluation/accuracy", "{:.3f}"),)),
     ("warm start", (("loss", "sft/loss", "{:.4f}"), ("sampled accuracy", "sft/accuracy", "{:.3f}"))),
     (

@@ -13,6 +13,7 @@ from antiphon.errors import RolloutError
 from antiphon.record.ledger import Ledger
 from antiphon.record.resume import Kept, Returning
 from antiphon.rollout.admission import Admission, Change
+from antiphon.rollout.alarms import Watch
 from antiphon.rollout.bias import BiasMeter
 from antiphon.rollout.config import Policy, RolloutConfig
 from antiphon.rollout.episode import Played
@@ -81,6 +82,7 @@ class Scheduler:
         self.config = config
         self.admission = Admission(config, version, self._changed_to)
         self.bias = BiasMeter()
+        self.watch = Watch()
         self.groups_ended: Counter[GroupOutcome] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
@@ -142,6 +144,7 @@ class Scheduler:
         self._hurry()
         for group in groups:
             self.bias.trained(group)
+        self.watch.trained(groups)
         return groups
 
     async def recorded(self) -> None:
@@ -252,6 +255,7 @@ class Scheduler:
         attempt = trajectory.meta.id
         usable = trajectory.meta.status is AttemptStatus.FINISHED
         self.bias.finished(trajectory.meta)
+        self.watch.finished(trajectory.meta)
         if usable and attempt.group in self._open:
             held = self._open[attempt.group]
             held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.heard

@@ -52,3 +52,22 @@ class Transcript:
     def response(self) -> str:
         """Text of the last assistant message; empty if there is none."""
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+
+class AsyncReward(Protocol):
+    """A reward that waits for someone else to judge. It runs in the controller: it must never compute for long. It may have a
+    `close`, plain or `async`."""
+
+    async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score | float:
+        """See `Reward`."""
+
+
+class Generate(Protocol):
+    """Asks a model, and is handed to a reward that needs one."""
+
+    async def __call__(self, messages: Sequence[Message]) -> str:
+        """What the model replies. `Unreachable` if there is no reply to be had."""
+
+
+class Unreachable(Exception):
+    """A model that a reward asks does not answer: that says nothing about what was to be judged."""

@@ -1,8 +1,8 @@
 """Configuration of what to solve. Importing it imports no torch."""
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from antiphon.config import Config
 
@@ -50,6 +50,47 @@ class ResponsesConfig(PromptsConfig):
         return {"response_column": self.response_column}
 
 
+class GradingConfig(Config):
+    """What runs rewards: worker processes, or for a reward that is `async def` the controller itself."""
+
+    workers: int = Field(1, gt=0)
+    """Processes that are always there."""
+    max_workers: int = Field(0, ge=0)
+    """Processes when gradings queue for longer than a second, one more each second; 0 means never more than `workers`."""
+    idle_seconds: float = Field(30.0, gt=0.0)
+    """A process beyond `workers` ends when it has had nothing to do for so long."""
+    concurrency: int = Field(64, gt=0)
+    """Gradings under way at once of a reward that is `async def`."""
+    deadline: float = Field(10.0, gt=0.0)
+    """Seconds after which one grading is killed and the trajectory is left ungraded."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_workers and self.max_workers < self.workers:
+            raise ValueError(f"max_workers is {self.max_workers}, less than the {self.workers} that are always there")
+        return self
+
+
+class CheckConfig(Config):
+    """Rewards are tried before a run starts, see docs/integrity.md."""
+
+    prompts: int = Field(2, ge=0)
+    """Prompts of each task that they are tried on; 0 leaves it be."""
+    seconds: float = Field(30.0, gt=0.0)
+    """The start waits no longer; what has not been tried by then is passed over."""
+
+
+class JudgeConfig(Config):
+    """A model that a reward asks, on engines of its own."""
+
+    path: str
+    """A directory or Hugging Face id."""
+    replicas: int = Field(1, gt=0)
+    """Engines that run it, which otherwise are as `engine` says."""
+    max_tokens: int = Field(1024, gt=0)
+    """Most tokens of one reply."""
+
+
 class TaskConfig(Config):
     """One task of the mixture."""
 
@@ -67,13 +108,11 @@ class TaskConfig(Config):
     """`guess_number`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
-    """`math`, `exact_match`, `reasoning_gym`, `environment_return`, `reward_model`, or package.module:attribute."""
+    """`math`, `exact_match`, `judge`, `reasoning_gym`, `environment_return`, `reward_model`, or package.module:attribute."""
     reward_options: dict[str, Any] = {}
-
-
-class GradingConfig(Config):
-    """Worker processes that run rewards."""
-
-    workers: int = Field(1, gt=0)
-    deadline: float = Field(10.0, gt=0.0)
-    """Seconds after which one grading is killed and the trajectory is left ungraded."""
+    reward_range: tuple[float, float] | None = None
+    """Least and greatest score that the reward may give; others raise an alarm."""
+    judge: JudgeConfig | None = None
+    """A model for the reward to ask; the reward is built with `generate` as one more option."""
+    grading: GradingConfig | None = None
+    """Workers and a deadline of its own; without, it shares those of the run's `grading`."""

@@ -8,8 +8,13 @@ Who has what, and what each event does:
 
 A worker answers a batch in order, so the first unanswered item is the one it is at. If that item outlasts the deadline,
 the worker is killed and the item is ungraded. If the worker dies by itself, the item is tried once more, then reported
-as failed infrastructure. The other items of the batch lose nothing but time. Nothing here polls: a worker's process
-speaks or closes its socket, or the event loop's clock reaches a deadline.
+as failed infrastructure. The other items of the batch lose nothing but time. A batch is as much as lately took a tenth
+of a second, so that little waits behind one that hangs.
+
+When items stay pending for a second on end, another worker starts, up to `max_workers`; one beyond `workers` that is idle
+for long is ended. If an additional worker cannot be started, the pool stays as large as it is; any other is tried again,
+and the pool ends if that does not help. Nothing here polls: a worker's process speaks or closes its socket, or the event
+loop's clock reaches a deadline.
 """
 
 import asyncio
@@ -20,21 +25,24 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.config import GradingConfig, TaskConfig
+from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
 from antiphon.tasks.rewards import REWARDS
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits, fail, succeed
 
 START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
-LARGEST_BATCH = 64  # enough to pay for the message; few, because a hanging item holds up those behind it
+LARGEST_BATCH = 64  # enough to pay for the message
+BATCH_SECONDS = 0.1
+GROW_SECONDS = 1.0  # longer than a burst takes; a worker takes about as long to start
+RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be started again
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor})"
 
@@ -59,6 +67,7 @@ class GradingStats:
     timed_out: int = 0
     died: int = 0
     processes: int = 0
+    failed_starts: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +81,8 @@ class _Worker:
     since: float = 0.0  # when it began with the first of them, seconds of the event loop's clock
     timer: asyncio.TimerHandle | None = None
     overdue: _Grading | None = None  # the item it was killed for
+    extra: bool = False  # there beyond those that are always there
+    retired: bool = False  # it was ended for having nothing to do
 
     async def read(self) -> Any:
         """The next message; None when the process has closed its end."""
@@ -88,7 +99,7 @@ class _Worker:
 
 
 class GradingPool:
-    """Scores transcripts in `config.workers` processes. Use as `async with`; leaving it leaves no process behind."""
+    """Scores transcripts in processes. Use as `async with`; leaving it leaves no process behind."""
 
     def __init__(
         self, rewards: Mapping[str, tuple[str, Mapping[str, Any]]], config: GradingConfig, waits: Waits
@@ -103,23 +114,24 @@ class GradingPool:
         self._idle: list[_Worker] = []
         self._workers: set[_Worker] = set()
         self._keepers: list[asyncio.Task[None]] = []
-        self._started: list[asyncio.Future[None]] = []
+        self._ready: list[asyncio.Future[None]] = []  # whom the start waits for
+        self._serving = 0  # workers
+        self._wanted = config.workers
+        self._most = max(config.max_workers, config.workers)
+        self._growth: asyncio.TimerHandle | None = None  # set while items are pending
+        self._pace = BATCH_SECONDS  # seconds that a grading takes; at first one goes alone
         self._broken: BaseException | None = None
         self._dispatching = False
         self.stats = GradingStats()
 
-    @classmethod
-    def for_tasks(cls, tasks: Sequence[TaskConfig], config: GradingConfig, waits: Waits) -> Self:
-        """The pool for the rewards of `tasks`."""
-        return cls({task.name: (task.reward, task.reward_options) for task in tasks}, config, waits)
-
     async def __aenter__(self) -> Self:
         """Start all workers and wait until each has built all rewards; `ConfigError` if one cannot be built."""
         loop = asyncio.get_running_loop()
-        self._started = [loop.create_future() for _ in range(self._config.workers)]
-        self._keepers = [loop.create_task(self._keep(ready), name="grading worker") for ready in self._started]
+        self._ready = [loop.create_future() for _ in range(self._config.workers)]
+        for ready in self._ready:
+            self._hire(ready)
         try:
-            await asyncio.gather(*self._started)
+            await asyncio.gather(*self._ready)
         except BaseException:
             await self.close()
             raise
@@ -153,6 +165,7 @@ class GradingPool:
     async def close(self) -> None:
         """End all processes, and all waits for them. May be called twice."""
         self._break(WorkerDied("the grading pool was closed"))
+        self._look_for_growth()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -163,26 +176,63 @@ class GradingPool:
 
     # --- one worker after the other -----------------------------------------------------------------------------------
 
-    async def _keep(self, ready: asyncio.Future[None]) -> None:
+    def _hire(self, ready: asyncio.Future[None] | None = None) -> None:
+        self._keepers = [keeper for keeper in self._keepers if not keeper.done()]
+        self._keepers.append(asyncio.get_running_loop().create_task(self._keep(ready), name="grading worker"))
+
+    async def _keep(self, ready: asyncio.Future[None] | None) -> None:
         """Keep one worker alive: consumes its answers, waits for them, is unblocked by its death, produces verdicts and
-        a new worker. Ends the pool if a worker cannot be started."""
+        a new worker. Ends the pool if a worker cannot be started, unless it is an additional one, which has no `ready`."""
         try:
+            pauses = iter(() if ready is None else RESTART_SECONDS)
             while True:
-                worker = await self._start()
                 try:
-                    await self._wait_ready(worker)
+                    worker = await self._start()
+                except (ConfigError, WorkerDied, StallError, OSError):
+                    self.stats.failed_starts += 1
+                    if ready is None:
+                        self._wanted -= 1
+                        self._most = self._wanted
+                        return
+                    if not ready.done() or (pause := next(pauses, None)) is None:
+                        raise
+                    await asyncio.sleep(pause)
+                    continue
+                if ready is None:
+                    worker.extra = True
+                else:
                     succeed(ready, None)
-                    self._now_idle(worker)
-                    while (answer := await worker.read()) is not None:
-                        self._answered(worker, answer)
-                finally:
-                    self._end(worker)
-                    await worker.process.wait()
-                self._recover(worker)
+                    pauses = iter(RESTART_SECONDS)
+                await self._serve(worker)
+                if worker.retired:
+                    return
         except Exception as error:  # noqa: BLE001 - named boundary: those who wait for the pool raise it
             self._break(error)
 
+    async def _serve(self, worker: _Worker) -> None:
+        """Give work to a worker until it ends."""
+        self._serving += 1
+        try:
+            self._now_idle(worker)
+            while (answer := await worker.read()) is not None:
+                self._answered(worker, answer)
+        finally:
+            self._serving -= 1
+            await self._end(worker)
+        self._recover(worker)
+
     async def _start(self) -> _Worker:
+        """A worker that has built all rewards."""
+        worker = await self._spawn()
+        try:
+            await self._wait_ready(worker)
+        except BaseException:
+            await self._end(worker)
+            self._workers.discard(worker)
+            raise
+        return worker
+
+    async def _spawn(self) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -220,7 +270,7 @@ class GradingPool:
             )
             raise WorkerDied(f"a grading worker ended with {_ending(code)} before it was ready")
 
-    def _end(self, worker: _Worker) -> None:
+    async def _end(self, worker: _Worker) -> None:
         """Make sure that nothing of the worker runs on, whatever ended it, and that it gets no more work."""
         if worker in self._idle:
             self._idle.remove(worker)
@@ -228,40 +278,74 @@ class GradingPool:
             worker.timer.cancel()
         worker.kill()
         worker.writer.close()
+        await worker.process.wait()
+
+    # --- how many ------------------------------------------------------------------------------------------------------
+
+    def _look_for_growth(self) -> None:
+        """While items are pending, the clock runs to the next worker."""
+        if not self._pending or self._broken is not None or self._wanted >= self._most:
+            if self._growth is not None:
+                self._growth.cancel()
+                self._growth = None
+        elif self._growth is None:
+            self._growth = asyncio.get_running_loop().call_later(GROW_SECONDS, self._grow)
+
+    def _grow(self) -> None:
+        self._growth = None
+        if self._serving == self._wanted:  # else one is on its way
+            self._wanted += 1
+            self._hire()
+        self._look_for_growth()
+
+    def _retire(self, worker: _Worker) -> None:
+        """End an additional worker that had nothing to do."""
+        worker.timer = None
+        if worker in self._idle:
+            self._wanted -= 1
+            self._idle.remove(worker)
+            worker.retired = True
+            worker.kill()
 
     # --- work and answers ---------------------------------------------------------------------------------------------
 
     def _dispatch_soon(self) -> None:
         """Dispatch once the callers of this turn of the event loop have all put in their work: they share a message."""
-        if not self._dispatching and self._idle:
+        if not self._dispatching:
             self._dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         self._dispatching = False
         while self._idle and self._pending:
-            share = min(LARGEST_BATCH, -(-len(self._pending) // self._config.workers))
+            share = min(
+                -(-len(self._pending) // len(self._workers)), LARGEST_BATCH, int(BATCH_SECONDS / self._pace) or 1
+            )
             taken = (self._pending.popleft() for _ in range(share))
             batch = [grading for grading in taken if not grading.verdict.done()]  # else its caller has gone
             if batch:
                 worker = self._idle.pop()
                 worker.batch.extend(batch)
-                self._begin_next(worker)
+                worker.since = asyncio.get_running_loop().time()
+                self._time(worker, self._config.deadline, self._look_at)
                 worker.writer.write(frame([(grading.task, grading.content) for grading in batch]))
+        self._look_for_growth()
 
     def _now_idle(self, worker: _Worker) -> None:
-        self._idle.append(worker)
+        if worker.extra:  # it comes last, and so may go
+            self._idle.insert(0, worker)
+            self._time(worker, self._config.idle_seconds, self._retire)
+        else:
+            self._idle.append(worker)
         self._dispatch_soon()
 
-    def _begin_next(self, worker: _Worker) -> None:
-        """The worker is now at the first item of its batch: its time begins."""
-        loop = asyncio.get_running_loop()
-        worker.since = loop.time()
-        if worker.timer is None:  # one timer goes on over many items; it looks at `since` when it fires
-            worker.timer = loop.call_later(self._config.deadline, self._look_at, worker)
+    def _time(self, worker: _Worker, seconds: float, then: Callable[[_Worker], None]) -> None:
+        if worker.timer is not None:
+            worker.timer.cancel()
+        worker.timer = asyncio.get_running_loop().call_later(seconds, then, worker)
 
     def _look_at(self, worker: _Worker) -> None:
-        """Kill the worker if its item is overdue, else look again when it would be."""
+        """Kill the worker if its item is overdue, else look again when it would be: one timer goes on over a batch."""
         worker.timer = None
         if not worker.batch:
             return
@@ -284,9 +368,10 @@ class GradingPool:
         else:
             self.stats.ungraded += 1
         succeed(grading.verdict, score)
-        if worker.batch:
-            self._begin_next(worker)
-        else:
+        now = asyncio.get_running_loop().time()
+        self._pace += (max(now - worker.since, 1e-6) - self._pace) / 8
+        worker.since = now  # the worker is at the next item
+        if not worker.batch:
             self._now_idle(worker)
 
     def _recover(self, worker: _Worker) -> None:
@@ -315,7 +400,7 @@ class GradingPool:
         """No grading can be done any more: everyone who waits learns why."""
         self._broken = self._broken or error
         waiting = [*self._pending, *(grading for worker in self._workers for grading in worker.batch)]
-        futures: list[asyncio.Future[Any]] = [*self._started, *(grading.verdict for grading in waiting)]
+        futures: list[asyncio.Future[Any]] = [*self._ready, *(grading.verdict for grading in waiting)]
         for future in futures:
             fail(future, self._broken)
 

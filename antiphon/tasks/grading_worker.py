@@ -13,11 +13,12 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.tasks.base import Reward, as_score
+from antiphon.tasks.base import Reward, Transcript, as_score
 from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.suspicions import suspicions
 from antiphon.types import Score
 
 HEADER = struct.Struct("!I")
@@ -68,7 +69,7 @@ def main(descriptor: int) -> None:
                 rewards[task] = build_reward(name, options)
             except Exception as error:  # named boundary: user code; the pool ends the run with this message
                 logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {_one_line(error)}")))
+                connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
                 return
         connection.sendall(frame(Ready()))
         while (batch := _read(stream)) is not None:
@@ -85,12 +86,20 @@ def _read(stream: Any) -> Any:
 def _grade(reward: Reward, content: bytes) -> bytes:
     """Judge one pickled (prompt, transcript). Here a reward's error becomes an ungraded score."""
     try:
-        return frame(Graded(as_score(reward(*pickle.loads(content)))))
+        prompt, transcript = pickle.loads(content)
+        return frame(Graded(marked(as_score(reward(prompt, transcript)), transcript)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
-        return frame(Graded(Score.ungraded(_one_line(error)), raised=True))
+        return frame(Graded(Score.ungraded(one_line(error)), raised=True))
 
 
-def _one_line(error: BaseException) -> str:
+def marked(score: Score, transcript: Transcript) -> Score:
+    """The score, with what is suspicious about the response among its parts."""
+    found = suspicions(transcript.response)
+    return replace(score, parts={**score.parts, **found}) if found else score
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -1,9 +1,12 @@
 """In which order the prompts of all tasks are drawn: exact proportions, every prompt once an epoch, resumable.
 
-Each task's own order is a fresh permutation an epoch. Between tasks, the n-th draw goes to a task that is not ahead of
-its share, and among those to the one whose next draw is due first. This is the quota method of Balinski and Young ("The
-Quota Method of Apportionment", 1975): after n draws a task of weight w has had floor(n·w) or ceil(n·w) of them. Giving
-the draw to the largest deficit instead would break that bound with many tasks.
+Each task's own order is a fresh permutation an epoch. Between tasks, tasks of equal weight take turns, and what they have
+together is one share among others. The n-th draw goes to a share that has fallen behind by 1/(2k-2) or more, k shares in
+all, and among those to the one that must be drawn soonest if none is ever to fall behind by more than 1 - 1/(2k-2). This is
+Tijdeman's method ("The chairman assignment problem", 1980), whose bound no method betters. So after any number of draws a
+task is less than one draw from its part; and in any stretch of draws less than one if there are one or two different
+weights, at most 2 - 1/(k-1) if there are more. Less than one in every stretch cannot be had in general: no order does it for
+the weights 1, 2 and 3 (the tests look through all).
 """
 
 import hashlib
@@ -40,8 +43,11 @@ class Mixture:
         self._tasks = {task.name: task for task in tasks}
         if len(self._tasks) != len(tasks) or not tasks or not all(task.prompts for task in tasks):
             raise ValueError(f"a mixture needs tasks of different names, with prompts: {[task.name for task in tasks]}")
-        weights = {task.name: Fraction(task.weight) for task in tasks}  # exact, so that no rounding piles up
-        self._shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+        total = sum(Fraction(task.weight) for task in tasks)  # exact, so that no rounding piles up
+        self._shares: list[tuple[Fraction, list[str]]] = []  # of all draws, and the tasks of one weight that have it
+        for weight in dict.fromkeys(task.weight for task in tasks):
+            alike = [task.name for task in tasks if task.weight == weight]
+            self._shares.append((len(alike) * Fraction(weight) / total, alike))
         self._counts = dict.fromkeys(self._tasks, 0)
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}
 
@@ -67,6 +73,11 @@ class Mixture:
         self._counts[name] += 1
         return _drawn(task.prompts[int(self._order(task, epoch)[position])], epoch)
 
+    def sample(self, task: str, count: int) -> list[Prompt]:
+        """So many prompts of a task, from all over its source; drawing goes on as if they had not been looked at."""
+        prompts = self._tasks[task].prompts
+        return [_drawn(prompt, 0) for prompt in prompts[:: max(len(prompts) // max(count, 1), 1)][:count]]
+
     def find(self, task: str, name: str, epoch: int) -> Prompt:
         """The prompt of a task with this id, as it was drawn in an epoch; `DataError` if there is none."""
         prompt = next((p for p in self._tasks[task].prompts if p.id == name), None) if task in self._tasks else None
@@ -86,9 +97,13 @@ class Mixture:
         self._counts = {name: int(state["counts"][name]) for name in self._tasks}
 
     def _due(self) -> str:
-        draws = sum(self._counts.values()) + 1
-        not_ahead = [name for name, share in self._shares.items() if self._counts[name] < share * draws]
-        return min(not_ahead, key=lambda name: (self._counts[name] + 1) / self._shares[name])
+        draws, spare = sum(self._counts.values()) + 1, Fraction(1, max(2 * len(self._shares) - 2, 1))
+        behind = [
+            (share, share * draws - sum(self._counts[name] for name in alike), alike) for share, alike in self._shares
+        ]
+        urgent = (due for due in behind if due[1] >= spare)
+        _, _, alike = min(urgent, key=lambda due: (1 - spare - due[1]) / due[0])
+        return min(alike, key=self._counts.__getitem__)
 
     def _order(self, task: MixtureTask, epoch: int) -> NDArray[np.int64]:
         """Indices into the task's prompts; only the current epoch's are kept."""

@@ -1,4 +1,5 @@
-"""Rewards by name. Each judges one transcript; they run in processes of the grading pool."""
+"""Rewards by name. Each judges one transcript; they run in processes of a grading pool, or if they are `async def` in the
+controller, where they wait for others to judge."""
 
 import functools
 import inspect
@@ -7,7 +8,6 @@ from typing import Any
 
 from antiphon.errors import ConfigError
 from antiphon.registry import Registry
-from antiphon.tasks.base import Reward
 
 REWARDS = Registry(
     "reward",
@@ -25,14 +25,26 @@ REWARDS = Registry(
         "composed": "antiphon.tasks.rewards.composed:Composed",
         "reasoning_gym": "antiphon.tasks.rewards.reasoning_gym:reasoning_gym",
         "environment_return": "antiphon.tasks.rewards.environment_return:environment_return",
+        "judge": "antiphon.tasks.rewards.judge:Judge",
         "reward_model": "antiphon.tasks.rewards.reward_model:RewardModel",
     },
 )
 
+ASYNCHRONOUS = frozenset({"judge"})  # known without importing what the others need
 
-def build_reward(name: str, options: Mapping[str, Any]) -> Reward:
-    """The reward called `name`: a class is instantiated with `options`, a function gets them with every call.
-    `ConfigError` if it does not take them."""
+
+def is_asynchronous(name: str) -> bool:
+    """Whether the reward called `name` is `async def`, or a class whose `__call__` is. Of rewards only the user's own are
+    imported."""
+    if name in REWARDS.built_in:
+        return name in ASYNCHRONOUS
+    found = REWARDS.resolve(name)
+    return inspect.iscoroutinefunction(found.__call__ if inspect.isclass(found) else found)
+
+
+def build_reward(name: str, options: Mapping[str, Any]) -> Any:
+    """The reward called `name`, a `Reward` or `AsyncReward`: a class is instantiated with `options`, a function gets them with
+    every call. `ConfigError` if it does not take them."""
     found = REWARDS.resolve(name)
     is_class = inspect.isclass(found)
     try:
@@ -40,5 +52,4 @@ def build_reward(name: str, options: Mapping[str, Any]) -> Reward:
     except TypeError as error:
         takes = "(**options)" if is_class else "(prompt, transcript, **options)"
         raise ConfigError(f"reward {name!r} is called with {takes}, but {error}") from None
-    reward: Reward = found(**options) if is_class else functools.partial(found, **options)
-    return reward
+    return found(**options) if is_class else functools.partial(found, **options)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 from antiphon.tasks.base import Transcript
@@ -70,3 +71,37 @@ class Scaled:
 
 def offset(prompt: Prompt, transcript: Transcript, *, by: float = 0.0) -> float:
     return float(prompt.payload) + by
+
+
+class Slow:
+    """Takes a moment, and says which process it is."""
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
+        time.sleep(0.05)
+        return os.getpid()
+
+
+class OnlyOne(Slow):
+    """There can be only one at a time."""
+
+    def __init__(self, path: str) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
+        time.sleep(0.1)
+        return 1.0
+
+
+class Flaky:
+    """Can be built once, and again only after so many failures."""
+
+    def __init__(self, path: str, failures: int) -> None:
+        with open(path, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            built = len(file.read())
+        if 1 < built <= 1 + failures:
+            raise OSError("not today")
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
+        return obey(prompt, transcript)

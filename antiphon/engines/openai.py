@@ -1,0 +1,79 @@
+"""Models behind an address that speaks OpenAI's chat protocol: judges that others serve."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+PAUSE = 0.5  # seconds before the first time that a request is tried again; each pause is twice the one before
+LONGEST_PAUSE = 30.0
+AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # what may be otherwise in a moment
+
+
+class NoReply(Exception):
+    """The model did not reply: what was tried, and what came of it."""
+
+
+class OpenAIChat:
+    """Asks the model at `address`, such as https://api.example.com/v1."""
+
+    def __init__(self, address: str, model: str, key: str = "", *, attempts: int = 5, timeout: float = 60.0) -> None:
+        """A request is tried `attempts` times, `timeout` seconds each."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._url = address.rstrip("/") + "/chat/completions"
+        self._model = model
+        self._attempts = attempts
+        self._timeout = timeout
+        # How many ask at once is bounded by whoever asks.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+
+    async def __call__(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> str:
+        """What the model replies; `settings` go into the request, such as temperature. `NoReply` if it does not."""
+        body = {"model": self._model, "messages": list(messages), **settings}
+        for attempt in range(1, self._attempts + 1):
+            try:
+                async with asyncio.timeout(self._timeout):  # httpx's own is of each packet
+                    response = await self._client.post(self._url, json=body)
+            except (httpx.HTTPError, TimeoutError) as error:
+                failure, again, pause = f"{type(error).__name__} {error}".strip(), True, 0.0
+            else:
+                if response.status_code == httpx.codes.OK:
+                    return _reply(response)
+                failure = f"HTTP {response.status_code} {response.text[:200]}".strip()
+                again, pause = response.status_code in AGAIN, _asked_pause(response)
+            if not again or attempt == self._attempts:
+                break
+            await asyncio.sleep(min(max(pause, PAUSE * 2 ** (attempt - 1)), LONGEST_PAUSE))
+        raise NoReply(f"{self._url}: {failure}, the last of {attempt} tries")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _reply(response: httpx.Response) -> str:
+    try:
+        content = response.json()["choices"][0]["message"]["content"]
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
+        content = None
+    if not isinstance(content, str):
+        raise NoReply(f"{response.url}: the answer is no chat completion: {response.text[:200]!r}")
+    return content
+
+
+def _asked_pause(response: httpx.Response) -> float:
+    """Seconds that the server asks for."""
+    asked = response.headers.get("retry-after", "")
+    return float(asked) if asked.isdigit() else 0.0

@@ -1,0 +1,26 @@
+"""Asking a model in an engine pool of its own, for rewards that want its opinion."""
+
+import itertools
+from collections.abc import Sequence
+
+from antiphon.rollout.episode import Tokenizer
+from antiphon.rollout.pool import EnginePool
+from antiphon.tasks.base import Generate
+from antiphon.types import GenerateRequest, Message, Sampling
+
+
+def asking(pool: EnginePool, tokenizer: Tokenizer, max_length: int, max_tokens: int) -> Generate:
+    """What asks the model of `pool`, greedily, for replies of at most `max_tokens`. `ValueError` for a question that leaves no
+    room for a reply."""
+    numbers = itertools.count()
+
+    async def generate(messages: Sequence[Message]) -> str:
+        tokens = tokenizer.encode_prompt(list(messages))
+        room = min(max_tokens, max_length - len(tokens))
+        if room <= 0:
+            raise ValueError(f"a question of {len(tokens)} tokens leaves the judge no room in {max_length}")
+        sampling = Sampling(max_tokens=room, temperature=0.0)
+        completion = await pool.generate(GenerateRequest(id=f"judge/{next(numbers)}", tokens=tokens, sampling=sampling))
+        return tokenizer.decode(completion.tokens)
+
+    return generate

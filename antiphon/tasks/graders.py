@@ -1,0 +1,161 @@
+"""Each task's transcripts go to what runs its reward.
+
+Tasks share the processes of the run's `grading`; one with a `grading` of its own has its own processes, so a slow reward
+never holds up the others. A reward that is `async def` waits for someone else to judge: it runs here, many at a time.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from antiphon.errors import AntiphonError, ConfigError, WorkerDied
+from antiphon.tasks.base import AsyncReward, Generate, Transcript, Unreachable, as_score
+from antiphon.tasks.config import GradingConfig, TaskConfig
+from antiphon.tasks.grading import GradingPool, GradingStats
+from antiphon.tasks.grading_worker import marked, one_line
+from antiphon.tasks.rewards import build_reward, is_asynchronous
+from antiphon.tasks.suspicions import MARK
+from antiphon.types import Prompt, Score, ScoreStatus
+from antiphon.waits import Waits
+
+
+class Grader(Protocol):
+    """What runs rewards. Use as `async with`."""
+
+    stats: GradingStats
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """The verdict of the task's reward, or why there is none."""
+
+
+class AsyncGrader:
+    """Runs one `async def` reward in the event loop, `config.concurrency` gradings at a time."""
+
+    def __init__(self, task: str, name: str, options: Mapping[str, Any], config: GradingConfig) -> None:
+        self.stats = GradingStats()
+        self._where = f"task {task!r}, reward {name!r}"
+        self._name, self._options = name, options
+        self._config = config
+        self._seats = asyncio.Semaphore(config.concurrency)
+        self._reward: AsyncReward | None = None
+
+    async def __aenter__(self) -> Self:
+        """Build the reward; `ConfigError` if that cannot be done."""
+        try:
+            self._reward = build_reward(self._name, self._options)
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: user code; it ends the run with this message
+            raise ConfigError(f"{self._where}: {one_line(error)}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        close = getattr(self._reward, "close", None)
+        self._reward = None
+        if close is not None and inspect.isawaitable(closing := close()):
+            await closing
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """See `Grader.score`. Whom the reward waits for is no part of the answer: a time-out is failed infrastructure."""
+        if self._reward is None:
+            raise WorkerDied(f"{self._where}: was closed")
+        async with self._seats:
+            limit = asyncio.timeout(self._config.deadline)
+            try:
+                async with limit:
+                    score = marked(as_score(await self._reward(prompt, transcript)), transcript)
+            except Exception as error:  # noqa: BLE001 - named boundary: user code
+                return self._failed(error, limit.expired())
+        if score.status is ScoreStatus.SCORED:
+            self.stats.scored += 1
+        else:
+            self.stats.ungraded += 1
+        return score
+
+    def _failed(self, error: Exception, late: bool) -> Score:
+        if late:
+            self.stats.timed_out += 1
+            return Score(status=ScoreStatus.INFRASTRUCTURE, detail=f"timed out after {self._config.deadline:g} s")
+        if isinstance(error, Unreachable):
+            self.stats.died += 1
+            return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
+        self.stats.raised += 1
+        return Score.ungraded(one_line(error))
+
+
+class Graders:
+    """All that grades in a run. Use as `async with`; leaving it leaves no process behind."""
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskConfig],
+        config: GradingConfig,
+        waits: Waits,
+        generate: Mapping[str, Generate] | None = None,
+    ) -> None:
+        """`generate` has, for each task with a judge, what asks it."""
+        self._of: dict[str, Grader] = {}
+        self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
+        self._exits = AsyncExitStack()
+        shared: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for task in tasks:
+            own, rewards = task.grading or config, {task.name: (task.reward, task.reward_options)}
+            if is_asynchronous(task.reward):
+                options = dict(task.reward_options)
+                if generate and task.name in generate:
+                    options["generate"] = generate[task.name]
+                self._of[task.name] = AsyncGrader(task.name, task.reward, options, own)
+            elif task.grading is not None:
+                self._of[task.name] = GradingPool(rewards, own, waits)
+            else:
+                shared |= rewards
+        if shared:
+            pool = GradingPool(shared, config, waits)
+            self._of |= dict.fromkeys(shared, pool)
+
+    @property
+    def stats(self) -> GradingStats:
+        """Of all together."""
+        every = [grader.stats for grader in set(self._of.values())]
+        return GradingStats(*(sum(getattr(stats, field.name) for stats in every) for field in fields(GradingStats)))
+
+    async def __aenter__(self) -> Self:
+        """Start all that grades, at once; `ConfigError` if a reward cannot be built."""
+        starts = [asyncio.ensure_future(self._exits.enter_async_context(each)) for each in set(self._of.values())]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """See `Grader.score`; raises only if what grades cannot go on."""
+        if prompt.task not in self._of:
+            raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._of)} have one")
+        score = await self._of[prompt.task].score(prompt, transcript)
+        least, most = self._ranges.get(prompt.task, (-math.inf, math.inf))
+        if score.value is not None and not least <= score.value <= most:
+            return replace(score, parts={**score.parts, MARK + "out_of_range": 1.0})
+        return score
