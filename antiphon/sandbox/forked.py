@@ -135,12 +135,12 @@ class ForkedPython:
             return worker, fresh
 
     def _start_worker(self) -> "_Worker":
-        try:
-            if self._zygote:
+        if self._zygote:
+            try:
                 return self._zygote.start_worker()
-        except _Lost:
-            self._zygote.close()
-            self._zygote = None
+            except _Lost:
+                self._zygote.close()
+                self._zygote = None
         try:
             self._zygote = self._start_zygote()
         except UnsupportedError as error:
@@ -221,7 +221,8 @@ def _inside(name: str) -> str:
 
 def _memory_file(content: bytes) -> Any:
     """A file in memory that holds `content` and can no longer be changed, open at its begin."""
-    file = open(os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "r+b", buffering=0)
+    descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller's
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]
@@ -403,7 +404,8 @@ class _Outputs:
                 for descriptor, content in kept.items():
                     while _read_on(descriptor, content, limits.output):
                         pass
-                return report, *(bytes(content) for content in kept.values())
+                stdout, stderr = map(bytes, kept.values())
+                return report, stdout, stderr
             if over:
                 with contextlib.suppress(OSError):
                     worker.control.send(b"stop")

@@ -4,9 +4,9 @@
     worker    one for each program at a time; first process of its process namespace, runs programs one after another
     program   one a run: forked by the worker, it gives up every right and becomes the program
 
-Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker reads
-nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in a
-file in memory.
+Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker
+reads nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in
+a file in memory.
 
 Messages are JSON in packets on Unix sockets, with descriptors beside them. The zygote and the workers end when their socket
 is closed or the process that asks is gone.
@@ -27,7 +27,6 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -287,11 +286,8 @@ class _Worker:
                 self._ends[pid] = status, usage
 
     def _kill_all(self) -> None:
-        if self.setup.level >= Level.ISOLATED:
-            everyone = [-1]  # but the worker itself
-        else:
-            everyone = _descendants(os.getpid())
-        for pid in everyone:
+        everyone_else = [-1]
+        for pid in everyone_else if self.setup.level >= Level.ISOLATED else _descendants(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -428,7 +424,8 @@ def _execute(program: str) -> NoReturn:
     sys.argv = ["program.py"]
     sys.path.insert(0, "")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = open(number, "r" if number == 0 else "w", buffering=1 if number == 2 else -1, closefd=False)
+        buffering = 1 if name == "stderr" else -1
+        stream = open(number, "w" if number else "r", buffering=buffering, closefd=False)  # noqa: SIM115 - for good
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     gc.enable()
@@ -448,7 +445,7 @@ def _execute(program: str) -> NoReturn:
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
+    print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
     return 1
 
 
