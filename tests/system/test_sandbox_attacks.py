@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -378,14 +379,8 @@ class Outside:
         self.canary = "canary-" + secrets.token_hex(16)
         self.folder = folder
         folder.chmod(0o777)
-        for parent in folder.parents:
-            parent.chmod(parent.stat().st_mode | 0o001) if parent.owner() == folder.owner() and parent != Path(
-                "/"
-            ) else None
         (folder / "secret").write_text(self.canary)
         (folder / self.canary).touch()  # read by whoever lists the directory
-        (folder / "movable").write_text("")
-        (folder / "movable").chmod(0o666)
         self.listeners = [
             self._listen(socket.AF_INET, ("127.0.0.1", 0)),
             self._listen(socket.AF_UNIX, f"\0{self.mark}"),
@@ -395,9 +390,20 @@ class Outside:
         self.datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.datagrams.bind(f"\0{self.mark}-datagrams")
         self.datagrams.setblocking(False)
-        self.start_victim()
-        self.most_processes = self.most_memory = 0
         self.harm = []
+        self.start_victim()
+
+    def reset(self):
+        """As if nothing had happened yet."""
+        self.most_processes = self.most_memory = 0
+        if self.harm:
+            self.victim.kill()
+            self.victim.communicate()
+            self.start_victim()
+        self.harm = []
+        (self.folder / "written").unlink(missing_ok=True)
+        (self.folder / "movable").touch()
+        (self.folder / "movable").chmod(0o666)
 
     @staticmethod
     def _listen(family, address):
@@ -452,7 +458,7 @@ class Outside:
         over = threading.Event()
 
         def watch():
-            while not over.wait(0.02):
+            while not over.wait(0.05):
                 sizes = self.marked()
                 self.most_processes = max(self.most_processes, len(sizes))
                 self.most_memory = max(self.most_memory, sum(sizes.values()))
@@ -518,11 +524,18 @@ class Outside:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def place():
+    with tempfile.TemporaryDirectory() as folder:  # where any user may go, unlike pytest's
+        made = Outside(Path(folder))
+        yield made
+        made.close()
+
+
 @pytest.fixture
-def outside(tmp_path):
-    place = Outside(tmp_path)
-    yield place
-    place.close()
+def outside(place):
+    place.reset()
+    return place
 
 
 CASES = [(backend, level) for backend in BACKENDS for level in sorted(Level, reverse=True)]
