@@ -92,9 +92,10 @@ class ForkedPython:
         """End whatever runs. Twice is once."""
         with self._lock:
             self._closed = True
-            for worker in [*self._idle, *self._busy]:
-                worker.close()
-            self._idle.clear()
+            for worker in self._busy:  # who waits for it closes it
+                worker.control.shutdown(socket.SHUT_RDWR)
+            while self._idle:
+                self._idle.pop().close()
             if self._zygote:
                 self._zygote.close()
                 self._zygote = None
@@ -254,8 +255,9 @@ class _Zygote:
     """The process that forks workers."""
 
     def __init__(self, level: Level, packages: Mapping[str, str]) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="antiphon-sandbox-")
-        os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
+        self._scratch = "" if level >= Level.ISOLATED else tempfile.mkdtemp(prefix="antiphon-sandbox-")
+        if self._scratch:
+            os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
         self._group: Path | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_SECONDS)
@@ -318,7 +320,8 @@ class _Zygote:
             self.process.wait()
         if self._group:
             cgroups.remove_group(self._group)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class _Worker:

@@ -139,13 +139,13 @@ ATTACKS = {
     """,
     "many files": """
         made = 0
-        for number in range(1500):
+        for number in range(1100):
             try:
                 os.close(os.open(f"file{number}", os.O_CREAT | os.O_WRONLY))
                 made += 1
             except OSError:
                 break
-        escape_if(made >= 1500)
+        escape_if(made >= 1100)
     """,
     "a large file": """
         with open("file", "wb", buffering=0) as file:
