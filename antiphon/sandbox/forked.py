@@ -72,7 +72,7 @@ class ForkedPython:
         limits, contents = limits or self._limits, {_inside(name): content for name, content in (files or {}).items()}
         with (
             _memory_file(marshal.dumps((program, contents))) as payload,
-            _memory_file(stdin.encode("utf-8", "surrogateescape")) as typed,
+            _memory_file(stdin.encode("utf-8", "surrogatepass")) as typed,
         ):
             try:
                 worker, outputs = self._begin(limits, [payload.fileno(), typed.fileno()])
@@ -299,15 +299,18 @@ class _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_SECONDS)
         with theirs:
+            claim, uid = _claim_user()
             try:
-                socket.send_fds(self.connection, [b"worker"], [theirs.fileno()])
+                socket.send_fds(self.connection, [str(uid).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
+                claim.close()
                 raise _Lost(f"the zygote is gone: {error}") from error
         try:
-            return _Worker(ours, _answer(ours, "a worker")["pid"])
+            return _Worker(ours, claim, _answer(ours, "a worker")["pid"])
         except _Lost:
             ours.close()
+            claim.close()
             raise
 
     def close(self) -> None:
@@ -327,8 +330,9 @@ class _Zygote:
 class _Worker:
     """The process that runs programs, one at a time."""
 
-    def __init__(self, control: socket.socket, pid: int) -> None:
+    def __init__(self, control: socket.socket, claim: socket.socket, pid: int) -> None:
         self.control = control
+        self._claim = claim
         self.pid = pid
         self._handle: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it is gone: the first message will tell
@@ -337,6 +341,7 @@ class _Worker:
     def close(self) -> None:
         """Have it kill what it runs, and end."""
         self.control.close()
+        self._claim.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -346,6 +351,19 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self.close()
+
+
+def _claim_user() -> tuple[socket.socket, int]:
+    """A user that no other sandbox on this machine runs programs as, and what holds it: a socket of its name."""
+    claim = socket.socket(socket.AF_UNIX)
+    for uid in zygote.UIDS:
+        try:
+            claim.bind(f"\0antiphon-user-{uid}")
+        except OSError:  # taken
+            continue
+        return claim, uid
+    claim.close()
+    raise _Lost(f"all {len(zygote.UIDS)} users for programs are taken")
 
 
 def _answer(connection: socket.socket, whose: str) -> dict[str, Any]:

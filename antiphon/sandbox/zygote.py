@@ -23,6 +23,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -92,7 +93,8 @@ class _Zygote:
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self._group: cgroups.Group | None = None
         self.group_path: Path | None = None
-        self._workers: dict[int, tuple[int, cgroups.Group | None]] = {}  # process id -> place, group
+        self._workers: dict[int, cgroups.Group | None] = {}  # by process id
+        self._count = 0
         with contextlib.suppress(OSError):  # then memory is bounded for each process alone
             self._group, self.group_path = cgroups.make_group(f"antiphon-{os.getpid()}")
         if setup.level >= Level.ISOLATED:
@@ -101,7 +103,7 @@ class _Zygote:
         for name in (*_USUAL.split(), *setup.imports):
             __import__(name)
         if setup.level >= Level.CONFINED:
-            seccomp.filter_program()  # made once, here
+            _filter(setup)  # made once, here
         self._base_memory = _own_memory(self._proc)
         gc.collect()
         gc.freeze()  # what is here already is not written to by a collection in a program, and so not copied
@@ -122,9 +124,10 @@ class _Zygote:
             if not message:
                 break
             self._reap()
+            uid = int(message)
             with socket.socket(fileno=descriptors[0]) as control:
                 try:
-                    pid = self._start_worker(connection, control)
+                    pid = self._start_worker(connection, control, uid)
                     control.send(json.dumps({"pid": pid}).encode())
                 except OSError as error:
                     control.send(json.dumps({"problem": str(error)}).encode())
@@ -134,28 +137,27 @@ class _Zygote:
         if self._setup.scratch:
             shutil.rmtree(self._setup.scratch, ignore_errors=True)
 
-    def _start_worker(self, connection: socket.socket, control: socket.socket) -> int:
-        taken = {place for place, _ in self._workers.values()}
-        place = next(number for number in range(len(UIDS)) if number not in taken)
-        group = self._group.child(str(place)) if self._group else None
+    def _start_worker(self, connection: socket.socket, control: socket.socket, uid: int) -> int:
+        self._count += 1
+        group = self._group.child(str(self._count)) if self._group else None
         namespaces = 0
         if self._setup.level >= Level.ISOLATED:
             namespaces = kernel.NEW_PIDS | kernel.NEW_MOUNTS
             namespaces |= kernel.NEW_USER if self._setup.user_namespace else 0
         pid = kernel.fork(namespaces)
         if pid:
-            self._workers[pid] = place, group
+            self._workers[pid] = group
             return pid
         connection.close()
         try:
             if namespaces & kernel.NEW_USER:
-                kernel.map_user(self._proc, UIDS[place], 0, 0)
+                kernel.map_user(self._proc, uid, 0, 0)
             os.close(self._proc)
             worker = _Worker(
                 setup=self._setup,
                 control=control,
                 asking=self._asking,
-                uid=UIDS[place],
+                uid=uid,
                 group=group,
                 base_memory=self._base_memory,
             )
@@ -169,7 +171,7 @@ class _Zygote:
         """Clear up behind the workers that have ended."""
         for pid in list(self._workers):
             if os.waitpid(pid, how)[0]:
-                _, group = self._workers.pop(pid)
+                group = self._workers.pop(pid)
                 if group:
                     os.close(group.directory)
                     group.remove()
@@ -312,10 +314,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _remove(directory: str) -> None:
-    """Remove a directory whatever the program made of its permissions."""
-    for path, _, _ in os.walk(directory):
-        os.chmod(path, 0o700)
-    shutil.rmtree(directory)
+    """Remove a directory, however deep the program made it and whatever it made of its permissions."""
+    subprocess.run(["chmod", "-R", "u+rwX", "--", directory], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(["rm", "-rf", "--", directory], check=True)
 
 
 # --- the program -----------------------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ class _Program:
             resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
         )
         if self.worker.setup.level >= Level.CONFINED:
-            seccomp.install(seccomp.filter_program())
+            seccomp.install(_filter(self.worker.setup))
         return str(program)
 
     def _confine(self) -> None:
@@ -402,6 +403,11 @@ class _Program:
         return values
 
 
+def _filter(setup: Setup) -> bytes:
+    """Landlock knows nothing of permissions: where a program has the user's own files around it, none may be changed."""
+    return seccomp.filter_program(keep_attributes=setup.level == Level.CONFINED and os.getuid() != 0)
+
+
 def _hidden(paths: list[str]) -> bool:
     """Whether some of the paths lie where other users may not go."""
     above = {parent for path in paths for parent in Path(path).parents}
@@ -420,7 +426,8 @@ def _threads_of(uid: int) -> int:
 
 
 def _execute(program: str) -> NoReturn:
-    """Run the program as Python runs `__main__`, and end the process."""
+    """Run the program as Python runs `__main__`, and end the process, whatever the program made of `os`."""
+    end = os._exit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
         del sys.modules[name]
@@ -444,7 +451,7 @@ def _execute(program: str) -> NoReturn:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this function
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        os._exit(_finish(code))
+        end(_finish(code))
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -107,6 +107,11 @@ ATTACKS = {
     """,
     "list a directory": "attempt(lambda: print(os.listdir(outside['directory'])))",
     "write a file": "attempt(lambda: open(outside['directory'] + '/written', 'w'))",
+    "change a file's permissions": """
+        attempt(lambda: os.chmod(outside["file"], 0o640))
+        attempt(lambda: os.utime(outside["file"], (1, 1)))
+        attempt(lambda: os.setxattr(outside["file"], "user.mark", b"x"))
+    """,
     "rename a file": "attempt(lambda: os.rename(outside['movable'], outside['directory'] + '/written'))",
     "open by handle": """
         handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128))
@@ -401,6 +406,8 @@ class Outside:
             self.victim.communicate()
             self.start_victim()
         self.harm = []
+        (self.folder / "secret").chmod(0o644)
+        (self.folder / "secret").write_text(self.canary)
         (self.folder / "written").unlink(missing_ok=True)
         (self.folder / "movable").touch()
         (self.folder / "movable").chmod(0o666)
@@ -488,6 +495,9 @@ class Outside:
             found.append("the attack says so")
         if (self.folder / "written").exists() or (self.folder / "secret").stat().st_nlink > 1:
             found.append("a file was written")
+        now = (self.folder / "secret").stat()
+        if (now.st_mode & 0o777, now.st_mtime == 1) != (0o644, False):
+            found.append("a file was changed")
         if list(self.folder.glob("core*")):
             found.append("a core was left")
         found += self.harm

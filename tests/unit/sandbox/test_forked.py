@@ -84,6 +84,9 @@ ENDS = {
     "import atexit; atexit.register(print, 'last'); print('first')": (Status.OK, 0, "first\nlast\n", ""),
     "import threading; threading.Timer(0.05, print, ['late']).start()": (Status.OK, 0, "late\n", ""),
     "print(__name__, [n for n in dir() if n[0] != '_'])": (Status.OK, 0, "__main__ []\n", ""),
+    "import os, sys; os._exit = sys.exit = lambda code: None; raise KeyError(1)": (Status.ERROR, 1, "", "KeyError"),
+    "import os\nos._exit = None\nprint(1)": (Status.OK, 0, "1\n", ""),
+    "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')": (Status.OK, 0, "", ""),
     "import asyncio; print(asyncio.run(asyncio.sleep(0, 4)))": (Status.OK, 0, "4\n", ""),
     "import sqlite3, ssl, zlib, lzma, csv, uuid, unittest; print(len(str(uuid.uuid4())))": (Status.OK, 0, "36\n", ""),
 }
@@ -100,8 +103,8 @@ def test_ends(sandbox, program):
     assert result.usage.seconds > 0
 
 
-def test_processor_time(sandbox):
-    result = sandbox.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1))
+def test_processor_time(own):
+    result = own.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1))
     assert result.status is Status.TIMEOUT
     assert "processor" in result.detail
 
@@ -140,6 +143,13 @@ def test_many_at_once(sandbox):
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: sandbox.run(f"print({n}); open('x', 'x')").stdout, range(40)))
     assert results == [f"{n}\n" for n in range(40)]
+
+
+@pytest.mark.skipif(LEVELS[-1:] != [Level.ISOLATED], reason="without namespaces only root gives programs a user")
+def test_sandboxes_share_no_user(own):
+    with ForkedPython(level=own.level) as other:
+        users = [sandbox.run("import os; print(os.getuid())").stdout for sandbox in (own, other)]
+    assert len(set(users)) == 2
 
 
 def test_packages():

@@ -64,6 +64,13 @@ def test_denied(machine):
         assert judge(program, number, audit=AUDIT[machine]) == DENY, name
 
 
+def test_attributes_of_files(machine):
+    for name, number in numbers(seccomp._ATTRIBUTES, machine).items():
+        for keep in (False, True):
+            verdict = judge(seccomp.filter_program(keep), number, audit=AUDIT[machine])
+            assert verdict == (DENY if keep else ALLOW), name
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "verdict"),
     [
@@ -120,7 +127,7 @@ def test_the_kernels_headers_agree(machine):
     if not header.exists():
         pytest.skip("the kernel's headers are not installed")
     found = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text()))
-    ours = {**seccomp._DENIED, **seccomp._CONDITIONAL, **kernel._NUMBERS}
+    ours = {**seccomp._DENIED, **seccomp._CONDITIONAL, **seccomp._ATTRIBUTES, **kernel._NUMBERS}
     checked = {name: number for name, number in numbers(ours, machine).items() if name in found}
     assert {name: int(found[name]) for name in checked} == checked
     assert len(checked) > 0.9 * len(numbers(ours, machine))
