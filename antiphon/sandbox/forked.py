@@ -75,7 +75,7 @@ class ForkedPython:
         limits, contents = limits or self._limits, {_inside(name): content for name, content in (files or {}).items()}
         with (
             _memory_file(marshal.dumps((program, contents))) as payload,
-            _memory_file(stdin.encode("utf-8", "surrogateescape")) as typed,
+            _memory_file(stdin.encode("utf-8", "surrogatepass")) as typed,
         ):
             try:
                 worker, outputs = self._begin(limits, [payload.fileno(), typed.fileno()])
@@ -95,9 +95,10 @@ class ForkedPython:
         """End whatever runs. Twice is once."""
         with self._lock:
             self._closed = True
-            for worker in [*self._idle, *self._busy]:
-                worker.close()
-            self._idle.clear()
+            for worker in self._busy:  # who waits for it closes it
+                worker.control.shutdown(socket.SHUT_RDWR)
+            while self._idle:
+                self._idle.pop().close()
             if self._zygote:
                 self._zygote.close()
                 self._zygote = None
@@ -138,12 +139,12 @@ class ForkedPython:
             return worker, fresh
 
     def _start_worker(self) -> "_Worker":
-        try:
-            if self._zygote:
+        if self._zygote:
+            try:
                 return self._zygote.start_worker()
-        except _Lost:
-            self._zygote.close()
-            self._zygote = None
+            except _Lost:
+                self._zygote.close()
+                self._zygote = None
         try:
             self._zygote = self._start_zygote()
         except UnsupportedError as error:
@@ -224,7 +225,8 @@ def _inside(name: str) -> str:
 
 def _memory_file(content: bytes) -> Any:
     """A file in memory that holds `content` and can no longer be changed, open at its begin."""
-    file = open(os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "r+b", buffering=0)
+    descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller's
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]
@@ -263,8 +265,9 @@ class _Zygote:
     """The process that forks workers."""
 
     def __init__(self, level: Level, packages: Mapping[str, str]) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="antiphon-sandbox-")
-        os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
+        self._scratch = "" if level >= Level.ISOLATED else tempfile.mkdtemp(prefix="antiphon-sandbox-")
+        if self._scratch:
+            os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
         self._group: Path | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_SECONDS)
@@ -306,15 +309,18 @@ class _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_SECONDS)
         with theirs:
+            claim, uid = _claim_user()
             try:
-                socket.send_fds(self.connection, [b"worker"], [theirs.fileno()])
+                socket.send_fds(self.connection, [str(uid).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
+                claim.close()
                 raise _Lost(f"the zygote is gone: {error}") from error
         try:
-            return _Worker(ours, _answer(ours, "a worker")["pid"])
+            return _Worker(ours, claim, _answer(ours, "a worker")["pid"])
         except _Lost:
             ours.close()
+            claim.close()
             raise
 
     def close(self) -> None:
@@ -327,14 +333,16 @@ class _Zygote:
             self.process.wait()
         if self._group:
             cgroups.remove_group(self._group)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class _Worker:
     """The process that runs programs, one at a time."""
 
-    def __init__(self, control: socket.socket, pid: int) -> None:
+    def __init__(self, control: socket.socket, claim: socket.socket, pid: int) -> None:
         self.control = control
+        self._claim = claim
         self.pid = pid
         self._handle: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it is gone: the first message will tell
@@ -343,6 +351,7 @@ class _Worker:
     def close(self) -> None:
         """Have it kill what it runs, and end."""
         self.control.close()
+        self._claim.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -352,6 +361,19 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self.close()
+
+
+def _claim_user() -> tuple[socket.socket, int]:
+    """A user that no other sandbox on this machine runs programs as, and what holds it: a socket of its name."""
+    claim = socket.socket(socket.AF_UNIX)
+    for uid in zygote.UIDS:
+        try:
+            claim.bind(f"\0antiphon-user-{uid}")
+        except OSError:  # taken
+            continue
+        return claim, uid
+    claim.close()
+    raise _Lost(f"all {len(zygote.UIDS)} users for programs are taken")
 
 
 def _answer(connection: socket.socket, whose: str) -> dict[str, Any]:
@@ -413,7 +435,8 @@ class _Outputs:
                 for descriptor, content in kept.items():
                     while _read_on(descriptor, content, limits.output):
                         pass
-                return report, *(bytes(content) for content in kept.values())
+                stdout, stderr = map(bytes, kept.values())
+                return report, stdout, stderr
             if over:
                 with contextlib.suppress(OSError):
                     worker.control.send(b"stop")

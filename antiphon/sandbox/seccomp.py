@@ -106,6 +106,25 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sysfs": (139, None),
     "_sysctl": (156, None),
 }
+# What changes a file without opening it.
+_ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "removexattrat": (466, 466),
+}
 # Of these only some uses are denied: see `_conditions`.
 _CONDITIONAL = {
     "clone": (56, 220),
@@ -169,8 +188,9 @@ def _conditions(name: str) -> list[_Instruction]:
 
 
 @functools.cache
-def filter_program() -> bytes:
-    """The filter for this processor, as an array of the kernel's `struct sock_filter`."""
+def filter_program(keep_attributes: bool = False) -> bytes:
+    """The filter for this processor, as an array of the kernel's `struct sock_filter`. With `keep_attributes` it also denies
+    what changes the permissions, times and attributes of files."""
     column = kernel.machine()
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
     if column == 0:
@@ -178,7 +198,8 @@ def filter_program() -> bytes:
     for name, numbers in _CONDITIONAL.items():
         body = _conditions(name)
         program += [(_EQUAL, 0, len(body), numbers[column]), *body]
-    denied = sorted(number for numbers in _DENIED.values() if (number := numbers[column]) is not None)
+    table = _DENIED | _ATTRIBUTES if keep_attributes else _DENIED
+    denied = sorted(number for numbers in table.values() if (number := numbers[column]) is not None)
     for number in denied:
         program += [(_EQUAL, 0, 1, number), _DENY]
     return _pack([*program, _ALLOW])

@@ -4,9 +4,9 @@
     worker    one for each program at a time; first process of its process namespace, runs programs one after another
     program   one a run: forked by the worker, it gives up every right and becomes the program
 
-Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker reads
-nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in a
-file in memory.
+Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker
+reads nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in
+a file in memory.
 
 Messages are JSON in packets on Unix sockets, with descriptors beside them. The zygote and the workers end when their socket
 is closed or the process that asks is gone.
@@ -23,11 +23,11 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,7 +64,7 @@ class Setup:
     paths: tuple[str, ...]
     """Directories that are put at the end of `sys.path`."""
     scratch: str
-    """Directory below which programs work at levels 1 and 2."""
+    """Directory below which programs work at levels 1 and 2; at level 3 there is none."""
 
 
 def main(descriptor: int) -> None:
@@ -93,7 +93,8 @@ class _Zygote:
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self._group: cgroups.Group | None = None
         self.group_path: Path | None = None
-        self._workers: dict[int, int] = {}  # process id -> place
+        self._workers: dict[int, cgroups.Group | None] = {}  # by process id
+        self._count = 0
         with contextlib.suppress(OSError):  # then memory is bounded for each process alone
             self._group, self.group_path = cgroups.make_group(f"antiphon-{os.getpid()}")
         if setup.level >= Level.ISOLATED:
@@ -102,7 +103,7 @@ class _Zygote:
         for name in (*_USUAL.split(), *setup.imports):
             __import__(name)
         if setup.level >= Level.CONFINED:
-            seccomp.filter_program()  # made once, here
+            _filter(setup)  # made once, here
         self._base_memory = _own_memory(self._proc)
         gc.collect()
         gc.freeze()  # what is here already is not written to by a collection in a program, and so not copied
@@ -123,52 +124,57 @@ class _Zygote:
             if not message:
                 break
             self._reap()
+            uid = int(message)
             with socket.socket(fileno=descriptors[0]) as control:
                 try:
-                    pid = self._start_worker(connection, control)
+                    pid = self._start_worker(connection, control, uid)
                     control.send(json.dumps({"pid": pid}).encode())
                 except OSError as error:
                     control.send(json.dumps({"problem": str(error)}).encode())
-        while self._workers:
-            os.waitpid(next(iter(self._workers)), 0)
-            self._reap()
+        self._reap(how=0)
+        if self._group:
+            self._group.remove()
+        if self._setup.scratch:
+            shutil.rmtree(self._setup.scratch, ignore_errors=True)
 
-    def _start_worker(self, connection: socket.socket, control: socket.socket) -> int:
-        place = next(number for number in range(len(UIDS)) if number not in self._workers.values())
-        group = self._group.child(str(place)) if self._group else None
+    def _start_worker(self, connection: socket.socket, control: socket.socket, uid: int) -> int:
+        self._count += 1
+        group = self._group.child(str(self._count)) if self._group else None
         namespaces = 0
         if self._setup.level >= Level.ISOLATED:
             namespaces = kernel.NEW_PIDS | kernel.NEW_MOUNTS
             namespaces |= kernel.NEW_USER if self._setup.user_namespace else 0
         pid = kernel.fork(namespaces)
         if pid:
-            self._workers[pid] = place
-            if group:
-                os.close(group.directory)
+            self._workers[pid] = group
             return pid
         connection.close()
         try:
             if namespaces & kernel.NEW_USER:
-                kernel.map_user(self._proc, UIDS[place], 0, 0)
+                kernel.map_user(self._proc, uid, 0, 0)
             os.close(self._proc)
             worker = _Worker(
                 setup=self._setup,
                 control=control,
                 asking=self._asking,
-                uid=UIDS[place],
+                uid=uid,
                 group=group,
                 base_memory=self._base_memory,
             )
             worker.serve()
+        except Exception as error:  # noqa: BLE001 - named boundary: who waits for the worker learns why it ended
+            control.send(json.dumps({"problem": f"{type(error).__name__}: {error}"}).encode())
         finally:
             os._exit(0)
 
-    def _reap(self) -> None:
+    def _reap(self, how: int = os.WNOHANG) -> None:
+        """Clear up behind the workers that have ended."""
         for pid in list(self._workers):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                place = self._workers.pop(pid)
-                if self._group:
-                    self._group.remove_child(str(place))
+            if os.waitpid(pid, how)[0]:
+                group = self._workers.pop(pid)
+                if group:
+                    os.close(group.directory)
+                    group.remove()
 
 
 def _own_memory(proc: int) -> int:
@@ -287,11 +293,8 @@ class _Worker:
                 self._ends[pid] = status, usage
 
     def _kill_all(self) -> None:
-        if self.setup.level >= Level.ISOLATED:
-            everyone = [-1]  # but the worker itself
-        else:
-            everyone = _descendants(os.getpid())
-        for pid in everyone:
+        everyone_else = [-1]
+        for pid in everyone_else if self.setup.level >= Level.ISOLATED else _descendants(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -311,10 +314,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _remove(directory: str) -> None:
-    """Remove a directory whatever the program made of its permissions."""
-    for path, _, _ in os.walk(directory):
-        os.chmod(path, 0o700)
-    shutil.rmtree(directory)
+    """Remove a directory, however deep the program made it and whatever it made of its permissions."""
+    subprocess.run(["chmod", "-R", "u+rwX", "--", directory], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(["rm", "-rf", "--", directory], check=True)
 
 
 # --- the program -----------------------------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ class _Program:
             resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
         )
         if self.worker.setup.level >= Level.CONFINED:
-            seccomp.install(seccomp.filter_program())
+            seccomp.install(_filter(self.worker.setup))
         return str(program)
 
     def _confine(self) -> None:
@@ -401,6 +403,11 @@ class _Program:
         return values
 
 
+def _filter(setup: Setup) -> bytes:
+    """Landlock knows nothing of permissions: where a program has the user's own files around it, none may be changed."""
+    return seccomp.filter_program(keep_attributes=setup.level == Level.CONFINED and os.getuid() != 0)
+
+
 def _hidden(paths: list[str]) -> bool:
     """Whether some of the paths lie where other users may not go."""
     above = {parent for path in paths for parent in Path(path).parents}
@@ -419,7 +426,8 @@ def _threads_of(uid: int) -> int:
 
 
 def _execute(program: str) -> NoReturn:
-    """Run the program as Python runs `__main__`, and end the process."""
+    """Run the program as Python runs `__main__`, and end the process, whatever the program made of `os`."""
+    end = os._exit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
         del sys.modules[name]
@@ -428,7 +436,8 @@ def _execute(program: str) -> NoReturn:
     sys.argv = ["program.py"]
     sys.path.insert(0, "")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = open(number, "r" if number == 0 else "w", buffering=1 if number == 2 else -1, closefd=False)
+        buffering = 1 if name == "stderr" else -1
+        stream = open(number, "w" if number else "r", buffering=buffering, closefd=False)  # noqa: SIM115 - for good
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     gc.enable()
@@ -442,13 +451,13 @@ def _execute(program: str) -> NoReturn:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this function
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        os._exit(_finish(code))
+        end(_finish(code))
 
 
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
+    print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
     return 1
 
 
