@@ -67,7 +67,8 @@ class TaskConfig(Config):
     """`guess_number`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
-    """`math`, `exact_match`, `reasoning_gym`, `environment_return`, `reward_model`, or package.module:attribute."""
+    """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `sql`, `instruction_following`, `reasoning_gym`,
+    `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute: docs/rewards.md."""
     reward_options: dict[str, Any] = {}
 
 
