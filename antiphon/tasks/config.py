@@ -70,6 +70,9 @@ class TaskConfig(Config):
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `sql`, `instruction_following`, `reasoning_gym`,
     `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute: docs/rewards.md."""
     reward_options: dict[str, Any] = {}
+    group_reward: str | None = None
+    """Judges the siblings of a group together, when each has its score: `duplicates`, or package.module:attribute."""
+    group_reward_options: dict[str, Any] = {}
 
 
 class GradingConfig(Config):

@@ -1,10 +1,13 @@
 """Whole runs in every scheduling mode. Workers are threads here, so that a dozen runs take seconds; one uses processes."""
 
 import math
+import sqlite3
+from contextlib import closing
 from importlib.util import find_spec
 
 import psutil
 import pytest
+import yaml
 from transformers import AutoModelForCausalLM
 
 from antiphon import build
@@ -68,6 +71,30 @@ def test_a_deterministic_run_repeats_bit_for_bit(project):
     first, again = run(), run()
     assert first[1] == again[1]
     assert first[0] == again[0]
+
+
+def test_siblings_are_judged_together(project):
+    """With redundancy, groups that the judge leaves ungraded, a resume and a replay."""
+    (task,) = yaml.safe_load(project.config().read_text())["tasks"]
+    schedule = rollout(async_ratio=1.5, redundancy=1, order="ready", max_attempts=10)
+    path = project.config(tasks=[task | {"group_reward": "mytask:places"}], rollout=schedule, checkpoint={"every": 2})
+    for arguments in (["steps=4", "--overwrite"], ["steps=8", "--resume"]):
+        done = project.run("train", path, *arguments)
+        assert done.returncode == 0, done.stderr
+    run = project.folder / "runs" / "run"
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        trained = db.execute(
+            "SELECT lineage, grp, score FROM attempts WHERE status = 'trained' ORDER BY score"
+        ).fetchall()
+        (ungraded,) = db.execute("SELECT count(*) FROM attempts WHERE failure LIKE '%cannot be judged%'").fetchone()
+    groups = {}
+    for lineage, group, score in trained:
+        groups.setdefault((lineage, group), []).append(score)
+    assert len(groups) == 16 and all(scores == [0.0, 0.25, 0.5, 0.75] for scores in groups.values())
+    assert ungraded
+    assert project.run("audit", run).returncode == 0
+    same = project.run("replay", run, "--code", project.folder)
+    assert same.returncode == 0 and "no difference" in same.stdout, same.stdout + same.stderr
 
 
 def test_it_learns(project):

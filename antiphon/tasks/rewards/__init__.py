@@ -1,4 +1,4 @@
-"""Rewards by name. Each judges one transcript; they run in processes of the grading pool."""
+"""Rewards by name. Each judges one transcript, or those of a group; they run in processes of the grading pool."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.errors import ConfigError
 from antiphon.registry import Registry
-from antiphon.tasks.base import Reward
+from antiphon.tasks.base import GroupReward, Reward
 
 REWARDS = Registry(
     "reward",
@@ -29,15 +29,29 @@ REWARDS = Registry(
 )
 
 
+GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
+
+
 def build_reward(name: str, options: Mapping[str, Any]) -> Reward:
     """The reward called `name`: a class is instantiated with `options`, a function gets them with every call.
     `ConfigError` if it does not take them."""
-    found = REWARDS.resolve(name)
-    is_class = inspect.isclass(found)
-    try:
-        inspect.signature(found).bind(*(() if is_class else (None, None)), **options)
-    except TypeError as error:
-        takes = "(**options)" if is_class else "(prompt, transcript, **options)"
-        raise ConfigError(f"reward {name!r} is called with {takes}, but {error}") from None
-    reward: Reward = found(**options) if is_class else functools.partial(found, **options)
+    reward: Reward = _build(REWARDS, name, options, "prompt, transcript")
     return reward
+
+
+def build_group_reward(name: str, options: Mapping[str, Any]) -> GroupReward:
+    """The same for a reward of groups."""
+    reward: GroupReward = _build(GROUP_REWARDS, name, options, "prompt, transcripts, scores")
+    return reward
+
+
+def _build(registry: Registry, name: str, options: Mapping[str, Any], takes: str) -> Any:
+    found = registry.resolve(name)
+    is_class = inspect.isclass(found)
+    arguments = [] if is_class else takes.split(", ")
+    try:
+        inspect.signature(found).bind(*arguments, **options)
+    except TypeError as error:
+        called = ", ".join([*arguments, "**options"])
+        raise ConfigError(f"{registry.kind} {name!r} is called with ({called}), but {error}") from None
+    return found(**options) if is_class else functools.partial(found, **options)
