@@ -212,7 +212,7 @@ BOMBS = [
 
 def test_time_bombs_are_ungraded_within_the_deadline_and_nothing_else_is() -> None:
     async def run() -> list[Score]:
-        async with GradingPool({"t": ("math", {})}, GradingConfig(workers=2, deadline=1.0), Waits()) as pool:
+        async with GradingPool({"t": ("math", {})}, GradingConfig(workers=2, deadline=2.0), Waits()) as pool:
             prompt = Prompt(id="p", task="t", messages=(), payload={"answer": "5"})
             said = [text for bomb in BOMBS for text in ("5", bomb)]
             transcripts = [Transcript([Message("assistant", rf"\boxed{{{text}}}")]) for text in said]
