@@ -31,6 +31,7 @@ from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
 from antiphon.tasks.contract import Finding, check
@@ -158,6 +159,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 pool=pool,
                 judges=judges,
                 episodes=episodes,
+                siblings=_siblings(config, episodes, grading, waits),
                 mixture=mixture,
                 next_example=lambda: renderer.encode_example(examples.next(), response),
                 validation=validation,
@@ -175,12 +177,20 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         )
 
 
+def _siblings(config: RunConfig, episodes: Episodes, grading: Graders, waits: Waits) -> Siblings | None:
+    rollout, tasks = config.rollout, config.judged_together
+    if not tasks:
+        return None
+    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, rollout.timeout)
+
+
 def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:
     """Go on with what the run directory has, and say so."""
     found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message)
     if config.rollout.deterministic:
         # What is left of a wave would be computed in other company, and differ in the last bit.
         found.returning.kept.clear()
+    found.returning.forget(config.judged_together)
     kept = sum(map(len, found.returning.kept.values()))
     view.message(
         f"resuming after step {found.state['step']}: {found.lost} attempts were lost, {kept} finished ones are at hand"

@@ -50,6 +50,7 @@ from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
+from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.suspicions import MARK
@@ -88,6 +89,7 @@ class Parts:
     pool: EnginePool
     judges: Sequence[EnginePool] = ()  # that rewards ask
     episodes: Episodes
+    siblings: Siblings | None = None  # plays attempts instead, where scores need each other
     mixture: Mixture
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
@@ -268,7 +270,7 @@ class Run:
             config=config.rollout,
             version=self.version,
             next_prompt=parts.mixture.next,
-            episodes=parts.episodes,
+            episodes=parts.siblings or parts.episodes,
             sampler=parts.sampler,
             keep=parts.keep,
             waits=parts.waits,

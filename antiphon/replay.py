@@ -285,6 +285,7 @@ class _Again:
         if life.parent is not None and not config.rollout.deterministic:
             oldest = life.version - config.rollout.max_age
             back = returning(self._db, self._run / "rollouts", life.lineage, life.version, oldest)
+            back.forget(config.judged_together)
         scheduler = Scheduler(
             config=config.rollout,
             version=PolicyVersion(life.lineage, life.version),

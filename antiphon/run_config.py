@@ -30,7 +30,7 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS
 from antiphon.tasks.prompts import SOURCES
-from antiphon.tasks.rewards import ASYNCHRONOUS, REWARDS
+from antiphon.tasks.rewards import ASYNCHRONOUS, GROUP_REWARDS, REWARDS
 
 
 class ModelConfig(Config):
@@ -97,6 +97,11 @@ class RunConfig(Config):
         if problems:
             raise Problems(problems)
         return self
+
+    @property
+    def judged_together(self) -> frozenset[str]:
+        """Tasks whose siblings are judged together."""
+        return frozenset(task.name for task in self.tasks if task.group_reward)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -169,12 +174,25 @@ def _tasks(config: RunConfig) -> Found:
                     f"{at}.judge",
                     "what engines of its own say depends on who asks when: not with rollout.deterministic",
                 )
+        yield from _group_reward(config, task, at)
         if task.environment:
             yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             if config.rollout.max_turns == 1:
                 yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
         elif task.reward == "environment_return":
             yield f"{at}.reward", "'environment_return' is paid by an environment, and this task has none"
+
+
+def _group_reward(config: RunConfig, task: TaskConfig, at: str) -> Found:
+    if task.group_reward is None:
+        if task.group_reward_options:
+            yield f"{at}.group_reward_options", "there is no group_reward that they could be for"
+        return
+    yield from _registered(GROUP_REWARDS, task.group_reward, f"{at}.group_reward")
+    if config.rollout.sampler:
+        yield f"{at}.group_reward", "a sampler of your own judges siblings one by one: judge them together in it"
+    if config.rollout.group_size == 1:
+        yield f"{at}.group_reward", "1 sibling (rollout.group_size) has no others to be judged with"
 
 
 def _registered(registry: Registry, name: str, path: str) -> Found:

@@ -67,6 +67,13 @@ TASK = r"""
     def digits(prompt, transcript):
         return sum(character.isdigit() for character in transcript.response) / 8
 
+    def places(prompt, transcripts, scores):
+        # Their order, which depends on all of them; now and then no verdict.
+        if sum(len(transcript.response) for transcript in transcripts) % 7 == 0:
+            raise ValueError("a group that cannot be judged")
+        order = sorted(range(len(scores)), key=lambda place: (scores[place].value, place))
+        return [order.index(place) / 4 for place in range(len(scores))]
+
     def raises(prompt, transcript):
         raise KeyError("no such column in my table")
 """

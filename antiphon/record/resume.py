@@ -8,7 +8,7 @@ to the group that asks for its prompt.
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,10 @@ class Returning:
     """Trajectories that wait for their prompts to be offered again."""
 
     kept: dict[Identity, dict[int, Kept]] = field(default_factory=dict)  # by prompt and sibling
+
+    def forget(self, tasks: Collection[str]) -> None:
+        """Do without those of `tasks`."""
+        self.kept = {identity: found for identity, found in self.kept.items() if identity[0] not in tasks}
 
     def of(self, prompt: Prompt, oldest: int) -> Mapping[int, Kept]:
         """Hand out those of a prompt that started at version `oldest` or later, by sibling."""

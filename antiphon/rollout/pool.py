@@ -149,7 +149,7 @@ class EnginePool:
     async def _keep_sealing(self) -> None:
         """Send what is asked for in waves, one after another: each when nobody does anything but wait for it."""
         while True:
-            await self._waits.calm("queue", "groups", "health")
+            await self._waits.calm("queue", "groups", "health", "siblings")
             self._seal()
             await self._waits.change()
 

@@ -29,6 +29,15 @@ class Reward(Protocol):
         """The verdict on `transcript` as an answer to `prompt`; a float stands for a scored verdict."""
 
 
+class GroupReward(Protocol):
+    """Judges the siblings of a group together, once each has a score of its own; runs where rewards do."""
+
+    def __call__(
+        self, prompt: Prompt, transcripts: "Sequence[Transcript]", scores: Sequence[Score]
+    ) -> Sequence[Score | float]:
+        """The final verdict on each, in their order. May raise: that leaves them all ungraded."""
+
+
 def as_score(verdict: Any) -> Score:
     """What a reward returned, as a score; `TypeError` if it is neither that nor a number."""
     if isinstance(verdict, Score):

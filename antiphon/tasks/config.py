@@ -108,10 +108,15 @@ class TaskConfig(Config):
     """`guess_number`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
-    """`math`, `exact_match`, `judge`, `reasoning_gym`, `environment_return`, `reward_model`, or package.module:attribute."""
+    """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,
+    `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:
+    docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     reward_range: tuple[float, float] | None = None
     """Least and greatest score that the reward may give; others raise an alarm."""
+    group_reward: str | None = None
+    """Judges the siblings of a group together, when each has its score: `duplicates`, or package.module:attribute."""
+    group_reward_options: dict[str, Any] = {}
     judge: JudgeConfig | None = None
     """A model for the reward to ask; the reward is built with `generate` as one more option."""
     grading: GradingConfig | None = None

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from antiphon.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.tasks.base import AsyncReward, Generate, Transcript, Unreachable, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
-from antiphon.tasks.grading import GradingPool, GradingStats
+from antiphon.tasks.grading import GradingPool, GradingStats, Named
 from antiphon.tasks.grading_worker import marked, one_line
 from antiphon.tasks.rewards import build_reward, is_asynchronous
 from antiphon.tasks.suspicions import MARK
@@ -108,33 +108,41 @@ class Graders:
     ) -> None:
         """`generate` has, for each task with a judge, what asks it."""
         self._of: dict[str, Grader] = {}
+        self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
         self._exits = AsyncExitStack()
-        shared: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        alone: dict[str, Named] = {}  # by pool: the name of its only task, or none
+        together: dict[str, Named] = {}
         for task in tasks:
-            own, rewards = task.grading or config, {task.name: (task.reward, task.reward_options)}
+            own = task.name if task.grading else ""
             if is_asynchronous(task.reward):
-                options = dict(task.reward_options)
-                if generate and task.name in generate:
-                    options["generate"] = generate[task.name]
-                self._of[task.name] = AsyncGrader(task.name, task.reward, options, own)
-            elif task.grading is not None:
-                self._of[task.name] = GradingPool(rewards, own, waits)
+                asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
+                options = {**task.reward_options, **asking}
+                self._of[task.name] = AsyncGrader(task.name, task.reward, options, task.grading or config)
             else:
-                shared |= rewards
-        if shared:
-            pool = GradingPool(shared, config, waits)
-            self._of |= dict.fromkeys(shared, pool)
+                alone.setdefault(own, {})[task.name] = task.reward, task.reward_options
+            if task.group_reward:
+                together.setdefault(own, {})[task.name] = task.group_reward, task.group_reward_options
+        settings = {task.name: task.grading for task in tasks if task.grading}
+        for own in alone.keys() | together.keys():
+            rewards, groups = alone.get(own, {}), together.get(own, {})
+            pool = GradingPool(rewards, settings.get(own, config), waits, groups)
+            self._of |= dict.fromkeys(rewards, pool)
+            self._together |= dict.fromkeys(groups, pool)
+
+    @property
+    def _all(self) -> set[Grader]:
+        return {*self._of.values(), *self._together.values()}
 
     @property
     def stats(self) -> GradingStats:
         """Of all together."""
-        every = [grader.stats for grader in set(self._of.values())]
+        every = [grader.stats for grader in self._all]
         return GradingStats(*(sum(getattr(stats, field.name) for stats in every) for field in fields(GradingStats)))
 
     async def __aenter__(self) -> Self:
         """Start all that grades, at once; `ConfigError` if a reward cannot be built."""
-        starts = [asyncio.ensure_future(self._exits.enter_async_context(each)) for each in set(self._of.values())]
+        starts = [asyncio.ensure_future(self._exits.enter_async_context(each)) for each in self._all]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -154,8 +162,18 @@ class Graders:
         """See `Grader.score`; raises only if what grades cannot go on."""
         if prompt.task not in self._of:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._of)} have one")
-        score = await self._of[prompt.task].score(prompt, transcript)
-        least, most = self._ranges.get(prompt.task, (-math.inf, math.inf))
+        return self._in_range(prompt.task, await self._of[prompt.task].score(prompt, transcript))
+
+    async def score_group(
+        self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
+    ) -> tuple[Score, ...]:
+        """See `GradingPool.score_group`."""
+        judged = await self._together[prompt.task].score_group(prompt, transcripts, scores)
+        return tuple(self._in_range(prompt.task, score) for score in judged)
+
+    def _in_range(self, task: str, score: Score) -> Score:
+        """The score, marked if the task's reward may not give it."""
+        least, most = self._ranges.get(task, (-math.inf, math.inf))
         if score.value is not None and not least <= score.value <= most:
             return replace(score, parts={**score.parts, MARK + "out_of_range": 1.0})
         return score

@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +34,7 @@ from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
-from antiphon.tasks.rewards import REWARDS
+from antiphon.tasks.rewards import GROUP_REWARDS, REWARDS
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits, fail, succeed
 
@@ -44,16 +44,19 @@ BATCH_SECONDS = 0.1
 GROW_SECONDS = 1.0  # longer than a burst takes; a worker takes about as long to start
 RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be started again
 
+Named = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options
+
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor})"
 
 
 @dataclass(slots=True, eq=False)
 class _Grading:
-    """One call of `score` under way."""
+    """One call of `score` or `score_group` under way."""
 
     task: str
+    together: bool
     content: bytes
-    verdict: asyncio.Future[Score]
+    verdict: asyncio.Future[Graded]
     deaths: int = 0
 
 
@@ -102,12 +105,18 @@ class GradingPool:
     """Scores transcripts in processes. Use as `async with`; leaving it leaves no process behind."""
 
     def __init__(
-        self, rewards: Mapping[str, tuple[str, Mapping[str, Any]]], config: GradingConfig, waits: Waits
+        self,
+        rewards: Named,
+        config: GradingConfig,
+        waits: Waits,
+        group_rewards: Named | None = None,
     ) -> None:
-        """`rewards` maps each task to its reward's name and options."""
-        for name, _ in rewards.values():
-            REWARDS.check(name)
+        """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups."""
         self._rewards = dict(rewards)
+        self._group_rewards = dict(group_rewards or {})
+        for registry, named in ((REWARDS, self._rewards), (GROUP_REWARDS, self._group_rewards)):
+            for name, _ in named.values():
+                registry.check(name)
         self._config = config
         self._waits = waits
         self._pending: deque[_Grading] = deque()
@@ -144,15 +153,26 @@ class GradingPool:
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict of the task's reward, or why there is none; raises only if the pool itself cannot go on."""
-        if self._broken is not None:
-            raise self._broken
         if prompt.task not in self._rewards:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
+        return (await self._grade(prompt, transcript)).score
+
+    async def score_group(
+        self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
+    ) -> tuple[Score, ...]:
+        """The final scores of siblings that have `scores`, by the task's reward of groups: of all, or of none."""
+        graded = await self._grade(prompt, transcripts, scores)
+        judged = graded.score.status is ScoreStatus.SCORED
+        return graded.siblings if judged else (graded.score,) * len(transcripts)
+
+    async def _grade(self, prompt: Prompt, *judged: Any) -> Graded:
+        if self._broken is not None:
+            raise self._broken
         try:
-            content = pickle.dumps((prompt, transcript), pickle.HIGHEST_PROTOCOL)
+            content = pickle.dumps((prompt, *judged), pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise DataError(f"prompt {prompt.id} cannot be sent to a grading process: {error}") from error
-        grading = _Grading(prompt.task, content, asyncio.get_running_loop().create_future())
+        grading = _Grading(prompt.task, len(judged) > 1, content, asyncio.get_running_loop().create_future())
         self._pending.append(grading)
         self._dispatch_soon()
         # Each grading ahead may use up its deadline, twice if it kills its worker, and each time a worker must start.
@@ -251,7 +271,7 @@ class GradingPool:
         worker = _Worker(process, reader, writer)
         self._workers.add(worker)
         self.stats.processes += 1
-        writer.write(frame(SetUp(self._rewards, os.getpid())))
+        writer.write(frame(SetUp(self._rewards, self._group_rewards, os.getpid())))
         return worker
 
     async def _wait_ready(self, worker: _Worker) -> None:
@@ -328,7 +348,7 @@ class GradingPool:
                 worker.batch.extend(batch)
                 worker.since = asyncio.get_running_loop().time()
                 self._time(worker, self._config.deadline, self._look_at)
-                worker.writer.write(frame([(grading.task, grading.content) for grading in batch]))
+                worker.writer.write(frame([(grading.task, grading.together, grading.content) for grading in batch]))
         self._look_for_growth()
 
     def _now_idle(self, worker: _Worker) -> None:
@@ -367,7 +387,7 @@ class GradingPool:
             self.stats.scored += 1
         else:
             self.stats.ungraded += 1
-        succeed(grading.verdict, score)
+        succeed(grading.verdict, answer)
         now = asyncio.get_running_loop().time()
         self._pace += (max(now - worker.since, 1e-6) - self._pace) / 8
         worker.since = now  # the worker is at the next item
@@ -386,14 +406,14 @@ class GradingPool:
         if culprit is not None and culprit is worker.overdue:
             left.popleft()
             self.stats.timed_out += 1
-            succeed(culprit.verdict, Score.ungraded(f"timed out after {self._config.deadline:g} s"))
+            succeed(culprit.verdict, Graded(Score.ungraded(f"timed out after {self._config.deadline:g} s")))
         elif culprit is not None and worker.overdue is None:
             culprit.deaths += 1
             if culprit.deaths > 1:
                 left.popleft()
                 self.stats.died += 1
                 detail = f"the grading process died twice, the last time with {_ending(worker.process.returncode or 0)}"
-                succeed(culprit.verdict, Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail))
+                succeed(culprit.verdict, Graded(Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail)))
         self._pending.extendleft(reversed(left))
 
     def _break(self, error: BaseException) -> None:

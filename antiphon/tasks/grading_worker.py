@@ -12,23 +12,24 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.tasks.base import Reward, Transcript, as_score
-from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
+from antiphon.tasks.rewards import build_group_reward, build_reward
 from antiphon.tasks.suspicions import suspicions
-from antiphon.types import Score
+from antiphon.types import Prompt, Score, ScoreStatus
 
 HEADER = struct.Struct("!I")
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What a worker must know: for each task the name of its reward, and the options."""
+    """What a worker must know: for each task the name of its reward, and the options; the same for rewards of groups."""
 
     rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
+    group_rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
     parent: int  # process id
 
 
@@ -46,10 +47,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The verdict on one item; `raised` if the reward did not come to one itself."""
+    """The verdict on one item, a transcript or a group; `raised` if the reward did not come to one itself."""
 
-    score: Score
+    score: Score  # of a group the first that is not scored, if there is one
     raised: bool = False
+    siblings: tuple[Score, ...] = ()  # of a group that was judged
 
 
 def frame(message: Any) -> bytes:
@@ -63,18 +65,22 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
         set_up: SetUp = _read(stream)
         _die_with(set_up.parent)
-        rewards: dict[str, Reward] = {}
-        for task, (name, options) in set_up.rewards.items():
-            try:
-                rewards[task] = build_reward(name, options)
-            except Exception as error:  # named boundary: user code; the pool ends the run with this message
-                logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
-                return
+        rewards: dict[tuple[str, bool], Any] = {}
+        for together, build, named in (
+            (False, build_reward, set_up.rewards),
+            (True, build_group_reward, set_up.group_rewards),
+        ):
+            for task, (name, options) in named.items():
+                try:
+                    rewards[task, together] = build(name, options)
+                except Exception as error:  # named boundary: user code; the pool ends the run with this message
+                    logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
+                    connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
+                    return
         connection.sendall(frame(Ready()))
         while (batch := _read(stream)) is not None:
-            for task, content in batch:
-                connection.sendall(_grade(rewards[task], content))
+            for task, together, content in batch:
+                connection.sendall(_grade(_together if together else _alone, rewards[task, together], content))
 
 
 def _read(stream: Any) -> Any:
@@ -83,13 +89,29 @@ def _read(stream: Any) -> Any:
     return pickle.loads(stream.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 
 
-def _grade(reward: Reward, content: bytes) -> bytes:
-    """Judge one pickled (prompt, transcript). Here a reward's error becomes an ungraded score."""
+def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> bytes:
+    """Judge one pickled item. Here a reward's error becomes an ungraded score."""
     try:
-        prompt, transcript = pickle.loads(content)
-        return frame(Graded(marked(as_score(reward(prompt, transcript)), transcript)))
+        return frame(how(reward, *pickle.loads(content)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
         return frame(Graded(Score.ungraded(one_line(error)), raised=True))
+
+
+def _alone(reward: Reward, prompt: Prompt, transcript: Transcript) -> Graded:
+    return Graded(marked(as_score(reward(prompt, transcript)), transcript))
+
+
+def _together(
+    reward: GroupReward, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
+) -> Graded:
+    """A group is judged whole or not at all: siblings with and without the verdict cannot be compared."""
+    verdicts = tuple(map(as_score, reward(prompt, transcripts, scores)))
+    if len(verdicts) != len(transcripts):
+        raise ValueError(f"the group reward gave {len(verdicts)} scores to {len(transcripts)} siblings")
+    siblings = tuple(map(marked, verdicts, transcripts))
+    return Graded(
+        next((score for score in siblings if score.status is not ScoreStatus.SCORED), siblings[0]), siblings=siblings
+    )
 
 
 def marked(score: Score, transcript: Transcript) -> Score:

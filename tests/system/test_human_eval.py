@@ -1,4 +1,4 @@
-"""The code reward on HumanEval: all that is right counts, nothing that is wrong, and both as the data set's own tests have it."""
+"""The code reward on HumanEval: all that is right counts, nothing that is wrong, and both as its own tests have it."""
 
 import contextlib
 import random

@@ -1,14 +1,19 @@
 """Whole runs in every scheduling mode. Workers are threads here, so that a dozen runs take seconds; one uses processes."""
 
 import math
+import sqlite3
+from contextlib import closing
 from importlib.util import find_spec
 
 import psutil
 import pytest
+import yaml
 from transformers import AutoModelForCausalLM
 
 from antiphon import build
 from antiphon.config import import_folder, load
+from antiphon.record.audit import audit
+from antiphon.replay import replay
 from antiphon.run_config import RunConfig
 from antiphon.simulate.planner import Speeds, predict
 from antiphon.simulate.probe import measure
@@ -68,6 +73,30 @@ def test_a_deterministic_run_repeats_bit_for_bit(project):
     first, again = run(), run()
     assert first[1] == again[1]
     assert first[0] == again[0]
+
+
+def test_siblings_are_judged_together(project):
+    """With redundancy, groups that the judge leaves ungraded, a resume and a replay."""
+    (task,) = yaml.safe_load(project.config().read_text())["tasks"]
+    schedule = rollout(async_ratio=1.5, redundancy=1, order="ready", max_attempts=10)
+    path = project.config(tasks=[task | {"group_reward": "mytask:places"}], rollout=schedule, checkpoint={"every": 2})
+    import_folder(path)
+    for steps, how in ((4, {"overwrite": True}), (8, {"resume": True})):
+        config = load(path, ("cluster.debug=true", "record.live=off", f"steps={steps}"), model=RunConfig)
+        assert build.train(config, **how) == 0
+    run = project.folder / "runs" / "run"
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        trained = db.execute(
+            "SELECT lineage, grp, score FROM attempts WHERE status = 'trained' ORDER BY score"
+        ).fetchall()
+        (ungraded,) = db.execute("SELECT count(*) FROM attempts WHERE failure LIKE '%cannot be judged%'").fetchone()
+    groups = {}
+    for lineage, group, score in trained:
+        groups.setdefault((lineage, group), []).append(score)
+    assert len(groups) == 16 and all(scores == [0.0, 0.25, 0.5, 0.75] for scores in groups.values())
+    assert ungraded
+    assert audit(run).violations == []
+    assert replay(run, config) == 8
 
 
 def test_it_learns(project):

@@ -10,6 +10,9 @@ import yaml
 
 from antiphon.config import load
 from antiphon.run_config import RunConfig
+from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.rewards import REWARDS as REGISTERED
+from antiphon.tasks.rewards import build_group_reward, build_reward
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +25,24 @@ def test_examples(page, monkeypatch):
         str(ROOT / "docs" / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
     )
     assert result.failed == 0
+
+
+REWARDS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("fragment", REWARDS)
+def test_the_rewards_of_their_page_can_be_built(fragment):
+    task = yaml.safe_load(fragment)
+    if task["reward"] != "reward_model":  # its model is none of ours
+        build_reward(task["reward"], task.get("reward_options", {}))
+    if "group_reward" in task:
+        build_group_reward(task["group_reward"], task["group_reward_options"])
+    assert TaskConfig.model_validate(task)
+
+
+def test_the_page_of_rewards_has_them_all():
+    page = (ROOT / "docs" / "rewards.md").read_text() + (TaskConfig.model_fields["reward"].description or "")
+    assert [name for name in REGISTERED.built_in if page.count(f"`{name}`") < 2] == []
 
 
 FRAGMENTS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), re.DOTALL)

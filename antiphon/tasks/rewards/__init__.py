@@ -1,5 +1,5 @@
-"""Rewards by name. Each judges one transcript; they run in processes of a grading pool, or if they are `async def` in the
-controller, where they wait for others to judge."""
+"""Rewards by name. Each judges one transcript, or those of a group; they run in processes of a grading pool, or if they are
+`async def` in the controller, where they wait for others to judge."""
 
 import functools
 import inspect
@@ -8,6 +8,7 @@ from typing import Any
 
 from antiphon.errors import ConfigError
 from antiphon.registry import Registry
+from antiphon.tasks.base import GroupReward
 
 REWARDS = Registry(
     "reward",
@@ -32,6 +33,8 @@ REWARDS = Registry(
 
 ASYNCHRONOUS = frozenset({"judge"})  # known without importing what the others need
 
+GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
+
 
 def is_asynchronous(name: str) -> bool:
     """Whether the reward called `name` is `async def`, or a class whose `__call__` is. Of rewards only the user's own are
@@ -45,11 +48,22 @@ def is_asynchronous(name: str) -> bool:
 def build_reward(name: str, options: Mapping[str, Any]) -> Any:
     """The reward called `name`, a `Reward` or `AsyncReward`: a class is instantiated with `options`, a function gets them with
     every call. `ConfigError` if it does not take them."""
-    found = REWARDS.resolve(name)
+    return _build(REWARDS, name, options, "prompt, transcript")
+
+
+def build_group_reward(name: str, options: Mapping[str, Any]) -> GroupReward:
+    """The same for a reward of groups."""
+    reward: GroupReward = _build(GROUP_REWARDS, name, options, "prompt, transcripts, scores")
+    return reward
+
+
+def _build(registry: Registry, name: str, options: Mapping[str, Any], takes: str) -> Any:
+    found = registry.resolve(name)
     is_class = inspect.isclass(found)
+    arguments = [] if is_class else takes.split(", ")
     try:
-        inspect.signature(found).bind(*(() if is_class else (None, None)), **options)
+        inspect.signature(found).bind(*arguments, **options)
     except TypeError as error:
-        takes = "(**options)" if is_class else "(prompt, transcript, **options)"
-        raise ConfigError(f"reward {name!r} is called with {takes}, but {error}") from None
+        called = ", ".join([*arguments, "**options"])
+        raise ConfigError(f"{registry.kind} {name!r} is called with ({called}), but {error}") from None
     return found(**options) if is_class else functools.partial(found, **options)

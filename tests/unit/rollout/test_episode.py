@@ -60,8 +60,17 @@ class Countdown:
         self.closed = True
 
 
-def play(*, world=None, said=("xy",), finish=FinishReason.STOP, max_turns=1, max_length=100, grade=None):
+def play(*, max_length=100, **options):
     requests = []
+    episodes = episodes_of(requests, max_length=max_length, **options)
+    run = episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 4), Sampling(max_tokens=8))
+    return asyncio.run(run), requests
+
+
+def episodes_of(
+    requests=None, *, world=None, said=("xy",), finish=FinishReason.STOP, max_turns=1, max_length=100, grade=None
+):
+    requests = [] if requests is None else requests
 
     async def generate(request):
         requests.append(request)
@@ -79,17 +88,15 @@ def play(*, world=None, said=("xy",), finish=FinishReason.STOP, max_turns=1, max
     async def judge(prompt, transcript):
         return Score.of(sum(turn.reward or 0.0 for turn in transcript.turns) or 1.0)
 
-    episodes = Episodes(
+    return Episodes(
         tokenizer=Letters(),
         generate=generate,
         grade=grade or judge,
-        environments={"t": lambda _: world} if world else {},
+        environments={"t": world if callable(world) else lambda _: world} if world else {},
         config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}),
         max_length=max_length,
         seed=1,
     )
-    run = episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 4), Sampling(max_tokens=8))
-    return asyncio.run(run), requests
 
 
 def text_of(segment):

@@ -69,6 +69,21 @@ class Scaled:
         return float(prompt.payload) * self.factor
 
 
+def places(prompt: Prompt, transcripts: Any, scores: Any) -> Any:
+    """Judges a group: its siblings' places by score. The payload may ask for something else."""
+    match prompt.payload:
+        case "few":
+            return [1.0]
+        case "half":
+            return [1.0, *(Score.ungraded("cannot tell") for _ in scores[1:])]
+        case "alone":
+            raise LookupError("no others")
+        case "hang":
+            obey(Prompt(id="", task="", messages=(), payload="spin"), transcripts[0])
+    values = sorted(score.value for score in scores)
+    return [values.index(score.value) for score in scores]
+
+
 def offset(prompt: Prompt, transcript: Transcript, *, by: float = 0.0) -> float:
     return float(prompt.payload) + by
 

@@ -235,3 +235,34 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(turns: int) -> N
 
     asyncio.run(run())
     assert not children()
+
+
+@pytest.mark.parametrize(
+    "payload, values, status, detail",
+    [
+        (None, [2.0, 0.0, 1.0], "scored", ""),
+        ("few", [None] * 3, "ungraded", "ValueError: the group reward gave 1 scores to 3 siblings"),
+        ("half", [None] * 3, "ungraded", "cannot tell"),
+        ("alone", [None] * 3, "ungraded", "LookupError: no others"),
+        ("hang", [None] * 3, "ungraded", "timed out after 1 s"),
+    ],
+)
+def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], status: str, detail: str) -> None:
+    together = {"obey": ("tests.unit.tasks.hostile_rewards:places", {})}
+    grading = GradingPool({"obey": OBEY}, GradingConfig(workers=1, deadline=1.0), Waits(), together)
+    alone = [Score.of(value) for value in (0.9, 0.1, 0.5)]
+
+    async def body(grading: GradingPool) -> Any:
+        return await grading.score_group(prompt(payload), [EMPTY] * 3, alone)
+
+    scores = with_pool(grading, body)
+    assert [score.value for score in scores] == values
+    assert {str(score.status) for score in scores} == {status} and {score.detail for score in scores} == {detail}
+
+
+def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
+    together = {"obey": ("duplicates", {"penalt": 1.0})}
+    with pytest.raises(ConfigError, match=r"group reward 'duplicates' is called with .* argument 'penalt'"):
+        graded(GradingPool({"obey": OBEY}, GradingConfig(), Waits(), together))
+    with pytest.raises(ConfigError, match="unknown group reward 'duplicate': did you mean 'duplicates'"):
+        GradingPool({"obey": OBEY}, GradingConfig(), Waits(), {"obey": ("duplicate", {})})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import ConfigError
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.rewards import build_group_reward, build_reward
 from antiphon.tasks.rewards.sql import orders
 from antiphon.types import Message, Prompt, Score, ScoreStatus
 
@@ -377,3 +377,16 @@ def test_a_part_without_a_verdict_leaves_the_whole_without_one(status: str) -> N
 def test_parts_that_cannot_be(parts: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         build_reward("composed", {"parts": parts})
+
+
+# --- groups --------------------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_pay() -> None:
+    said = ["Yes", " yes ", "no", "maybe"]
+    scores = [Score.of(1.0, style=0.5), Score.of(1.0), Score.of(0.0), Score.of(1.0)]
+    judged = build_group_reward("duplicates", {"penalty": 0.3})(
+        Prompt(id="p", task="t", messages=()), [Transcript([Message("assistant", text)]) for text in said], scores
+    )
+    assert [score.value for score in judged] == pytest.approx([0.9, 0.9, 0.0, 1.0])
+    assert judged[0].parts == {"style": 0.5, "copies": 1.0}

@@ -1,0 +1,21 @@
+"""A group whose siblings should not all say the same."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from antiphon.tasks.base import Transcript
+from antiphon.types import Prompt, Score
+
+
+def duplicates(
+    prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score], *, penalty: float = 0.5
+) -> list[Score]:
+    """Each score, less `penalty` times the share of the siblings whose last response is the same, spaces and case aside. The
+    parts are those of the score, and `copies`. Other words for the same thing are no copy, so a small penalty is enough."""
+    said = [" ".join(transcript.response.casefold().split()) for transcript in transcripts]
+    count = Counter(said)
+    return [
+        Score.of((score.value or 0.0) - penalty * copies / max(len(said) - 1, 1), **score.parts, copies=copies)
+        for text, score in zip(said, scores, strict=True)
+        for copies in (count[text] - 1,)
+    ]
