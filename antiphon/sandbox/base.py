@@ -51,6 +51,8 @@ class Limits:
     """Bytes, of all its processes where the kernel can count them so, else of each."""
     file_size: int = 16 << 20
     """Bytes of the largest file it may write."""
+    disk: int = 64 << 20
+    """Bytes of all its files together; only level 3 bounds them."""
     processes: int = 32
     output: int = 1 << 20
     """Bytes of standard output that are kept, and as many of standard error."""

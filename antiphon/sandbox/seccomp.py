@@ -1,0 +1,194 @@
+"""Which system calls a program may make: one filter, for whatever is run at level 2 and above.
+
+What is denied fails with EPERM, so that a program can go on; a call of another architecture (`int 0x80` on x86_64) kills.
+The filter is classic BPF, as the kernel takes it and as `bwrap --seccomp` reads it.
+"""
+
+import ctypes
+import errno
+import functools
+import struct
+from collections.abc import Sequence
+
+from antiphon.sandbox import kernel
+
+# name: (x86_64, aarch64); None where the architecture has no such call
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    # the network, and what speaks to other processes by name
+    "socket": (41, 198),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    # other processes
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "ioprio_set": (251, 30),
+    # large and often faulty parts of the kernel
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "set_mempolicy_home_node": (450, 450),
+    "personality": (135, 92),
+    "modify_ldt": (154, None),
+    "lookup_dcookie": (212, 18),
+    # memory that no limit of the process counts
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    # namespaces and mounts
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "open_tree_attr": (467, 467),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    # the machine
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "syslog": (103, 116),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "uselib": (134, None),
+    "sysfs": (139, None),
+    "_sysctl": (156, None),
+}
+# Of these only some uses are denied: see `_conditions`.
+_CONDITIONAL = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "ioctl": (16, 29),
+    "socketpair": (53, 199),
+    "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
+_AUDIT = (0xC000003E, 0xC00000B7)  # what the kernel calls x86_64 and aarch64
+_X32 = 0x40000000  # calls of the x32 interface, which run under x86_64's name
+
+_ALL_NAMESPACES = (
+    kernel.NEW_MOUNTS | kernel.NEW_CGROUP | kernel.NEW_UTS | kernel.NEW_IPC | kernel.NEW_USER | kernel.NEW_PIDS
+) | kernel.NEW_NETWORK
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def _return(action: int) -> _Instruction:
+    return _RETURN, 0, 0, action
+
+
+_ALLOW = _return(0x7FFF0000)
+_KILL = _return(0x80000000)
+_DENY = _return(0x00050000 | errno.EPERM)
+_UNKNOWN = _return(0x00050000 | errno.ENOSYS)
+
+
+def _argument(index: int) -> _Instruction:
+    """Load the lower half of an argument: the kernel reads no more of any that is looked at here."""
+    return _LOAD, 0, 0, 16 + 8 * index
+
+
+def _only_if(index: int, value: int) -> list[_Instruction]:
+    """Deny unless an argument has this value."""
+    return [_argument(index), (_EQUAL, 1, 0, value), _DENY]
+
+
+def _conditions(name: str) -> list[_Instruction]:
+    """What happens to a call of which some uses are denied; ends in a return."""
+    if name == "clone3":  # its flags lie in memory, where no filter sees them: the C library falls back to clone
+        return [_UNKNOWN]
+    if name == "clone":
+        return [_argument(0), (_ANY_BIT, 0, 1, _ALL_NAMESPACES), _DENY, _ALLOW]
+    if name == "ioctl":  # puts characters into a terminal as if they had been typed
+        return [_argument(1), (_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), _DENY, _ALLOW]
+    if name == "socketpair":  # a datagram socket could send to others by name
+        stream, packets, unix = 1, 5, 1
+        kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 2, 0, stream), (_EQUAL, 1, 0, packets), _DENY, _ALLOW]
+        return _only_if(0, unix) + kind
+    if name == "setpriority":
+        return [*_only_if(0, 0), *_only_if(1, 0), _ALLOW]  # of this process alone, as below
+    return [*_only_if(0, 0), _ALLOW]
+
+
+@functools.cache
+def filter_program() -> bytes:
+    """The filter for this processor, as an array of the kernel's `struct sock_filter`."""
+    column = kernel.machine()
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
+    if column == 0:
+        program += [(_AT_LEAST, 0, 1, _X32), _UNKNOWN]
+    for name, numbers in _CONDITIONAL.items():
+        body = _conditions(name)
+        program += [(_EQUAL, 0, len(body), numbers[column]), *body]
+    denied = sorted(number for numbers in _DENIED.values() if (number := numbers[column]) is not None)
+    for number in denied:
+        program += [(_EQUAL, 0, 1, number), _DENY]
+    return _pack([*program, _ALLOW])
+
+
+def _pack(program: Sequence[_Instruction]) -> bytes:
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def install(program: bytes) -> None:
+    """Put the filter over this process and whatever it starts. No new privileges must have been forbidden before."""
+    content = ctypes.create_string_buffer(program, len(program))
+    kernel.set_filter(struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(content)))

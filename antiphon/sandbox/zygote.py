@@ -1,0 +1,466 @@
+"""The processes of the forked backend, below the one that asks. They import the standard library and their neighbours here.
+
+    zygote    one; started clean, it enters the private root and forks workers when it is asked to
+    worker    one for each program at a time; first process of its process namespace, runs programs one after another
+    program   one a run: forked by the worker, it gives up every right and becomes the program
+
+Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker reads
+nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in a
+file in memory.
+
+Messages are JSON in packets on Unix sockets, with descriptors beside them. The zygote and the workers end when their socket
+is closed or the process that asks is gone.
+"""
+
+import contextlib
+import gc
+import json
+import marshal
+import math
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from antiphon.sandbox import cgroups, kernel, seccomp
+from antiphon.sandbox.base import Level, Limits
+
+WORK = "/tmp/work"  # of a program in the private root
+PACKAGES = "/packages"
+UIDS = range(60578, 61184)  # that neither systemd nor the usual tools give out
+OPEN_FILES = 256
+LARGEST_MESSAGE = 1 << 16
+
+# What most programs import; each costs every fork the time to copy its pages.
+_USUAL = """
+    abc bisect collections contextlib copy dataclasses datetime decimal enum fractions functools hashlib heapq io itertools json
+    math operator random re statistics string textwrap threading time traceback typing
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the zygote must know."""
+
+    level: Level
+    user_namespace: bool
+    """Whether the rights to make the other namespaces must come from one of users."""
+    asking: int
+    """Process whose end ends all."""
+    sources: dict[str, str]
+    """What programs may read: path as they see it at level 3 -> path here."""
+    imports: tuple[str, ...]
+    """Packages that are imported once, for all programs."""
+    paths: tuple[str, ...]
+    """Directories that are put at the end of `sys.path`."""
+    scratch: str
+    """Directory below which programs work at levels 1 and 2."""
+
+
+def main(descriptor: int) -> None:
+    """Serve the process on the other side of the socket until it closes it."""
+    connection = socket.socket(fileno=descriptor)
+    setup = Setup(**json.loads(connection.recv(LARGEST_MESSAGE)))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        zygote = _Zygote(setup)
+    except (OSError, ImportError) as error:
+        connection.send(json.dumps({"problem": str(error)}).encode())
+        return
+    connection.send(json.dumps({"group": str(zygote.group_path or "")}).encode())
+    zygote.serve(connection)
+
+
+# --- the zygote ------------------------------------------------------------------------------------------------------------
+
+
+class _Zygote:
+    """Forks workers, and clears up behind them."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._asking = os.pidfd_open(setup.asking)
+        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        self._group: cgroups.Group | None = None
+        self.group_path: Path | None = None
+        self._workers: dict[int, int] = {}  # process id -> place
+        with contextlib.suppress(OSError):  # then memory is bounded for each process alone
+            self._group, self.group_path = cgroups.make_group(f"antiphon-{os.getpid()}")
+        if setup.level >= Level.ISOLATED:
+            self._isolate()
+        sys.path.extend(setup.paths)
+        for name in (*_USUAL.split(), *setup.imports):
+            __import__(name)
+        if setup.level >= Level.CONFINED:
+            seccomp.filter_program()  # made once, here
+        self._base_memory = _own_memory(self._proc)
+        gc.collect()
+        gc.freeze()  # what is here already is not written to by a collection in a program, and so not copied
+
+    def _isolate(self) -> None:
+        namespaces = kernel.NEW_MOUNTS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_CGROUP
+        uid, gid = os.getuid(), os.getgid()
+        if self._setup.user_namespace:
+            kernel.unshare(namespaces | kernel.NEW_USER)
+            kernel.map_user(self._proc, 0, uid, gid)
+        else:
+            kernel.unshare(namespaces)
+        kernel.enter_root(self._setup.sources)
+
+    def serve(self, connection: socket.socket) -> None:
+        while _wait([connection.fileno(), self._asking]) == connection.fileno():
+            message, descriptors, _, _ = socket.recv_fds(connection, LARGEST_MESSAGE, 1)
+            if not message:
+                break
+            self._reap()
+            with socket.socket(fileno=descriptors[0]) as control:
+                try:
+                    pid = self._start_worker(connection, control)
+                    control.send(json.dumps({"pid": pid}).encode())
+                except OSError as error:
+                    control.send(json.dumps({"problem": str(error)}).encode())
+        while self._workers:
+            os.waitpid(next(iter(self._workers)), 0)
+            self._reap()
+
+    def _start_worker(self, connection: socket.socket, control: socket.socket) -> int:
+        place = next(number for number in range(len(UIDS)) if number not in self._workers.values())
+        group = self._group.child(str(place)) if self._group else None
+        namespaces = 0
+        if self._setup.level >= Level.ISOLATED:
+            namespaces = kernel.NEW_PIDS | kernel.NEW_MOUNTS
+            namespaces |= kernel.NEW_USER if self._setup.user_namespace else 0
+        pid = kernel.fork(namespaces)
+        if pid:
+            self._workers[pid] = place
+            if group:
+                os.close(group.directory)
+            return pid
+        connection.close()
+        try:
+            if namespaces & kernel.NEW_USER:
+                kernel.map_user(self._proc, UIDS[place], 0, 0)
+            os.close(self._proc)
+            worker = _Worker(
+                setup=self._setup,
+                control=control,
+                asking=self._asking,
+                uid=UIDS[place],
+                group=group,
+                base_memory=self._base_memory,
+            )
+            worker.serve()
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        for pid in list(self._workers):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                place = self._workers.pop(pid)
+                if self._group:
+                    self._group.remove_child(str(place))
+
+
+def _own_memory(proc: int) -> int:
+    """Bytes of address space that this process has."""
+    descriptor = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
+    try:
+        return int(os.read(descriptor, 100).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(descriptor)
+
+
+def _wait(descriptors: list[int], seconds: float | None = None) -> int | None:
+    """The first of the descriptors that has something to read; None when the time is over."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000)}
+    return next((descriptor for descriptor in descriptors if descriptor in ready), None)
+
+
+# --- the worker ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """Runs one program after another, each until nothing of it is left."""
+
+    setup: Setup
+    control: socket.socket
+    asking: int
+    uid: int
+    group: cgroups.Group | None
+    base_memory: int
+    _ends: dict[int, tuple[int, resource.struct_rusage]] = field(default_factory=dict)
+
+    def serve(self) -> None:
+        if self.setup.level < Level.ISOLATED:
+            kernel.become_subreaper()
+        while _wait([self.control.fileno(), self.asking]) == self.control.fileno():
+            message, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 4)
+            if not message:
+                return
+            if descriptors:  # else it asks to stop what has ended by now
+                report = self._run(Limits(**json.loads(message)), descriptors)
+                self.control.send(json.dumps(report).encode())
+
+    def _run(self, limits: Limits, descriptors: list[int]) -> dict[str, Any]:
+        """Run one program; say how it ended."""
+        directory = self._open_directory(limits)
+        kills = self.group.kills() if self.group else 0
+        if self.group:
+            self.group.limit_memory(limits.memory)
+        problems, problem = os.pipe()
+        began = time.monotonic()
+        pid = os.fork()
+        if not pid:
+            _Program(self, limits, directory, descriptors, problem).run()
+        for descriptor in (problem, *descriptors):
+            os.close(descriptor)
+        cause = self._await_end(pid, limits.seconds)
+        seconds = time.monotonic() - began
+        status, usage = self._end_all(pid)
+        self._close_directory(directory)
+        with open(problems, "rb") as pipe:
+            text = pipe.read().decode()
+        return {
+            "cause": cause,
+            "problem": text,
+            "code": os.waitstatus_to_exitcode(status),
+            "seconds": seconds,
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "peak_memory": usage.ru_maxrss << 10,
+            "memory_kills": self.group.kills() - kills if self.group else 0,
+        }
+
+    def _open_directory(self, limits: Limits) -> str:
+        if self.setup.level >= Level.ISOLATED:
+            kernel.mount_scratch("/tmp", limits.disk, self.uid)
+            return WORK
+        directory = tempfile.mkdtemp(dir=self.setup.scratch)
+        if self.changes_user:
+            os.chown(directory, self.uid, self.uid)
+        return directory
+
+    def _close_directory(self, directory: str) -> None:
+        if self.setup.level >= Level.ISOLATED:
+            kernel.unmount("/tmp")
+        else:
+            _remove(directory)
+
+    @property
+    def changes_user(self) -> bool:
+        """Whether programs have a user of their own: from level 2 on, where root gives them one."""
+        return self.setup.level >= Level.CONFINED and os.getuid() == 0
+
+    def _await_end(self, pid: int, seconds: float) -> str:
+        """Wait for the program: whether it `ended`, its time is over (`deadline`), or nobody wants it any more (`stopped`)."""
+        program = os.pidfd_open(pid)
+        try:
+            ready = _wait([program, self.control.fileno(), self.asking], seconds)
+        finally:
+            os.close(program)
+        if ready == self.control.fileno():
+            self.control.recv(LARGEST_MESSAGE)
+        return "deadline" if ready is None else "ended" if ready == program else "stopped"
+
+    def _end_all(self, program: int) -> tuple[int, resource.struct_rusage]:
+        """Kill all that the program started, and wait until it is gone; the program's own end."""
+        while True:
+            self._kill_all()
+            try:
+                pid, status, usage = os.wait4(-1, 0)
+            except ChildProcessError:
+                return self._ends.pop(program)
+            if pid == program:
+                self._ends[pid] = status, usage
+
+    def _kill_all(self) -> None:
+        if self.setup.level >= Level.ISOLATED:
+            everyone = [-1]  # but the worker itself
+        else:
+            everyone = _descendants(os.getpid())
+        for pid in everyone:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _descendants(pid: int) -> list[int]:
+    """Process ids of all that `pid` started and of what those started."""
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(child) for child in file.read().split()]
+    except OSError:  # it has ended meanwhile
+        return found
+    return [*found, *(grandchild for child in found for grandchild in _descendants(child))]
+
+
+def _remove(directory: str) -> None:
+    """Remove a directory whatever the program made of its permissions."""
+    for path, _, _ in os.walk(directory):
+        os.chmod(path, 0o700)
+    shutil.rmtree(directory)
+
+
+# --- the program -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Program:
+    """The process that gives up its rights and becomes the program."""
+
+    worker: _Worker
+    limits: Limits
+    directory: str
+    descriptors: list[int]
+    problem: int
+
+    def run(self) -> NoReturn:
+        try:
+            program = self._prepare()
+        except BaseException as error:  # noqa: BLE001 - named boundary: whatever it is, the program must not run
+            os.write(self.problem, f"{type(error).__name__}: {error}".encode()[:4000])
+            os._exit(1)
+        kernel.close_from(3)
+        _execute(program)
+
+    def _prepare(self) -> str:
+        payload, *streams = self.descriptors
+        with open(payload, "rb") as file:
+            program, files = marshal.load(file)
+        os.setsid()
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        if self.worker.group:
+            self.worker.group.join()
+        if self.worker.setup.level >= Level.CONFINED:
+            self._confine()
+        if self.worker.setup.level >= Level.ISOLATED:
+            os.mkdir("/tmp/shm")
+            os.mkdir(self.directory)
+        os.chdir(self.directory)
+        for name, content in files.items():
+            path = Path(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        kernel.limit(self._limits())
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
+        )
+        if self.worker.setup.level >= Level.CONFINED:
+            seccomp.install(seccomp.filter_program())
+        return str(program)
+
+    def _confine(self) -> None:
+        """From here on no file but those for programs can be opened, and there are no rights but a user's."""
+        setup = self.worker.setup
+        kernel.forbid_privileges()
+        if setup.level >= Level.ISOLATED:
+            readable, writable = ["/"], ["/tmp"]
+        else:
+            readable, writable = list(setup.sources.values()), [self.directory]
+        devices = [f"/dev/{name}" for name in kernel.DEVICES]
+        kernel.restrict_files([path for path in readable if not os.path.islink(path)], [*writable, *devices])
+        if self.worker.changes_user:
+            hidden = setup.level < Level.ISOLATED and _hidden(readable)
+            kernel.change_user(self.worker.uid, keep=(kernel.READ_SEARCH,) if hidden else ())
+        else:
+            kernel.keep_capabilities()
+
+    def _limits(self) -> dict[int, int]:
+        limits, worker = self.limits, self.worker
+        values = {
+            resource.RLIMIT_AS: worker.base_memory + limits.memory,
+            resource.RLIMIT_CPU: math.ceil(limits.cpu_seconds) + 1,
+            resource.RLIMIT_FSIZE: limits.file_size,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+        }
+        if worker.changes_user:
+            values[resource.RLIMIT_NPROC] = limits.processes
+        elif worker.setup.level >= Level.ISOLATED:
+            values[resource.RLIMIT_NPROC] = limits.processes + 1  # the worker counts too
+        elif os.getuid():
+            values[resource.RLIMIT_NPROC] = limits.processes + _threads_of(os.getuid())
+        return values
+
+
+def _hidden(paths: list[str]) -> bool:
+    """Whether some of the paths lie where other users may not go."""
+    above = {parent for path in paths for parent in Path(path).parents}
+    return any(not os.stat(directory).st_mode & 0o001 for directory in above)
+
+
+def _threads_of(uid: int) -> int:
+    """How many threads the user has on this machine."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            count += len(os.listdir(process / "task")) if process.stat().st_uid == uid else 0
+        except OSError:
+            continue
+    return count
+
+
+def _execute(program: str) -> NoReturn:
+    """Run the program as Python runs `__main__`, and end the process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
+        del sys.modules[name]
+    main_module = types.ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    sys.argv = ["program.py"]
+    sys.path.insert(0, "")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(number, "r" if number == 0 else "w", buffering=1 if number == 2 else -1, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    gc.enable()
+    code = 1
+    try:
+        exec(compile(program, "program.py", "exec", dont_inherit=True), main_module.__dict__)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - named boundary: the program's own error, shown as Python shows it
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(_finish(code))
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _finish(code: int) -> int:
+    """What the interpreter does at its end: wait for threads, call what was registered, write what is buffered."""
+    import atexit
+    import threading
+
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001 - named boundary: the program's own error
+        return 120
+    return code
