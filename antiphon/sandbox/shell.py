@@ -23,10 +23,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from antiphon.errors import StallError
+from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.bubblewrap import CONTROL, Box
 from antiphon.sandbox.outlet import CHUNK, Outlet
-from antiphon.waits import succeed
+from antiphon.sandbox.processes import Process
+from antiphon.waits import fail, succeed
 
 STDOUT, STDERR = 1, 2
 GRACE_SECONDS = 2.0  # for a shell to come back after an interrupt
@@ -124,6 +125,11 @@ class Shell:
         loop.add_reader(self._reports, self._read)
         box.start_session(name)
         self._tell(_READY)
+        box.ended.add_done_callback(self._box_ended)
+
+    @property
+    def _started(self) -> bool:
+        return self.ready.done() and self.ready.exception() is None
 
     def begin(self, text: bytes, command: Command) -> None:
         """Have a command run. Its `finished` says when it has ended, or the shell has."""
@@ -137,7 +143,7 @@ class Shell:
 
     def interrupt(self) -> None:
         """Do to the command under way what Ctrl-C does."""
-        if self._command is not None and self.ready.done():
+        if self._command is not None and self._started:
             self._command.interrupted = True
             self._signal_shell(signal.SIGINT)
             self._signal_command(signal.SIGINT)
@@ -175,12 +181,13 @@ class Shell:
 
     def kill(self) -> None:
         """Kill the shell and all of its session."""
-        if self.ready.done() and not self._box.ended.done():
+        if self._started and not self._box.ended.done():
             number = self.ready.result()
             self._box.processes.signal(signal.SIGKILL, lambda process: process.session == number)
 
     def close(self) -> None:
         """Kill it, and close what it was spoken to with. May be called twice."""
+        self._box.ended.remove_done_callback(self._box_ended)
         self.kill()
         self._end(None)
         for path in self._paths:
@@ -195,12 +202,14 @@ class Shell:
         self._box.processes.signal(number, lambda process: process.pid == shell)
 
     def _signal_command(self, number: signal.Signals) -> None:
-        """Signal the process groups that were made since the command began."""
-        shell, last = self.ready.result(), self._command and self._command.last
-        if last is not None:
-            self._box.processes.signal(
-                number, lambda process: process.session == shell != process.pid and process.group > last
-            )
+        """Signal the process groups made since the command began; a command substitution is in the group of the shell."""
+        shell, last = self.ready.result(), None if self._command is None else self._command.last
+
+        def wanted(process: Process) -> bool:
+            first = process.pid if process.group == shell else process.group
+            return process.session == shell != process.pid and last is not None and first > last
+
+        self._box.processes.signal(number, wanted)
 
     def _tell(self, lines: str, **names: str) -> None:
         if self._lines >= 0:
@@ -237,6 +246,9 @@ class Shell:
             case ["gone", code] if code.isdigit():
                 self._end(int(code))
 
+    def _box_ended(self, _: "asyncio.Future[None]") -> None:
+        self._end(None)
+
     def _end(self, code: int | None) -> None:
         """The shell has ended, and with it whatever it was at."""
         if self._lines >= 0:
@@ -245,5 +257,6 @@ class Shell:
             os.close(self._lines)
             self._reports = self._lines = -1
         succeed(self.gone, code)
+        fail(self.ready, SandboxError("a shell ended before it was ready"))
         if self._command is not None:
             succeed(self._command.finished, code)
