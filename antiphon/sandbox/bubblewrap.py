@@ -135,14 +135,15 @@ class Rooms:
     def remove(self, room: Path, group: Group | None) -> None:
         """Remove what `make` made, when nothing runs in it any more."""
         shutil.rmtree(room, ignore_errors=True)
-        if self._group is not None and group is not None:
+        if group is not None:
             os.close(group.directory)
-            self._group.remove_child(room.name)
+            group.remove()
 
     def close(self) -> None:
         """Remove all."""
         if self._group is not None:
             os.close(self._group.directory)
+            os.close(self._group.above)
         _clear(self.path)
         os.close(self._lock)
 

@@ -165,8 +165,8 @@ def _conditions(name: str) -> list[_Instruction]:
         kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 2, 0, stream), (_EQUAL, 1, 0, packets), _DENY, _ALLOW]
         return _only_if(0, unix) + kind
     if name == "socket":
-        unix, internet, internet6 = 1, 2, 10
-        return [_argument(0), (_EQUAL, 3, 0, unix), (_EQUAL, 2, 0, internet), (_EQUAL, 1, 0, internet6), _DENY, _ALLOW]
+        unix, internet = 1, 2
+        return [_argument(0), (_EQUAL, 2, 0, unix), (_EQUAL, 1, 0, internet), _DENY, _ALLOW]
     if name == "setpriority":
         return [*_only_if(0, 0), *_only_if(1, 0), _ALLOW]  # of this process alone, as below
     return [*_only_if(0, 0), _ALLOW]
@@ -176,7 +176,7 @@ def _conditions(name: str) -> list[_Instruction]:
 def filter_program(*, sockets: bool = False) -> bytes:
     """The filter for this processor, as an array of the kernel's `struct sock_filter`.
 
-    With `sockets`, those of the Internet and of Unix can be made: for what has a network namespace of its own.
+    With `sockets`, those of IPv4 and of Unix can be made: for what has a network namespace of its own.
     """
     column = kernel.machine()
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
