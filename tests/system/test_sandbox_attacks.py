@@ -579,3 +579,11 @@ def test_attack(sandbox, outside, attack):
         assert result.status is Status.OUTPUT_LIMIT
     if attack == "memory of one process":
         assert result.status is Status.MEMORY
+
+
+def test_the_page_has_this_table():
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
+    rows = dict(re.findall(r"^\| ([a-z].*?) \| (\w+ \| \w+ \| \w+) \|$", page, re.MULTILINE))
+    # whether many processes can be counted together is the machine's: the page has the machine that can
+    expected = EXPECTED | {"memory of many processes": (HELD, DEPENDS, DEPENDS)}
+    assert rows == {name: " | ".join(outcomes) for name, outcomes in expected.items()}

@@ -207,7 +207,7 @@ def test_nothing_outlives_the_process_that_asks(level, tmp_path):
         sandbox = ForkedPython(level=Level({level:d}))
         sandbox.run("")
         limits = Limits(seconds=600)
-        program = "import os, time; os.fork(); os.setsid() if os.getpid() % 2 else 0; time.sleep(600)"
+        program = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
         threading.Thread(target=sandbox.run, args=(program,), kwargs=dict(limits=limits)).start()
         print(*sandbox.processes(), flush=True)
         time.sleep(600)
@@ -216,11 +216,13 @@ def test_nothing_outlives_the_process_that_asks(level, tmp_path):
     environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     tmp_path.chmod(0o711)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as asking:
-        zygote, worker = map(int, asking.stdout.readline().split())
-        until(lambda: children(worker) and children(children(worker)[0]))
-        programs = [int(pid) for child in children(worker) for pid in [child, *children(child)]]
-        assert len(programs) == 2
-        asking.kill()
+        try:
+            zygote, worker = map(int, asking.stdout.readline().split())
+            until(lambda: children(worker) and children(children(worker)[0]))
+            programs = [int(pid) for child in children(worker) for pid in [child, *children(child)]]
+            assert len(programs) == 2
+        finally:
+            asking.kill()
     until(lambda: all(gone(pid) for pid in [zygote, worker, *programs]))
     assert list(tmp_path.iterdir()) == []
     assert list(Path("/sys/fs/cgroup").glob(f"**/antiphon-{zygote}")) == []
