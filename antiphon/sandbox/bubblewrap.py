@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from antiphon.errors import SandboxError, UnsupportedError
 from antiphon.sandbox import cgroups, seccomp
 from antiphon.sandbox.base import Level, Limits
 from antiphon.sandbox.cgroups import Group
+from antiphon.sandbox.egress import FORWARDER, PORT, Egress
 from antiphon.sandbox.processes import Processes
 from antiphon.waits import Waits, succeed
 
@@ -66,7 +68,7 @@ _FILES = {
 _KEEPER = r"""
 set -m
 trap : HUP INT QUIT TERM ALRM USR1 USR2
-{limits}
+{before}
 while :; do
     IFS= read -r name || continue
     (
@@ -93,6 +95,8 @@ class BoxConfig:
     the size of the work directory, of /tmp and of /dev/shm, each; they lie in memory, and count as memory of the box."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """More of this machine that can be read in the box: path there -> path here."""
+    network: tuple[str, ...] = ()
+    """What can be reached from the box, by HTTP and HTTPS through a proxy, each as `host:port`; nothing else can."""
 
 
 class Rooms:
@@ -183,6 +187,7 @@ class Box:
         self.ended = asyncio.get_running_loop().create_future()
         self.room, self._group = rooms.make(config.limits.memory)
         self._rooms = rooms
+        self._egress = Egress(config.network)
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
         self._watched = self._keeper = (
@@ -196,6 +201,8 @@ class Box:
         told, tell = os.pipe()
         held, release = os.pipe()
         try:
+            if config.network:
+                await box._egress.start(box.room / "proxy")
             box._spawn(tell, held)
             os.close(tell)
             tell = -1
@@ -234,6 +241,7 @@ class Box:
             self._process.kill()
         if self._process is not None:
             await self.wait(asyncio.shield(self.ended), "end")
+        await self._egress.close()
         for descriptor in (self._keeper, self._first):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -261,8 +269,10 @@ class Box:
             raise UnsupportedError("shell sandboxes need bwrap, and there is none here: install the package bubblewrap")
         os.mkfifo(self.room / "keeper")
         (self.room / "keeper").chmod(0o644)
+        if self.config.network and shutil.which("python3", path=ENVIRONMENT["PATH"]) is None:
+            raise UnsupportedError("a box with a network needs the python3 of the system, and there is none here")
         user = NOBODY if os.geteuid() == 0 else None
-        keeper = _keeper(self.config.limits, each=self._group is None)
+        keeper = _keeper(self.config, each=self._group is None)
         with (self.room / "errors").open("wb") as errors, tempfile.TemporaryFile() as calls:
             calls.write(seccomp.filter_program(sockets=True))
             calls.seek(0)
@@ -310,7 +320,8 @@ def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
     yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
+    for name, value in {**ENVIRONMENT, **proxy}.items():
         yes += ["--setenv", name, value]
     for path in _SYSTEM:
         yes += ["--ro-bind-try", path, path]
@@ -327,9 +338,10 @@ def _arguments(config: BoxConfig, room: Path) -> list[str]:
     return yes
 
 
-def _keeper(limits: Limits, *, each: bool) -> str:
+def _keeper(config: BoxConfig, *, each: bool) -> str:
     """The program of process 1. It sets the limits for itself and so for all others, because only inside does the kernel count
     the processes of this box alone. `each`: whether memory is bounded for each process, not for all together."""
+    limits = config.limits
     values = {
         "c": 0,
         "f": -(-limits.file_size // 1024),
@@ -339,4 +351,6 @@ def _keeper(limits: Limits, *, each: bool) -> str:
     if each:
         values["v"] = -(-limits.memory // 1024)
     lines = "\n".join(f"ulimit -{name} {value}" for name, value in values.items())
-    return _KEEPER.format(limits=lines, control=CONTROL, processes=limits.processes)
+    if config.network:
+        lines += f"\npython3 -I -S -c {shlex.quote(FORWARDER.format(port=PORT, path=f'{CONTROL}/proxy'))}"
+    return _KEEPER.format(before=lines, control=CONTROL, processes=limits.processes)

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from antiphon.errors import DataError, SandboxError
+from antiphon.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.archives import checked_tar
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.egress import targets
 from antiphon.sandbox.files import Files
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
@@ -593,6 +596,80 @@ async def test_a_box_has_only_what_it_may_have(session):
 async def test_nobody_inside_can_end_the_keeper(box, session):
     await session.run("for i in {1..64}; do kill -$i 1; done; kill -9 -1")
     assert (await Session(box).run("echo well")).stdout == "well\n"
+
+
+GET = """
+import sys, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())
+except Exception as error:
+    print(error)
+"""
+
+
+class Site(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = f"{self.path} for {self.headers['Host']}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_only_what_is_on_the_list_can_be_reached(rooms):
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Site) as open_site,
+        ThreadingHTTPServer(("127.0.0.1", 0), Site) as closed,
+    ):
+        for server in (open_site, closed):
+            threading.Thread(target=server.serve_forever).start()
+        here, there = (f"127.0.0.1:{server.server_port}" for server in (open_site, closed))
+
+        async def body():
+            config = BoxConfig(limits=LIMITS, network=(here,))
+            async with await Box.start(rooms, config, Waits()) as box:
+                session = Session(box)
+                await Files(box).write("get.py", GET.encode())
+                assert (await session.run(f"python3 get.py http://{here}/a?b")).stdout == f"/a?b for {here}\n"
+                for url in (
+                    f"http://{there}/",
+                    f"http://localhost:{open_site.server_port}/",
+                    f"http://{here}@{there}/",
+                ):
+                    assert "403" in (await session.run(f"python3 get.py {url}")).stdout, url
+                assert "403" in (await session.run(f"python3 get.py https://{there}/")).stdout
+                assert "refused" in (await session.run(f"env -u http_proxy python3 get.py http://{here}/")).stdout
+                talk = "exec 5<>/dev/tcp/127.0.0.1/3128; printf '%b' {} >&5; timeout 5 cat <&5; exec 5>&-"
+                through = f"CONNECT {here} HTTP/1.1\\r\\n\\r\\nGET /tunnel HTTP/1.0\\r\\nHost: {there}\\r\\n\\r\\n"
+                answer = await session.run(talk.format(shlex.quote(through)))
+                assert "200 connected" in answer.stdout and f"/tunnel for {there}" in answer.stdout
+                for wrong in (
+                    "nonsense",
+                    "GET / HTTP/1.1",
+                    "GET ftp://a/ HTTP/1.1",
+                    "CONNECT :0 HTTP/1.1",
+                    "CONNECT a:b HTTP/1.1",
+                ):
+                    assert " 400 " in (await session.run(talk.format(shlex.quote(f"{wrong}\\r\\n\\r\\n")))).stdout, (
+                        wrong
+                    )
+
+        try:
+            asyncio.run(body())
+        finally:
+            open_site.shutdown()
+            closed.shutdown()
+
+
+@pytest.mark.parametrize(
+    "text", ["pypi.org", "pypi.org:", ":443", "*.org:443", "pypi.org:x", "http://pypi.org:80", "a:70000"]
+)
+def test_what_is_no_host_and_port_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a host and a port"):
+        targets([text])
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------------
