@@ -3,7 +3,8 @@
 The box has every namespace of its own, a root of its own that cannot be written, no capabilities, no network, and a uid that is
 root neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and
 `/dev/shm`. The machine outside never opens a path of the box; it takes in bytes, through pipes that it made itself. When
-the first process of the box ends, all others do, and with the last one all that they wrote.
+the first process of the box ends, all others do, and with the last one all that they wrote. Landlock is not used: the root
+holds nothing of this machine that it could keep from those inside.
 
     controller -- bwrap -- keeper (process 1) -- one parent a session -- bash (session.py)
 
@@ -182,17 +183,15 @@ class Box:
 
     def __init__(self, rooms: Rooms, config: BoxConfig, waits: Waits) -> None:
         """See `start`."""
+        self._egress = Egress(config.network)
         self.config = config
         self.waits = waits
         self.ended = asyncio.get_running_loop().create_future()
         self.room, self._group = rooms.make(config.limits.memory)
         self._rooms = rooms
-        self._egress = Egress(config.network)
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
-        self._watched = self._keeper = (
-            self._first
-        ) = -1  # descriptors: of bwrap, of the pipe to the keeper, of the keeper
+        self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
 
     @classmethod
     async def start(cls, rooms: Rooms, config: BoxConfig, waits: Waits) -> Self:
@@ -289,8 +288,8 @@ class Box:
                 group=user,
                 extra_groups=None if user is None else [],
             )
-        self._watched = os.pidfd_open(self._process.pid)
-        asyncio.get_running_loop().add_reader(self._watched, self._end)
+        held_process = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(held_process, self._end, held_process)
 
     def _begin(self, answer: bytes) -> None:
         """Take note of process 1, which waits until it is let go on."""
@@ -304,9 +303,9 @@ class Box:
         self.processes = Processes(first)
         self._keeper = os.open(self.room / "keeper", os.O_RDWR | os.O_NONBLOCK)
 
-    def _end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._watched)
-        os.close(self._watched)
+    def _end(self, held_process: int) -> None:
+        asyncio.get_running_loop().remove_reader(held_process)
+        os.close(held_process)
         assert self._process is not None
         self._process.wait()
         succeed(self.ended, None)
@@ -318,24 +317,24 @@ def _read_all(descriptor: int) -> bytes:
 
 def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
-    yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
-    yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
+    told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
+    told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
     for name, value in {**ENVIRONMENT, **proxy}.items():
-        yes += ["--setenv", name, value]
+        told += ["--setenv", name, value]
     for path in _SYSTEM:
-        yes += ["--ro-bind-try", path, path]
+        told += ["--ro-bind-try", path, path]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        yes += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+        told += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
     for name in _FILES:
-        yes += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
+        told += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
     for inside, here in config.mounts.items():
-        yes += ["--ro-bind", str(here), inside]
-    yes += ["--proc", "/proc", "--dev", "/dev"]
+        told += ["--ro-bind", str(here), inside]
+    told += ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (WORK, "0755")):
-        yes += ["--perms", mode, "--size", str(config.limits.disk), "--tmpfs", path]
-    yes += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
-    return yes
+        told += ["--perms", mode, "--size", str(config.limits.disk), "--tmpfs", path]
+    told += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
+    return told
 
 
 def _keeper(config: BoxConfig, *, each: bool) -> str:
