@@ -47,7 +47,11 @@ class Group:
 
     def join(self) -> None:
         """Put this process, and what it starts from now on, into the group."""
-        self._write("cgroup.procs", "0")
+        self.take(0)
+
+    def take(self, pid: int) -> None:
+        """Put a process, and what it starts from now on, into the group."""
+        self._write("cgroup.procs", str(pid))
 
     def kills(self) -> int:
         """How many processes have been killed because the group's memory was used up."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,10 +22,11 @@ from pathlib import Path
 import pytest
 
 from antiphon.sandbox.base import Level, Limits, Status
+from antiphon.sandbox.boxed import BoxedPython
 from antiphon.sandbox.forked import ForkedPython
 from antiphon.sandbox.levels import probe
 
-BACKENDS = {"python": lambda level: ForkedPython(level=level)}
+BACKENDS = {"python": lambda level: ForkedPython(level=level), "boxes": lambda level: BoxedPython()}
 LIMITS = Limits(
     seconds=20, cpu_seconds=20, memory=96 << 20, file_size=1 << 20, disk=4 << 20, processes=16, output=1 << 16
 )
@@ -374,6 +376,8 @@ EXPECTED = dict.fromkeys(ATTACKS, (HELD, HELD, OPEN)) | {
     "calls of x32": (HELD, HELD, DEPENDS),
     "calls of 32 bits": (HELD, HELD, DEPENDS),
 }
+# Where a backend differs. Bubblewrap cannot bound the number of files: they count as memory of the box.
+DIFFERENT = {("boxes", "many files"): OPEN}
 
 
 class Outside:
@@ -548,7 +552,8 @@ def outside(place):
     return place
 
 
-CASES = [(backend, level) for backend in BACKENDS for level in sorted(Level, reverse=True)]
+CASES = [("python", level) for level in sorted(Level, reverse=True)]
+CASES += [("boxes", Level.ISOLATED)] if shutil.which("bwrap") else []
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -559,12 +564,13 @@ def sandbox(request):
         patch.setenv("SANDBOX_TEST_SECRET", canary)
         with BACKENDS[backend](level) as made:
             made.canary = canary
+            made.backend = backend
             yield made
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack(sandbox, outside, attack):
-    expected = EXPECTED[attack][3 - sandbox.level]
+    expected = DIFFERENT.get((sandbox.backend, attack), EXPECTED[attack][3 - sandbox.level])
     if expected == DEPENDS:
         pytest.skip("depends on the machine, and might do harm to it")
     program = PRELUDE + f"\noutside = {outside.known!r}\n"

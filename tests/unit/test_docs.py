@@ -34,7 +34,8 @@ REWARDS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "rewards.md").read_t
 def test_the_rewards_of_their_page_can_be_built(fragment):
     task = yaml.safe_load(fragment)
     if task["reward"] != "reward_model":  # its model is none of ours
-        build_reward(task["reward"], task.get("reward_options", {}))
+        reward = build_reward(task["reward"], task.get("reward_options", {}))
+        getattr(reward, "close", bool)()
     if "group_reward" in task:
         build_group_reward(task["group_reward"], task["group_reward_options"])
     assert TaskConfig.model_validate(task)

@@ -67,7 +67,7 @@ def test_denied(machine):
 def test_attributes_of_files(machine):
     for name, number in numbers(seccomp._ATTRIBUTES, machine).items():
         for keep in (False, True):
-            verdict = judge(seccomp.filter_program(keep), number, audit=AUDIT[machine])
+            verdict = judge(seccomp.filter_program(keep_attributes=keep), number, audit=AUDIT[machine])
             assert verdict == (DENY if keep else ALLOW), name
 
 
