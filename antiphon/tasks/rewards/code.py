@@ -4,7 +4,7 @@ The payload has one of
 
 - `test` and `entry_point`, as HumanEval has them: a text that defines `check(candidate)`; `prompt` is what the code completes
 - `tests`: statements that fail, as MBPP has them, each a case; with `setup`, if they need one
-- `pytest`: a file of tests that imports the solution as `module` (`solution`); with `packages: [pytest]`
+- `pytest`: a file of tests that imports the solution as `module` (`solution`); pytest must be in `sandbox.packages`
 - `inputs` and `outputs`: standard input and output of whole programs, a pair a case; or `input_output`, the same in JSON
 
 Functions are tested from another process than theirs (see `code_harness`): a solution sees neither its tests nor what they
@@ -16,12 +16,14 @@ import json
 import marshal
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import antiphon.tasks.rewards.code_harness as harness
-from antiphon.sandbox.base import Level, Limits, Result, Status
+from antiphon.sandbox.base import Result, Status
 from antiphon.sandbox.config import SandboxConfig
 from antiphon.sandbox.forked import ForkedPython
 from antiphon.tasks.base import Transcript
@@ -48,28 +50,24 @@ class Code:
         partial_credit: bool = False,
         seconds: float = 8.0,
         case_seconds: float = 2.0,
-        memory_mib: int = 512,
-        minimum_level: int = Level.ISOLATED,
-        packages: Sequence[str] = (),
+        sandbox: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """With `partial_credit` the value is the share of cases that pass; without, little is run after one that does not. All
         cases together have `seconds`, which must be less than `grading.deadline`; what is not done by then has failed.
-        `packages` can be imported beside the standard library. `UnsupportedError` if this machine cannot keep programs apart
-        at `minimum_level`."""
+        `sandbox` is a `SandboxConfig`. `UnsupportedError` if this machine cannot keep programs apart as it demands."""
         self._partial = partial_credit
         self._seconds, self._case_seconds = seconds, case_seconds
-        self._memory = memory_mib << 20
-        self._packages = tuple(packages)
-        self._sandbox = ForkedPython(SandboxConfig(minimum_level=Level(minimum_level), packages=self._packages))
+        self._config = SandboxConfig.model_validate(dict(sandbox))
+        self._sandbox = ForkedPython(self._config)
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict; `ValueError` if the payload has no tests, infrastructure if the sandbox was lost."""
         payload = prompt.payload
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload of prompt {prompt.id} has no tests")
-        if payload.get("pytest") and "pytest" not in self._packages:
+        if payload.get("pytest") and "pytest" not in self._config.packages:
             raise ValueError(
-                f"prompt {prompt.id} has tests for pytest: the reward needs the option `packages: [pytest]`"
+                f"prompt {prompt.id} has tests for pytest: the reward needs `sandbox: {{packages: [pytest]}}`"
             )
         code = code_of(transcript.response)
         if not code.strip():
@@ -141,7 +139,7 @@ class Code:
                 return
 
     def _run(self, program: str, stdin: str, seconds: float) -> Result:
-        limits = Limits(seconds=seconds, cpu_seconds=seconds, memory=self._memory)
+        limits = replace(self._config.limits.limits, seconds=seconds, cpu_seconds=seconds)
         result = self._sandbox.run(program, stdin=stdin, limits=limits)
         if result.status is Status.REFUSED:
             raise _Lost(f"the sandbox could not run it: {result.detail}")

@@ -13,7 +13,8 @@ from antiphon.types import Message, Prompt, ScoreStatus
 @pytest.fixture(scope="module")
 def judge():
     rewards = {
-        partial: Code(partial_credit=partial, case_seconds=0.5, packages=["pytest"]) for partial in (False, True)
+        partial: Code(partial_credit=partial, case_seconds=0.5, sandbox={"packages": ["pytest"]})
+        for partial in (False, True)
     }
 
     def judge(response, partial=False, **payload):
