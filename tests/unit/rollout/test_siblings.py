@@ -83,7 +83,7 @@ def test_other_tasks_wait_for_nobody():
 
 def test_an_attempt_that_failed_waits_for_nobody_and_is_judged_with_nobody():
     async def run():
-        stage = Together(world=lambda: Countdown(broken=True))
+        stage = Together(world=lambda _: Countdown(broken=True))
         return await asyncio.gather(*stage.start((0, 0))), stage
 
     (failed,), stage = asyncio.run(run())

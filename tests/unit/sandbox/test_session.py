@@ -331,8 +331,8 @@ WORDS = st.text("abc EXITCODE$`'\"\\\n;&|<>(){}[]*?!#~=%\t\r\x01é€𝄞", max_
 
 
 def said(result):
-    """What is on stderr, but for news of jobs in the background."""
-    return re.sub(r"^\[\d+\][ +-] .*\n", "", result.stderr, flags=re.M)
+    """What is on stderr, but for news of jobs in the background, whose loops bash writes in lines of their own."""
+    return re.sub(r"^\[\d+\][ +-] .*\n(?:do\n(?:.*\n)*?done \)\n)?", "", result.stderr, flags=re.M)
 
 
 class SessionModel(RuleBasedStateMachine):
