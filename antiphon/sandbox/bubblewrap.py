@@ -3,7 +3,8 @@
 The box has every namespace of its own, a root of its own that cannot be written, no capabilities, no network, and a uid that is
 root neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and
 `/dev/shm`. The machine outside never opens a path of the box; it takes in bytes, through pipes that it made itself. When
-the first process of the box ends, all others do, and with the last one all that they wrote.
+the first process of the box ends, all others do, and with the last one all that they wrote. Landlock is not used: the root
+holds nothing of this machine that it could keep from those inside.
 
     controller -- bwrap -- keeper (process 1) -- one parent a session -- bash (session.py)
 
@@ -22,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ CONTROL = "/run/antiphon"  # where a box sees the pipes that its controller made
 USER = 1000  # inside
 NOBODY = 65534  # outside, where the controller is root
 RESERVED = 16  # processes that only the keeper may add, so that a session can be started in a box that is full of them
+MOST_TRIES, TRY_SECONDS = 50, 0.02  # to remove a group whose processes were killed a moment ago
 START_SECONDS = 60.0  # for a shell that starts in milliseconds, on a machine that may be loaded
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "USER": "box", "LANG": "C.UTF-8", "TERM": "dumb"}
 
@@ -170,8 +173,16 @@ def _sweep(base: Path) -> None:
 
 
 def _clear(path: Path) -> None:
+    """Remove a directory and its group; both stay, for the next sweep, where processes take long to end in the group."""
     with suppress(OSError):
-        cgroups.remove_group(Path((path / _GROUP).read_text(encoding="utf-8")))
+        group = Path((path / _GROUP).read_text(encoding="utf-8"))
+        for _ in range(MOST_TRIES):
+            cgroups.remove_group(group)
+            if not group.exists():
+                break
+            time.sleep(TRY_SECONDS)
+        else:
+            return
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -182,17 +193,15 @@ class Box:
 
     def __init__(self, rooms: Rooms, config: BoxConfig, waits: Waits) -> None:
         """See `start`."""
+        self._egress = Egress(config.network)
         self.config = config
         self.waits = waits
         self.ended = asyncio.get_running_loop().create_future()
         self.room, self._group = rooms.make(config.limits.memory)
         self._rooms = rooms
-        self._egress = Egress(config.network)
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
-        self._watched = self._keeper = (
-            self._first
-        ) = -1  # descriptors: of bwrap, of the pipe to the keeper, of the keeper
+        self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
 
     @classmethod
     async def start(cls, rooms: Rooms, config: BoxConfig, waits: Waits) -> Self:
@@ -289,8 +298,8 @@ class Box:
                 group=user,
                 extra_groups=None if user is None else [],
             )
-        self._watched = os.pidfd_open(self._process.pid)
-        asyncio.get_running_loop().add_reader(self._watched, self._end)
+        held_process = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(held_process, self._end, held_process)
 
     def _begin(self, answer: bytes) -> None:
         """Take note of process 1, which waits until it is let go on."""
@@ -304,9 +313,9 @@ class Box:
         self.processes = Processes(first)
         self._keeper = os.open(self.room / "keeper", os.O_RDWR | os.O_NONBLOCK)
 
-    def _end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._watched)
-        os.close(self._watched)
+    def _end(self, held_process: int) -> None:
+        asyncio.get_running_loop().remove_reader(held_process)
+        os.close(held_process)
         assert self._process is not None
         self._process.wait()
         succeed(self.ended, None)
@@ -318,24 +327,24 @@ def _read_all(descriptor: int) -> bytes:
 
 def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
-    yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
-    yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
+    told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
+    told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
     for name, value in {**ENVIRONMENT, **proxy}.items():
-        yes += ["--setenv", name, value]
+        told += ["--setenv", name, value]
     for path in _SYSTEM:
-        yes += ["--ro-bind-try", path, path]
+        told += ["--ro-bind-try", path, path]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        yes += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+        told += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
     for name in _FILES:
-        yes += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
+        told += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
     for inside, here in config.mounts.items():
-        yes += ["--ro-bind", str(here), inside]
-    yes += ["--proc", "/proc", "--dev", "/dev"]
+        told += ["--ro-bind", str(here), inside]
+    told += ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (WORK, "0755")):
-        yes += ["--perms", mode, "--size", str(config.limits.disk), "--tmpfs", path]
-    yes += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
-    return yes
+        told += ["--perms", mode, "--size", str(config.limits.disk), "--tmpfs", path]
+    told += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
+    return told
 
 
 def _keeper(config: BoxConfig, *, each: bool) -> str:

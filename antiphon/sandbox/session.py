@@ -86,10 +86,10 @@ class Session:
                     break
             return result
 
-    def interrupt(self) -> None:
-        """Do to the command under way what Ctrl-C does; nothing if there is none."""
+    async def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does; nothing if there is none. What it makes of that is its own affair."""
         if self._shell is not None:
-            self._shell.interrupt()
+            await self._shell.interrupt()
 
     def close(self) -> None:
         """End the shell and all that it started and that did not leave its session."""
@@ -104,10 +104,11 @@ class Session:
             raise SandboxError(f"box {self._box.room.name} has ended, and with it all that was in it")
         if self._shell is None or self._shell.gone.done():
             self.close()
-            self._shell = shell = Shell(self._box)
+            self._shell = Shell(self._box)
             self._shells += 1
-            await self._box.wait(asyncio.shield(shell.ready), "shell")
-        return self._shell
+        shell = self._shell
+        await self._box.wait(asyncio.shield(shell.ready), "shell")
+        return shell
 
     async def _see_through(self, shell: Shell, command: Command, seconds: float) -> CommandResult:
         """Wait for the end of a command, or bring it about."""

@@ -30,8 +30,8 @@ from antiphon.sandbox.processes import Process
 from antiphon.waits import fail, succeed
 
 STDOUT, STDERR = 1, 2
-GRACE_SECONDS = 2.0  # for a shell to come back after an interrupt
-ROUND_SECONDS = 0.02  # between two rounds of kills: a command may start processes while it is being stopped
+GRACE_SECONDS = 3.0  # for a shell to come back after an interrupt
+ROUND_SECONDS = 0.02  # between two rounds of signals
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
 
 Receive = Callable[[int, bytes], None]
@@ -89,7 +89,7 @@ class Command:
         for outlet in self._outlets:
             outlet.close()
 
-    def _take(self, stream: int, content: bytes) -> None:
+    def _take(self, stream: int, content: bytes) -> bool:
         kept = content[: self._left[stream]]
         self._left[stream] -= len(kept)
         self.dropped += len(content) - len(kept)
@@ -97,6 +97,7 @@ class Command:
             self.chunks.append((stream, kept))
         if self._receive is not None:
             self._receive(stream, content)
+        return bool(kept) or self._receive is not None
 
 
 class Shell:
@@ -141,25 +142,33 @@ class Shell:
         if self.gone.done():
             succeed(command.finished, self.gone.result())
 
-    def interrupt(self) -> None:
-        """Do to the command under way what Ctrl-C does."""
-        if self._command is not None and self._started:
-            self._command.interrupted = True
-            self._signal_shell(signal.SIGINT)
-            self._signal_command(signal.SIGINT)
+    async def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does, once to each process; return when it has ended, or has had its time."""
+        command, told = self._command, set[int]()
+        if command is None or not self._started:
+            return
+        command.interrupted = True
+
+        def wanted(process: Process) -> bool:
+            new = process.pid not in told and (process.pid == self.ready.result() or self._is_of_command(process))
+            told.update({process.pid} if new else ())
+            return new
+
+        await self._in_rounds(command, lambda: self._box.processes.signal(signal.SIGINT, wanted))
 
     async def stop(self) -> None:
         """End the command under way and all its process groups, and the shell if it does not come back from that."""
-        command = self._command
+        command, shell = self._command, self.ready.result()
         assert command is not None
         command.interrupted = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + GRACE_SECONDS
-        while not command.finished.done() and loop.time() < end:
-            self._signal_shell(signal.SIGINT)  # first: else it goes on with what comes after what was killed
-            self._signal_command(signal.SIGKILL)
+
+        def kill() -> None:
+            # The shell first: else it goes on with what comes after what was killed.
+            self._box.processes.signal(signal.SIGINT, lambda process: process.pid == shell)
+            self._box.processes.signal(signal.SIGKILL, self._is_of_command)
             self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
-            await self._within(ROUND_SECONDS, command.finished)
+
+        await self._in_rounds(command, kill)
         if not command.finished.done():
             self.kill()
             await self._box.wait(asyncio.shield(command.finished), "kill")
@@ -197,19 +206,19 @@ class Shell:
         with suppress(StallError):
             await self._box.wait(asyncio.shield(future), "stop", seconds)
 
-    def _signal_shell(self, number: signal.Signals) -> None:
-        shell = self.ready.result()
-        self._box.processes.signal(number, lambda process: process.pid == shell)
+    async def _in_rounds(self, command: Command, act: Callable[[], None]) -> None:
+        """Act until the command has ended or had its time: it may start processes while it is being stopped."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GRACE_SECONDS
+        while not command.finished.done() and loop.time() < end:
+            act()
+            await self._within(ROUND_SECONDS, command.finished)
 
-    def _signal_command(self, number: signal.Signals) -> None:
-        """Signal the process groups made since the command began; a command substitution is in the group of the shell."""
+    def _is_of_command(self, process: Process) -> bool:
+        """Whether its group was made since the command began; a command substitution is in the group of the shell."""
         shell, last = self.ready.result(), None if self._command is None else self._command.last
-
-        def wanted(process: Process) -> bool:
-            first = process.pid if process.group == shell else process.group
-            return process.session == shell != process.pid and last is not None and first > last
-
-        self._box.processes.signal(number, wanted)
+        first = process.pid if process.group == shell else process.group
+        return process.session == shell != process.pid and last is not None and first > last
 
     def _tell(self, lines: str, **names: str) -> None:
         if self._lines >= 0:
