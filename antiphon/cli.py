@@ -331,7 +331,7 @@ def serve_sandboxes(
             lambda name: LocalCluster(ClusterConfig()).spawn(
                 "environment", "antiphon.tasks.environments.worker:EnvironmentWorker", name
             ),
-            lambda address: print(f"{address}\n" if given else f"{address}\ntoken: {token}", flush=True),
+            lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
         )
 
 
@@ -390,7 +390,7 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
 
 def _token(file: Path | None) -> tuple[str, bool]:
     """The token of the sandbox service, and whether it was given. What is in the environment is taken out of it."""
-    token = os.environ.pop(TOKEN_VARIABLE, None)
+    token = os.environ.pop(TOKEN_VARIABLE, None) or None
     where = TOKEN_VARIABLE
     if file is not None:
         where = str(file)

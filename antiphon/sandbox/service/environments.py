@@ -130,7 +130,8 @@ class Environments:
             world.used = self._now()
 
     async def _wait(self, awaitable: Any, world: World, name: str) -> Any:
-        seconds, on = self._config.environment_seconds, f"environment {world.id}"
+        seconds = self._config.start_seconds if name == "ready" else self._config.environment_seconds
+        on = f"environment {world.id}"
         return await self._waits.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
 
     def _kill(self, world: World) -> None:

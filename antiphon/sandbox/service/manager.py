@@ -250,7 +250,8 @@ class Sandboxes:
 
     async def _warm_up(self) -> None:
         try:
-            self._warm.append(await self._make(self._box_config(Wish())))
+            box = await self._make(self._box_config(Wish()))
+            self._warm.append(box)
         except TROUBLE:
             self.metrics.count("antiphon_sandbox_start_failures")
         finally:
@@ -322,10 +323,10 @@ class Sandboxes:
     async def _sweep(self) -> None:
         """Stop what has been idle for too long, delete what has been stopped for too long, keep boxes warm; for ever."""
         while True:
-            warm = [box for box in self._warm if not box.ended.done()][: self.config.warm]
-            for box in set(self._warm) - set(warm):
+            living = [box for box in self._warm if not box.ended.done()]
+            for box in set(self._warm) - set(living[: self.config.warm]):
+                self._warm.remove(box)
                 self._tasks.create_task(self._close_box(box))
-            self._warm = warm
             self._refill()
             for sandbox in self.all():
                 if sandbox.turn.locked():

@@ -93,7 +93,7 @@ class ExecuteBody(SandboxBody):
     """A command outside of sessions."""
 
     command: str | list[str]
-    timeout: float | None = None
+    timeout: float | None = Field(None, gt=0)
     cwd: str | None = None
     env: dict[str, str] | None = None
     check: bool = False
@@ -121,7 +121,7 @@ class ActionBody(SandboxBody):
     action_type: Literal["bash"] = "bash"
     command: str
     session: str = "default"
-    timeout: float | None = None
+    timeout: float | None = Field(None, gt=0)
     check: Literal["silent", "raise", "ignore"] = "raise"
     error_msg: str = ""
     is_interactive_command: Annotated[bool, _no(False, why="sessions here have no terminal")] = False
