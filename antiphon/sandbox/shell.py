@@ -30,8 +30,8 @@ from antiphon.sandbox.processes import Process
 from antiphon.waits import fail, succeed
 
 STDOUT, STDERR = 1, 2
-GRACE_SECONDS = 3.0  # for a shell to come back after an interrupt
-ROUND_SECONDS = 0.02  # between two rounds of signals
+GRACE_SECONDS = 10.0  # for a shell to come back after an interrupt, on a machine that may be loaded
+ROUND_SECONDS = 0.02, 0.5  # between two rounds of signals: at first, and at most
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
 
 Receive = Callable[[int, bytes], None]
@@ -210,9 +210,11 @@ class Shell:
         """Act until the command has ended or had its time: it may start processes while it is being stopped."""
         loop = asyncio.get_running_loop()
         end = loop.time() + GRACE_SECONDS
+        pause, most = ROUND_SECONDS
         while not command.finished.done() and loop.time() < end:
             act()
-            await self._within(ROUND_SECONDS, command.finished)
+            await self._within(pause, command.finished)
+            pause = min(2 * pause, most)
 
     def _is_of_command(self, process: Process) -> bool:
         """Whether its group was made since the command began; a command substitution is in the group of the shell."""
