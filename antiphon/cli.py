@@ -314,12 +314,14 @@ def serve_sandboxes(
     with _outcome():
         from antiphon.cluster.config import ClusterConfig
         from antiphon.cluster.local import LocalCluster
-        from antiphon.config import load
+        from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
         from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
 
         settings = load(config, overrides or (), model=ServiceConfig)
+        if config is not None:
+            import_folder(config)
         token, given = _token(token_file)
         names = [*ENVIRONMENTS.built_in, *(environment or ())]
         for name in names:

@@ -504,8 +504,9 @@ def test_nothing_that_can_be_sent_breaks_it(server, sandbox):
         for method, operation in methods.items()
     ]
     server.result("/create_session", sandbox_id=sandbox)
+    seen = set()
 
-    @settings(max_examples=400, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)
     @given(st.data())
     def send(data):
         path, method, operation = data.draw(st.sampled_from(operations))
@@ -534,11 +535,13 @@ def test_nothing_that_can_be_sent_breaks_it(server, sandbox):
         path = path.replace("{sandbox_id}", data.draw(st.sampled_from([sandbox, "none", "%00", "..%2f", "a" * 2000])))
         answer = server.client.request(method, path, **arguments)
         assert answer.status_code < 500, (method, path, arguments, answer.text)
+        seen.add(answer.status_code)
         if answer.status_code >= 400:
             assert answer.json()["status"] == "Failed" and answer.json()["error"]
         stop_all(server, sandbox)
 
     send()
+    assert seen >= {200, 400, 404}
     for garbage in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b'{"sandbox_id": 1e999}', b"null"):
         for path in ("/stop", "/execute", "/upload"):
             headers = {"Content-Type": "application/json"}

@@ -109,7 +109,10 @@ class Environments:
         """End an environment, politely."""
         world = self._get(world_id)
         del self._all[world_id]
-        await self._wait(world.handle.close(), world, "close")
+        try:
+            await self._wait(world.handle.close(), world, "close")
+        except AntiphonError:
+            self._kill(world)
 
     def _get(self, world_id: str) -> World:
         if world_id not in self._all:

@@ -293,7 +293,7 @@ class Sandboxes:
     async def _close_box(self, box: Box) -> None:
         try:
             await box.close()
-        except StallError:  # killed, and yet not gone: the kernel holds it, and lets it go in the end
+        except TROUBLE:  # killed, and yet not gone: the kernel holds it, and lets it go in the end
             self.metrics.count("antiphon_sandbox_close_failures")
 
     def _mourn(self, sandbox: Sandbox, box: Box) -> None:
