@@ -61,7 +61,7 @@ def create_app(sandboxes: Sandboxes, environments: Environments, token: str) -> 
 
     @app.get("/")
     async def home() -> HTMLResponse:
-        return HTMLResponse(page(sandboxes, environments, commands.busy), headers=_SAFE)
+        return HTMLResponse(page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=_SAFE)
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Answer:

@@ -195,10 +195,6 @@ def _text(field: str, value: str) -> str:
     """`value`, if bash can be given it."""
     if "\0" in value:
         raise Refused(Reason.INPUT, f"{field}: it contains a NUL character, which bash cannot be given")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise Refused(Reason.INPUT, f"{field}: it is no text: {error}") from error
     return value
 
 

@@ -41,8 +41,14 @@ def _checked_size(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=1024)]
-Size = Annotated[str, AfterValidator(_checked_size)]
+def _checked_text(text: str) -> str:
+    text.encode()  # JSON can carry halves of characters; their error says so
+    return text
+
+
+Text = Annotated[str, AfterValidator(_checked_text)]
+Name = Annotated[Text, Field(min_length=1, max_length=1024)]
+Size = Annotated[Text, AfterValidator(_checked_size)]
 
 
 class Body(BaseModel):
@@ -55,8 +61,8 @@ class StartBody(Body):
     """A sandbox that is wanted."""
 
     image: Name
-    image_os: Annotated[str, _no("linux", why="sandboxes here run Linux")] = "linux"
-    sandbox_id: str | None = None
+    image_os: Annotated[Text, _no("linux", why="sandboxes here run Linux")] = "linux"
+    sandbox_id: Text | None = None
     memory: Size = "8g"
     disk: Size | None = None
     cpus: float = Field(2, gt=0)
@@ -64,7 +70,7 @@ class StartBody(Body):
     auto_delete_seconds: float | None = Field(None, ge=0)
     startup_timeout: float | None = Field(None, gt=0)
     num_gpus: Annotated[float | None, _no(None, 0, why="sandboxes here have no GPU")] = None
-    accelerator_type: Annotated[str | None, _no(None, why="sandboxes here have no GPU")] = None
+    accelerator_type: Annotated[Text | None, _no(None, why="sandboxes here have no GPU")] = None
     limit_cpus: Annotated[float | None, _no(None, why="sandboxes here share the processors")] = None
     use_kata_runtime: Annotated[bool, _no(False, why="sandboxes here are made by bubblewrap")] = False
     auto_archive_seconds: Annotated[float | None, _no(None, why="nothing is archived here")] = None
@@ -92,62 +98,62 @@ class SandboxBody(Body):
 class ExecuteBody(SandboxBody):
     """A command outside of sessions."""
 
-    command: str | list[str]
+    command: Text | list[Text]
     timeout: float | None = Field(None, gt=0)
-    cwd: str | None = None
-    env: dict[str, str] | None = None
+    cwd: Text | None = None
+    env: dict[Text, Text] | None = None
     check: bool = False
-    error_msg: str = ""
+    error_msg: Text = ""
 
 
 class SessionBody(SandboxBody):
     """A shell session."""
 
     session_type: Literal["bash"] = "bash"
-    session: str = "default"
+    session: Text = "default"
 
 
 class CreateSessionBody(SessionBody):
     """A new shell session."""
 
-    startup_source: list[str] = []
-    env: dict[str, str] | None = None
-    remote_user: Annotated[str | None, _no(None, why="a sandbox has one user")] = None
+    startup_source: list[Text] = []
+    env: dict[Text, Text] | None = None
+    remote_user: Annotated[Text | None, _no(None, why="a sandbox has one user")] = None
 
 
 class ActionBody(SandboxBody):
     """A command in a session."""
 
     action_type: Literal["bash"] = "bash"
-    command: str
-    session: str = "default"
+    command: Text
+    session: Text = "default"
     timeout: float | None = Field(None, gt=0)
     check: Literal["silent", "raise", "ignore"] = "raise"
-    error_msg: str = ""
+    error_msg: Text = ""
     is_interactive_command: Annotated[bool, _no(False, why="sessions here have no terminal")] = False
     is_interactive_quit: Annotated[bool, _no(False, why="sessions here have no terminal")] = False
-    expect: Annotated[list[str], _no([], why="sessions here have no prompt")] = []
+    expect: Annotated[list[Text], _no([], why="sessions here have no prompt")] = []
 
 
 class ReadBody(SandboxBody):
     """A file to be read as text."""
 
-    path: str
-    encoding: str | None = None
-    errors: str | None = None
+    path: Text
+    encoding: Text | None = None
+    errors: Text | None = None
 
 
 class WriteBody(SandboxBody):
     """A file to be written."""
 
-    path: str
-    content: str
+    path: Text
+    content: Text
 
 
 class BatchBody(Body):
     """Sandboxes to be told of."""
 
-    sandbox_ids: list[str] = Field(max_length=1000)
+    sandbox_ids: list[Text] = Field(max_length=1000)
 
 
 class ListQuery(BaseModel):
@@ -158,10 +164,10 @@ class ListQuery(BaseModel):
     page: int = Field(1, ge=1, le=1_000_000)
     page_size: int = Field(500, ge=1, le=1000)
     state: State | None = None
-    image: str | None = None
-    user_id: str | None = None
-    experiment_id: str | None = None
-    namespace: str | None = None
+    image: Text | None = None
+    user_id: Text | None = None
+    experiment_id: Text | None = None
+    namespace: Text | None = None
 
     def picks(self, sandbox: Sandbox) -> bool:
         """Whether a sandbox is one of them."""
@@ -185,7 +191,7 @@ class ResetBody(SandboxBody):
 class StepBody(SandboxBody):
     """What to do in an environment."""
 
-    action: str
+    action: Text
 
 
 def success(result: object = None) -> dict[str, object]:
