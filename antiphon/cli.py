@@ -6,6 +6,7 @@ traceback), 130 interrupted. Anything else is a bug and shows its traceback.
 
 import os
 import re
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -355,6 +356,67 @@ def export(
         print(copy(run / "checkpoints", target))
 
 
+sandbox = typer.Typer(help="Where untrusted code runs.", no_args_is_help=True)
+app.add_typer(sandbox, name="sandbox")
+TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"
+
+
+@sandbox.command(name="serve")
+def serve_sandboxes(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as port=8080 warm=8.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the token of clients; otherwise {TOKEN_VARIABLE}, or a new one.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None, typer.Option(help="package.module:attribute of an environment that clients may make, too.")
+    ] = None,
+) -> None:
+    """Serve sandboxes and environments over HTTP, as ROCK does, to clients that have the token."""
+    with _outcome():
+        from antiphon.cluster.config import ClusterConfig
+        from antiphon.cluster.local import LocalCluster
+        from antiphon.config import import_folder, load
+        from antiphon.sandbox.service.app import serve
+        from antiphon.sandbox.service.config import ServiceConfig
+        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
+
+        settings = load(config, overrides or (), model=ServiceConfig)
+        if config is not None:
+            import_folder(config)
+        token, given = _token(token_file)
+        names = [*ENVIRONMENTS.built_in, *(environment or ())]
+        for name in names:
+            environment_factory(name, {})
+        serve(
+            settings,
+            token,
+            names,
+            lambda name: LocalCluster(ClusterConfig()).spawn(
+                "environment", "antiphon.tasks.environments.worker:EnvironmentWorker", name
+            ),
+            lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
+        )
+
+
+@sandbox.command(name="probe")
+def probe_sandbox() -> None:
+    """Show what keeps untrusted code apart here; exit code 2 if that is less than level 3."""
+    with _outcome():
+        from antiphon.sandbox.base import Level
+        from antiphon.sandbox.levels import probe, require
+
+        found = probe()
+        problems = found.problems
+        rows = {name: problems.get(name, "yes") for name in ("landlock", "seccomp", "own_user", "namespaces")}
+        rows |= {name: problems.get(name, "yes") for name in ("memory_groups", "landlock_scopes", *problems)}
+        level = found.level
+        _table("works here", "", {**rows, "level": "none" if level is None else f"{level} ({level.name.lower()})"})
+        require(Level.ISOLATED)
+
+
 @app.command()
 def doctor() -> None:
     """Show what this machine has for Antiphon, and how to install what it lacks."""
@@ -390,6 +452,23 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     run = load(path, overrides or (), model=RunConfig)
     import_folder(path)
     return run
+
+
+def _token(file: Path | None) -> tuple[str, bool]:
+    """The token of the sandbox service, and whether it was given. What is in the environment is taken out of it."""
+    token = os.environ.pop(TOKEN_VARIABLE, None) or None
+    where = TOKEN_VARIABLE
+    if file is not None:
+        where = str(file)
+        try:
+            token = file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: cannot be read as a token: {error}") from error
+    if token is None:
+        return secrets.token_urlsafe(24), False
+    if not re.fullmatch(r"[\x21-\x7e]{8,}", token):
+        raise ConfigError(f"{where}: a token has at least 8 characters, printable ones of ASCII and no spaces")
+    return token, True
 
 
 def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_run: bool, overwrite: bool) -> None:

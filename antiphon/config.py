@@ -40,9 +40,10 @@ class Problems(ValueError):
         super().__init__("\n".join(f"{path}: {message}" for path, message in items))
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, model: type[M]) -> M:
-    """The configuration in the YAML file `path`, changed by `overrides` such as `rollout.group_size=4`."""
-    document = _Document.read(Path(path))
+def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[M]) -> M:
+    """The configuration in the YAML file `path`, changed by `overrides` such as `rollout.group_size=4`. Without a file, that of
+    the defaults."""
+    document = _Document("the defaults", {}, {}) if path is None else _Document.read(Path(path))
     for override in overrides:
         document.override(override)
     try:

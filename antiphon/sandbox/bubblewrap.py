@@ -73,7 +73,7 @@ set -m
 trap : HUP INT QUIT TERM ALRM USR1 USR2
 {before}
 while :; do
-    IFS= read -r name || continue
+    IFS= read -r name || exit
     (
         (
             ulimit -u {processes}

@@ -1,0 +1,182 @@
+"""The service: sandboxes and environments over HTTP, to who has the token."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from antiphon.errors import ConfigError
+from antiphon.sandbox.service import rock
+from antiphon.sandbox.service.commands import Commands
+from antiphon.sandbox.service.config import ServiceConfig
+from antiphon.sandbox.service.environments import Environments, Spawn
+from antiphon.sandbox.service.manager import Sandboxes
+from antiphon.sandbox.service.metrics import Metrics
+from antiphon.sandbox.service.page import page
+from antiphon.sandbox.service.refusals import Reason, Refused
+from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
+
+SHUTDOWN_SECONDS = 2  # that requests under way have to end by themselves
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
+SLACK = 1 << 20  # bytes of a request beyond the file that it carries
+ANSWERS = {  # HTTP status and ROCK's code
+    Reason.INPUT: (400, rock.BAD_REQUEST),
+    Reason.UNKNOWN: (404, rock.BAD_REQUEST),
+    Reason.STATE: (409, rock.BAD_REQUEST),
+    Reason.LOST: (410, rock.LOST),
+    Reason.FAILED: (422, rock.COMMAND_FAILED),
+    Reason.QUOTA: (429, rock.BAD_REQUEST),
+}
+Worlds = tuple[Sequence[str], Spawn]
+_SAFE = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def create_app(sandboxes: Sandboxes, environments: Environments, token: str) -> FastAPI:
+    """The application, to be served while `sandboxes` and `environments` are entered."""
+    app = FastAPI(title="Antiphon sandboxes", docs_url=None, redoc_url=None)
+    commands = Commands(sandboxes)
+    metrics = sandboxes.metrics
+    app.include_router(SandboxRoutes(sandboxes, commands).router())
+    app.include_router(EnvironmentRoutes(environments).router())
+
+    @app.get("/metrics")
+    async def text() -> PlainTextResponse:
+        now = {"antiphon_sandbox_commands_in_flight": commands.busy, "antiphon_environments": len(environments.all())}
+        return PlainTextResponse(metrics.text({**sandboxes.gauges(), **{name: {"": n} for name, n in now.items()}}))
+
+    @app.get("/")
+    async def home() -> HTMLResponse:
+        return HTMLResponse(page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=_SAFE)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Answer:
+        metrics.count("antiphon_requests_refused", reason=error.reason.value)
+        status, code = ANSWERS[error.reason]
+        return Answer(rock.failure(str(error), code), status_code=status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Answer:
+        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
+        return Answer(rock.failure("; ".join(problems), rock.BAD_REQUEST), status_code=400)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def other(request: Request, error: StarletteHTTPException) -> Answer:
+        metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
+        return Answer(rock.failure(str(error.detail), rock.BAD_REQUEST), error.status_code, error.headers)
+
+    app.add_middleware(Guard, token=token, largest=(sandboxes.config.upload << 20) + SLACK)
+    return app
+
+
+class Guard:
+    """Lets in who has the token, with requests that are not too large and do not come from another site's page."""
+
+    def __init__(self, app: Any, token: str, largest: int) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._largest = largest
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if not any(self._is_token(headers.get(name, b"")) for name in (b"authorization", b"xrl-authorization")):
+            answer = Answer(rock.failure("the token is missing or wrong", rock.BAD_REQUEST), status_code=401)
+            answer.headers["WWW-Authenticate"] = 'Basic realm="Antiphon sandboxes"'
+            await answer(scope, receive, send)
+        elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
+            await Answer(rock.failure("not from another site", rock.BAD_REQUEST), status_code=403)(scope, receive, send)
+        else:
+            await self._app(scope, self._bounded(receive), send)
+
+    def _is_token(self, credentials: bytes) -> bool:
+        kind, _, value = credentials.partition(b" ")
+        if kind.lower() == b"basic":
+            try:
+                value = base64.b64decode(value, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif kind.lower() != b"bearer":
+            return False
+        return hmac.compare_digest(value.strip(), self._token)
+
+    def _bounded(self, receive: Any) -> Any:
+        received = 0
+
+        async def counted() -> Any:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._largest:
+                raise HTTPException(413, f"the request is larger than {self._largest} bytes")
+            return message
+
+        return counted
+
+
+def serve(
+    config: ServiceConfig, token: str, names: Sequence[str], spawn: Spawn, announce: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. `names`, `spawn`: see `Environments`; `announce` is told the address when all is ready."""
+    listener = _listen(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(
+            number, lambda *_: None
+        )  # uvicorn raises the one that ended it again; what follows is to happen still
+    with listener:
+        asyncio.run(_serve(config, token, (names, spawn), announce, listener))
+
+
+async def _serve(
+    config: ServiceConfig, token: str, worlds: Worlds, announce: Callable[[str], None], listener: socket.socket
+) -> None:
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        sandboxes = await stack.enter_async_context(Sandboxes(config, metrics))
+        environments = await stack.enter_async_context(Environments(config, metrics, *worlds))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(sandboxes, environments, token),
+                lifespan="off",
+                ws="none",
+                log_level="warning",
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                server_header=False,
+            )
+        )
+        host, port = listener.getsockname()[:2]
+        announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        await server.serve(sockets=[listener])
+
+
+def _listen(config: ServiceConfig) -> socket.socket:
+    """A socket that clients can connect to at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        raise ConfigError(
+            f"host: {config.host!r}, port: {config.port}: cannot listen there: {error.strerror}"
+        ) from error
+    return listener
