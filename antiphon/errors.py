@@ -12,6 +12,7 @@ AntiphonError
 ├── StateError         a transition the admission state machine does not have (a bug, never data)
 ├── RecordError        the record of a run cannot be written, or is not one that can be gone on from
 ├── WeightsError       weights that arrived are not the weights that were sent
+├── SandboxError       a sandbox could not be made, was lost, or could not do what it was asked
 └── UnsupportedError   something this model, engine or platform cannot do
 """
 
@@ -54,6 +55,10 @@ class RecordError(AntiphonError):
 
 class WeightsError(AntiphonError):
     """Received weights do not have the digest they were sent with."""
+
+
+class SandboxError(AntiphonError):
+    """A sandbox could not be made, was lost, or could not do what it was asked. Says nothing about what ran in it."""
 
 
 class UnsupportedError(AntiphonError):

@@ -1,0 +1,63 @@
+"""What a command writes: the reading end of a named pipe that the command alone got."""
+
+import asyncio
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+CHUNK = 1 << 16  # bytes that are read at once, which is what a pipe holds
+
+
+class Outlet:
+    """Reads a pipe as its writers fill it, so that no writer ever waits for long."""
+
+    def __init__(self, path: Path, receive: Callable[[bytes], None]) -> None:
+        """Create the pipe, and call `receive` on the event loop with all that arrives."""
+        os.mkfifo(path)
+        path.chmod(0o622)  # who is inside writes
+        self._receive: Callable[[bytes], None] | None = receive
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._read, CHUNK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody writes, or can write, any more."""
+        return self._descriptor < 0
+
+    def settle(self) -> None:
+        """Take what has been written up to now, exactly. From here on the pipe is read, so that a job in the background can go
+        on, and nothing is kept."""
+        left = 0 if self.closed else struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0" * 4))[0]
+        while left > 0 and (count := self._read(min(left, CHUNK))):
+            left -= count
+        self._receive = None
+        if not self.closed:
+            self._read(CHUNK)  # closes it, if nobody writes any more
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def close(self) -> None:
+        """Read no more: whoever writes is sent SIGPIPE."""
+        if not self.closed:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _read(self, size: int) -> int:
+        try:
+            content = os.read(self._descriptor, size)
+        except BlockingIOError:
+            return 0
+        if not content:
+            self.close()
+        elif self._receive is not None:
+            self._receive(content)
+        return len(content)

@@ -1,0 +1,166 @@
+"""A long-lived shell session in a box: commands one after the other, each with its own output, exit code and deadline.
+
+Directory, variables, functions, aliases and options last from one command to the next. When its time is up a command is
+interrupted as by Ctrl-C and its process groups are killed; the shell goes on with what it knew. A shell that does not come
+back is killed, too. After the end of a shell, whatever its reason, the next command gets a new one: the result of the last
+says `ended`, and that of the next counts one `shell` more.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.errors import SandboxError, StallError
+from antiphon.sandbox.base import Result, Status, Usage
+from antiphon.sandbox.bubblewrap import Box
+from antiphon.sandbox.shell import STDERR, STDOUT, Command, Receive, Shell
+
+SIGNALLED = 128  # exit codes above this one are how a shell says that a signal ended what it waited for
+LINGERING = 16  # commands whose jobs in the background may still write; of one more, the oldest gets SIGPIPE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult(Result):
+    """How a command ended. `stdout` and `stderr` are decoded as UTF-8, with U+FFFD for what is none."""
+
+    chunks: tuple[tuple[int, bytes], ...] = ()
+    """What was written, as (1 for stdout or 2 for stderr, bytes): exact within a stream, and between the two in the order of
+    arrival, which may differ from the order of writing. Who needs that one writes `2>&1`."""
+    dropped: int = 0
+    """Bytes that were written beyond the limit, of both streams."""
+    ended: bool = False
+    """Whether the shell ended with this command: directory, variables and functions are lost."""
+    shell: int = 1
+    """Which shell of its session ran it, counted from 1."""
+
+
+class Session:
+    """One shell session of a box. Commands that are given at the same time run one after the other."""
+
+    def __init__(self, box: Box) -> None:
+        """Nothing is started before the first command."""
+        self._box = box
+        self._turn = asyncio.Lock()
+        self._shell: Shell | None = None
+        self._shells = 0
+        self._lingering: deque[Command] = deque()
+
+    async def run(
+        self,
+        command: str,
+        *,
+        stdin: bytes | Path = b"",
+        seconds: float | None = None,
+        output: int | None = None,
+        receive: Receive | None = None,
+    ) -> CommandResult:
+        """Run a command, or several lines of them. Never raises for what it does; `SandboxError` if the box is lost.
+
+        `seconds` and `output` (bytes of each stream that are kept) replace the limits of the box. `receive` is called with
+        (1 or 2, bytes) as output arrives, with that beyond the limit as well. A command reads `stdin` (bytes, or those of a file
+        of this machine), and then the end of it.
+        """
+        try:
+            text = command.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            return self._refused(f"the command is no text: {error}")
+        if b"\0" in text:
+            return self._refused("a command cannot contain a NUL character")
+        limits = self._box.config.limits
+        keep = limits.output if output is None else output
+        async with self._turn:
+            for _ in range(2):  # a shell may have ended since the last command, unseen: then this one has not begun
+                shell = await self._living()
+                started = Command(self._box.room, stdin, keep, receive)
+                shell.begin(text, started)
+                result = await self._see_through(shell, started, limits.seconds if seconds is None else seconds)
+                if not (result.ended and started.last is None):
+                    break
+            return result
+
+    def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does; nothing if there is none."""
+        if self._shell is not None:
+            self._shell.interrupt()
+
+    def close(self) -> None:
+        """End the shell and all that it started and that did not leave its session."""
+        if self._shell is not None:
+            self._shell.close()
+            self._shell = None
+        while self._lingering:
+            self._lingering.popleft().close()
+
+    async def _living(self) -> Shell:
+        if self._box.ended.done():
+            raise SandboxError(f"box {self._box.room.name} has ended, and with it all that was in it")
+        if self._shell is None or self._shell.gone.done():
+            self.close()
+            self._shell = shell = Shell(self._box)
+            self._shells += 1
+            await self._box.wait(asyncio.shield(shell.ready), "shell")
+        return self._shell
+
+    async def _see_through(self, shell: Shell, command: Command, seconds: float) -> CommandResult:
+        """Wait for the end of a command, or bring it about."""
+        loop = asyncio.get_running_loop()
+        begun, status = loop.time(), Status.OK
+        try:
+            try:
+                await self._box.wait(asyncio.shield(command.finished), "command", seconds)
+            except StallError:
+                status = Status.TIMEOUT
+                await shell.stop()
+            command.settle()
+            if command.interrupted:
+                await shell.settle()
+        except BaseException:  # cancelled, or the box is lost: nothing must be left that a later command could meet
+            command.settle()
+            command.close()
+            self.close()
+            raise
+        self._linger(command)
+        return self._result(shell, command, status, loop.time() - begun)
+
+    def _linger(self, command: Command) -> None:
+        """Go on reading what jobs in the background write, so that they can go on."""
+        self._lingering = deque(other for other in (*self._lingering, command) if not other.silent)
+        while len(self._lingering) > LINGERING:
+            self._lingering.popleft().close()
+
+    def _result(self, shell: Shell, command: Command, status: Status, seconds: float) -> CommandResult:
+        code = command.finished.result()
+        ended = shell.gone.done()
+        detail = []
+        if ended:
+            detail.append("the shell has ended")
+        if command.dropped:
+            detail.append(f"{command.dropped} bytes of output were dropped")
+        if status is Status.OK:
+            if ended and (code is None or code > SIGNALLED):
+                status, code = Status.KILLED, None
+            elif command.dropped:
+                status = Status.OUTPUT_LIMIT
+            elif code:
+                status = Status.ERROR
+        return CommandResult(
+            status=status,
+            level=self._box.level,
+            exit_code=None if status is Status.TIMEOUT else code,
+            stdout=_text(command, STDOUT),
+            stderr=_text(command, STDERR),
+            usage=Usage(seconds=seconds),
+            detail="; ".join(detail),
+            chunks=tuple(command.chunks),
+            dropped=command.dropped,
+            ended=ended,
+            shell=self._shells,
+        )
+
+    def _refused(self, reason: str) -> CommandResult:
+        return CommandResult(status=Status.ERROR, level=self._box.level, exit_code=2, stderr=reason, shell=self._shells)
+
+
+def _text(command: Command, stream: int) -> str:
+    return b"".join(content for where, content in command.chunks if where == stream).decode("utf-8", "replace")

@@ -1,0 +1,249 @@
+"""One bash process of a box, and how it is told what to do.
+
+    controller                                         bash, of the box
+    a new pipe each for stdout and stderr
+    the command in a file
+    <name>.lines    -- run this nonce, then report -->
+    <name>.reports  <-- begin NONCE LAST --------------  LAST: the highest number of a process so far
+                                                         evaluates the file, with the pipes as stdout and stderr
+    <name>.reports  <-- end NONCE CODE ----------------
+    takes what the pipes hold at that moment: the kernel knows how many bytes that is
+
+There is no prompt, no marker and no time to settle. What a job in the background writes later goes to the pipes of its own
+command, which nobody keeps. `gone CODE`, or the end of the reports, says that the shell itself has ended.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from antiphon.errors import StallError
+from antiphon.sandbox.bubblewrap import CONTROL, Box
+from antiphon.sandbox.outlet import CHUNK, Outlet
+from antiphon.waits import succeed
+
+STDOUT, STDERR = 1, 2
+GRACE_SECONDS = 2.0  # for a shell to come back after an interrupt
+ROUND_SECONDS = 0.02  # between two rounds of kills: a command may start processes while it is being stopped
+LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
+
+Receive = Callable[[int, bytes], None]
+T = TypeVar("T")
+
+# Each begins with a line end, which is all that an interrupt in the wrong moment can take away. Aliases, functions, options
+# and the user's IFS change nothing here; `{status}` is what `$?` was after the command before.
+_READY = "\nPS1= PS2= PROMPT_COMMAND=; set -m +o history +H; printf '%s\\n' \"ready $$\" > {reports}\n"
+_BEGIN = (
+    "\nIFS=' ' \\builtin read -r _ _ _ _ _antiphon < /proc/loadavg;"
+    " \\builtin printf '%s\\n' \"begin {nonce} $_antiphon\" > {reports};"
+    " {status}\\builtin source {command} < {path}.in > {path}.out 2> {path}.err\n"
+)
+_END = "\\builtin printf '%s\\n' \"end {nonce} $?\" > {reports}\n"
+_SYNC = "\n\\builtin printf '%s\\n' 'sync {nonce}' > {reports}\n"
+
+
+class Command:
+    """One command under way: its files, its pipes, and what is known of it."""
+
+    def __init__(self, room: Path, stdin: bytes | Path, keep: int, receive: Receive | None) -> None:
+        """`keep`: bytes of each stream that are kept; `receive` is called with all that arrives."""
+        self.nonce = secrets.token_hex(8)
+        self.chunks: list[tuple[int, bytes]] = []
+        self.dropped = 0  # bytes
+        self.last: int | None = None  # the highest number of a process before it began; None: it has not begun
+        self.finished: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()  # with its exit code
+        self.interrupted = False
+        self._receive = receive
+        self._left = {STDOUT: keep, STDERR: keep}
+        self._stdin = room / f"{self.nonce}.in"
+        if isinstance(stdin, Path):
+            shutil.copyfile(stdin, self._stdin)
+        else:
+            self._stdin.write_bytes(stdin)
+        self._stdin.chmod(0o644)
+        self._outlets = [
+            Outlet(room / f"{self.nonce}.out", lambda content: self._take(STDOUT, content)),
+            Outlet(room / f"{self.nonce}.err", lambda content: self._take(STDERR, content)),
+        ]
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing that it started can write any more."""
+        return all(outlet.closed for outlet in self._outlets)
+
+    def settle(self) -> None:
+        """Take what has been written by now, and nothing that comes later."""
+        for outlet in self._outlets:
+            outlet.settle()
+        self._stdin.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Read no more: what still writes is sent SIGPIPE."""
+        for outlet in self._outlets:
+            outlet.close()
+
+    def _take(self, stream: int, content: bytes) -> None:
+        kept = content[: self._left[stream]]
+        self._left[stream] -= len(kept)
+        self.dropped += len(content) - len(kept)
+        if kept:
+            self.chunks.append((stream, kept))
+        if self._receive is not None:
+            self._receive(stream, content)
+
+
+class Shell:
+    """One bash process. It runs one command at a time; who calls sees to that."""
+
+    def __init__(self, box: Box) -> None:
+        """Have it started; `ready` says when it is."""
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[int] = loop.create_future()  # with its number in the box
+        self.gone: asyncio.Future[int | None] = loop.create_future()  # with its exit code, if that is known
+        self._box = box
+        self._command: Command | None = None
+        self._code = 0  # of the command before
+        self._synced = ""
+        self._waking: asyncio.Future[None] | None = None
+        self._partial = b""
+        name = box.new_name()
+        lines, reports, self._text = self._paths = [
+            box.room / f"{name}.{kind}" for kind in ("lines", "reports", "command")
+        ]
+        for path, mode in ((lines, 0o644), (reports, 0o622)):
+            os.mkfifo(path)
+            path.chmod(mode)
+        self._lines = os.open(lines, os.O_RDWR | os.O_NONBLOCK)
+        self._reports = os.open(reports, os.O_RDONLY | os.O_NONBLOCK)
+        loop.add_reader(self._reports, self._read)
+        box.start_session(name)
+        self._tell(_READY)
+
+    def begin(self, text: bytes, command: Command) -> None:
+        """Have a command run. Its `finished` says when it has ended, or the shell has."""
+        self._text.write_bytes(text)
+        self._text.chmod(0o644)
+        status = f"(\\builtin exit {self._code}) || " if self._code else ""
+        self._command = command
+        self._tell(_BEGIN + _END, nonce=command.nonce, path=f"{CONTROL}/{command.nonce}", status=status)
+        if self.gone.done():
+            succeed(command.finished, self.gone.result())
+
+    def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does."""
+        if self._command is not None and self.ready.done():
+            self._command.interrupted = True
+            self._signal_shell(signal.SIGINT)
+            self._signal_command(signal.SIGINT)
+
+    async def stop(self) -> None:
+        """End the command under way and all its process groups, and the shell if it does not come back from that."""
+        command = self._command
+        assert command is not None
+        command.interrupted = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GRACE_SECONDS
+        while not command.finished.done() and loop.time() < end:
+            self._signal_shell(signal.SIGINT)  # first: else it goes on with what comes after what was killed
+            self._signal_command(signal.SIGKILL)
+            self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
+            await self._within(ROUND_SECONDS, command.finished)
+        if not command.finished.done():
+            self.kill()
+            await self._box.wait(asyncio.shield(command.finished), "kill")
+
+    async def settle(self) -> None:
+        """After an interrupt: see that the shell is there, and has read all that it was told."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GRACE_SECONDS
+        while not self.gone.done():
+            if loop.time() >= end:
+                self.kill()
+                await self._box.wait(asyncio.shield(self.gone), "kill")
+                return
+            nonce, self._waking = secrets.token_hex(8), loop.create_future()
+            self._tell(_SYNC, nonce=nonce)
+            await self._within(GRACE_SECONDS / 4, self._waking)
+            if self._synced == nonce:
+                return
+
+    def kill(self) -> None:
+        """Kill the shell and all of its session."""
+        if self.ready.done() and not self._box.ended.done():
+            number = self.ready.result()
+            self._box.processes.signal(signal.SIGKILL, lambda process: process.session == number)
+
+    def close(self) -> None:
+        """Kill it, and close what it was spoken to with. May be called twice."""
+        self.kill()
+        self._end(None)
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    async def _within(self, seconds: float, future: "asyncio.Future[T]") -> None:
+        with suppress(StallError):
+            await self._box.wait(asyncio.shield(future), "stop", seconds)
+
+    def _signal_shell(self, number: signal.Signals) -> None:
+        shell = self.ready.result()
+        self._box.processes.signal(number, lambda process: process.pid == shell)
+
+    def _signal_command(self, number: signal.Signals) -> None:
+        """Signal the process groups that were made since the command began."""
+        shell, last = self.ready.result(), self._command and self._command.last
+        if last is not None:
+            self._box.processes.signal(
+                number, lambda process: process.session == shell != process.pid and process.group > last
+            )
+
+    def _tell(self, lines: str, **names: str) -> None:
+        if self._lines >= 0:
+            names |= {"reports": f"{CONTROL}/{self._paths[1].name}", "command": f"{CONTROL}/{self._text.name}"}
+            with suppress(BlockingIOError):  # it reads no more: the wait for its answer will end it
+                os.write(self._lines, lines.format_map(names).encode())
+
+    # --- what it answers ----------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        content = os.read(self._reports, CHUNK)
+        if not content:
+            self._end(None)
+            return
+        *lines, self._partial = (self._partial + content).split(b"\n")
+        self._partial = self._partial[:LONGEST_REPORT]
+        for line in lines:
+            self._heard(line[:LONGEST_REPORT].decode("ascii", "replace").split())
+
+    def _heard(self, words: list[str]) -> None:
+        """Note a report. What is none, or is about a command that is over, is passed over."""
+        command = self._command
+        match words:
+            case ["ready", number] if number.isdigit():
+                succeed(self.ready, int(number))
+            case ["begin", nonce, last] if command and nonce == command.nonce and last.isdigit():
+                command.last = int(last)
+            case ["end", nonce, code] if command and nonce == command.nonce and code.isdigit():
+                self._code = int(code)
+                succeed(command.finished, self._code)
+            case ["sync", nonce] if self._waking is not None:
+                self._synced = nonce
+                succeed(self._waking, None)
+            case ["gone", code] if code.isdigit():
+                self._end(int(code))
+
+    def _end(self, code: int | None) -> None:
+        """The shell has ended, and with it whatever it was at."""
+        if self._lines >= 0:
+            asyncio.get_running_loop().remove_reader(self._reports)
+            os.close(self._reports)
+            os.close(self._lines)
+            self._reports = self._lines = -1
+        succeed(self.gone, code)
+        if self._command is not None:
+            succeed(self._command.finished, code)
