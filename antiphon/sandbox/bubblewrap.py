@@ -85,6 +85,8 @@ class BoxConfig:
     """Bytes of the work directory, and as many of /tmp; they lie in memory and count as memory of the box."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """More of this machine that can be read in the box: path there -> path here."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables, or other values of those that every box has."""
 
 
 class Rooms:
@@ -267,7 +269,7 @@ def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
     yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, **config.environment}.items():
         yes += ["--setenv", name, value]
     for path in _SYSTEM:
         yes += ["--ro-bind-try", path, path]
