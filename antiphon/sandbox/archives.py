@@ -8,14 +8,18 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from antiphon.errors import DataError
 
 MOST_MEMBERS = 100_000
-_PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_PACKED: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 _Member = tuple[tarfile.TarInfo, bytes]
 
 
@@ -70,8 +74,8 @@ def _from_tar(archive: bytes, largest: int) -> Iterator[_Member]:
             _count(number)
             if member.issparse() or not (member.isfile() or member.isdir() or member.issym()):
                 raise DataError(f"{member.name!r} in the archive is neither a file, nor a folder, nor a symbolic link")
-            stream = file.extractfile(member) if member.isfile() else None
-            yield member, stream.read() if stream else b""
+            content = file.extractfile(member) if member.isfile() else None
+            yield member, content.read() if content else b""
 
 
 def _bounded(stream: IO[bytes], largest: int) -> bytes:

@@ -3,7 +3,8 @@
 The box has every namespace of its own, a root of its own that cannot be written, no capabilities, no network, and a uid that is
 root neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and
 `/dev/shm`. The machine outside never opens a path of the box; it takes in bytes, through pipes that it made itself. When
-the first process of the box ends, all others do, and with the last one all that they wrote.
+the first process of the box ends, all others do, and with the last one all that they wrote. Landlock is not used: the root
+holds nothing of this machine that it could keep from those inside.
 
     controller -- bwrap -- keeper (process 1) -- one parent a session -- bash (session.py)
 
@@ -17,19 +18,23 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from antiphon.errors import SandboxError, UnsupportedError
+from antiphon.sandbox import cgroups, seccomp
 from antiphon.sandbox.base import Level, Limits
+from antiphon.sandbox.cgroups import Group
+from antiphon.sandbox.egress import FORWARDER, PORT, Egress
 from antiphon.sandbox.processes import Processes
 from antiphon.waits import Waits, succeed
 
@@ -39,9 +44,11 @@ WORK = "/box"
 CONTROL = "/run/antiphon"  # where a box sees the pipes that its controller made
 USER = 1000  # inside
 NOBODY = 65534  # outside, where the controller is root
+RESERVED = 16  # processes that only the keeper may add, so that a session can be started in a box that is full of them
 START_SECONDS = 60.0  # for a shell that starts in milliseconds, on a machine that may be loaded
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "USER": "box", "LANG": "C.UTF-8", "TERM": "dumb"}
 
+_GROUP = "cgroup"  # the file that says which control group goes with a directory
 _SYSTEM = (
     "/usr",
     "/etc/alternatives",
@@ -62,11 +69,14 @@ _FILES = {
 _KEEPER = r"""
 set -m
 trap : HUP INT QUIT TERM ALRM USR1 USR2
-{limits}
+{before}
 while :; do
     IFS= read -r name || continue
     (
-        setsid bash --norc --noprofile --noediting -i 9>&- < {control}/$name.lines > /dev/null 2>&1
+        (
+            ulimit -u {processes}
+            exec setsid bash --norc --noprofile --noediting -i 9>&-
+        ) < {control}/$name.lines > /dev/null 2>&1
         echo "gone $?" >&9
     ) 9> {control}/$name.reports < /dev/null &
 done < {control}/keeper
@@ -78,15 +88,18 @@ class BoxConfig:
     """What a box is given."""
 
     limits: Limits = field(
-        default_factory=lambda: Limits(seconds=60, cpu_seconds=3600, memory=2 << 30, file_size=1 << 30, processes=256)
+        default_factory=lambda: Limits(
+            seconds=60, cpu_seconds=3600, memory=2 << 30, file_size=512 << 20, disk=512 << 20, processes=256
+        )
     )
-    """`seconds` and `output` are of one command, `cpu_seconds` and `file_size` of one process, the others of the box."""
-    space: int = 512 << 20
-    """Bytes of the work directory, and as many of /tmp; they lie in memory and count as memory of the box."""
+    """`seconds` and `output` are of one command, `cpu_seconds` and `file_size` of one process, the others of the box. `disk` is
+    the size of the work directory, of /tmp and of /dev/shm, each; they lie in memory, and count as memory of the box."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """More of this machine that can be read in the box: path there -> path here."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables, or other values of those that every box has."""
+    network: tuple[str, ...] = ()
+    """What can be reached from the box, by HTTP and HTTPS through a proxy, each as `host:port`; nothing else can."""
 
 
 class Rooms:
@@ -99,46 +112,70 @@ class Rooms:
         """`parent` can be passed through by every user; the default is the system's directory for temporary files."""
         base = (parent or Path(tempfile.gettempdir())) / f"antiphon-boxes-{os.getuid()}"
         base.mkdir(mode=0o711, exist_ok=True)
-        if base.stat().st_uid != os.getuid():
+        if base.lstat().st_uid != os.getuid():
             raise SandboxError(f"{base} belongs to another user: no box can be made there")
         self._count = itertools.count()
-        self._lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # while others may look
-        try:
+        with _locked(base):  # who has made a directory has locked it before anyone else looks
             _sweep(base)
-            self.path = Path(tempfile.mkdtemp(dir=base))
-            own = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(self._lock)
-        self._lock = own
+            self.path = Path(tempfile.mkdtemp(dir=base, prefix="antiphon-"))
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path.chmod(0o711)
         for name, content in _FILES.items():
             (self.path / name).write_text(content, encoding="ascii")
             (self.path / name).chmod(0o644)
+        self._group: Group | None = None
+        with suppress(OSError):  # then each process has its own limit
+            self._group, path = cgroups.make_group(self.path.name)
+            (self.path / _GROUP).write_text(str(path), encoding="utf-8")
 
-    def make(self) -> Path:
-        """A new directory, which nobody but this process can list or write to."""
+    def make(self, memory: int) -> tuple[Path, Group | None]:
+        """A new directory, which nobody but this process can list or write to, and a group for so much memory."""
         room = self.path / str(next(self._count))
         room.mkdir()
         room.chmod(0o711)
-        return room
+        group = self._group and self._group.child(room.name)
+        if group is not None:
+            group.limit_memory(memory)
+        return room, group
+
+    def remove(self, room: Path, group: Group | None) -> None:
+        """Remove what `make` made, when nothing runs in it any more."""
+        shutil.rmtree(room, ignore_errors=True)
+        if group is not None:
+            os.close(group.directory)
+            group.remove()
 
     def close(self) -> None:
         """Remove all."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self._group is not None:
+            os.close(self._group.directory)
+            os.close(self._group.above)
+        _clear(self.path)
         os.close(self._lock)
+
+
+@contextmanager
+def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """`BlockingIOError` if another holds the lock, and nobody is to wait for it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sweep(base: Path) -> None:
     for left in base.iterdir():
-        with suppress(OSError):
-            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), _locked(left, wait=False):
+            _clear(left)
+
+
+def _clear(path: Path) -> None:
+    with suppress(OSError):
+        cgroups.remove_group(Path((path / _GROUP).read_text(encoding="utf-8")))
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class Box:
@@ -146,38 +183,35 @@ class Box:
 
     level = Level.ISOLATED
 
-    def __init__(self, process: "subprocess.Popen[bytes]", room: Path, config: BoxConfig, waits: Waits) -> None:
+    def __init__(self, rooms: Rooms, config: BoxConfig, waits: Waits) -> None:
         """See `start`."""
-        loop = asyncio.get_running_loop()
+        self._egress = Egress(config.network)
         self.config = config
-        self.room = room
         self.waits = waits
-        self.ended = loop.create_future()
-        self._process = process
+        self.ended = asyncio.get_running_loop().create_future()
+        self.room, self._group = rooms.make(config.limits.memory)
+        self._rooms = rooms
+        self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
         self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
-        self._watched = os.pidfd_open(process.pid)
-        loop.add_reader(self._watched, self._end)
 
     @classmethod
     async def start(cls, rooms: Rooms, config: BoxConfig, waits: Waits) -> Self:
         """A new box. `UnsupportedError` where there is no bubblewrap, `SandboxError` if it fails."""
-        room = rooms.make()
-        os.mkfifo(room / "keeper")
-        (room / "keeper").chmod(0o644)
+        box = cls(rooms, config, waits)
         told, tell = os.pipe()
         held, release = os.pipe()
         try:
-            box = cls(_spawn(config, room, tell, held), room, config, waits)
+            if config.network:
+                await box._egress.start(box.room / "proxy")
+            box._spawn(tell, held)
             os.close(tell)
             tell = -1
-            try:
-                answer = await box.wait(asyncio.to_thread(_read_all, told), "start")
-                box._begin(answer)
-                os.write(release, b"\n")
-            except BaseException:
-                await box.close()
-                raise
+            box._begin(await box.wait(asyncio.to_thread(_read_all, told), "start"))
+            os.write(release, b"\n")
+        except BaseException:
+            await box.close()
+            raise
         finally:
             for descriptor in (told, tell, held, release):
                 if descriptor >= 0:
@@ -204,14 +238,22 @@ class Box:
         if self._first >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        elif not self.ended.done():
+        elif self._process is not None and not self.ended.done():
             self._process.kill()
-        await self.wait(asyncio.shield(self.ended), "end")
+        if self._process is not None:
+            await self.wait(asyncio.shield(self.ended), "end")
+        await self._egress.close()
         for descriptor in (self._keeper, self._first):
             if descriptor >= 0:
                 os.close(descriptor)
         self._keeper = self._first = -1
-        shutil.rmtree(self.room, ignore_errors=True)
+        if self.room.exists():
+            self._rooms.remove(self.room, self._group)
+            self._group = None
+
+    def memory_kills(self) -> int:
+        """How many processes were killed so far because the memory of the box was used up, as far as that is counted."""
+        return 0 if self._group is None else self._group.kills()
 
     async def __aenter__(self) -> Self:
         return self
@@ -221,6 +263,36 @@ class Box:
     ) -> None:
         await self.close()
 
+    def _spawn(self, tell: int, held: int) -> None:
+        """Start bubblewrap. It tells of process 1 in `tell`, and that one waits until something can be read from `held`."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise UnsupportedError("shell sandboxes need bwrap, and there is none here: install the package bubblewrap")
+        os.mkfifo(self.room / "keeper")
+        (self.room / "keeper").chmod(0o644)
+        if self.config.network and shutil.which("python3", path=ENVIRONMENT["PATH"]) is None:
+            raise UnsupportedError("a box with a network needs the python3 of the system, and there is none here")
+        user = NOBODY if os.geteuid() == 0 else None
+        keeper = _keeper(self.config, each=self._group is None)
+        with (self.room / "errors").open("wb") as errors, tempfile.TemporaryFile() as calls:
+            calls.write(seccomp.filter_program(sockets=True))
+            calls.seek(0)
+            arguments = [*_arguments(self.config, self.room), "--info-fd", str(tell), "--block-fd", str(held)]
+            self._process = subprocess.Popen(
+                [bwrap, *arguments, "--seccomp", str(calls.fileno()), "/bin/bash", "-c", keeper],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[tell, held, calls.fileno()],
+                cwd="/",
+                env={},
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+            )
+        held_process = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(held_process, self._end, held_process)
+
     def _begin(self, answer: bytes) -> None:
         """Take note of process 1, which waits until it is let go on."""
         if not answer:
@@ -228,12 +300,15 @@ class Box:
             raise SandboxError(f"bubblewrap made no box: {said or 'it said nothing'}")
         first = json.loads(answer)["child-pid"]
         self._first = os.pidfd_open(first)
+        if self._group is not None:
+            self._group.take(first)
         self.processes = Processes(first)
         self._keeper = os.open(self.room / "keeper", os.O_RDWR | os.O_NONBLOCK)
 
-    def _end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._watched)
-        os.close(self._watched)
+    def _end(self, held_process: int) -> None:
+        asyncio.get_running_loop().remove_reader(held_process)
+        os.close(held_process)
+        assert self._process is not None
         self._process.wait()
         succeed(self.ended, None)
 
@@ -242,57 +317,45 @@ def _read_all(descriptor: int) -> bytes:
     return b"".join(iter(lambda: os.read(descriptor, 4096), b""))
 
 
-def _spawn(config: BoxConfig, room: Path, tell: int, held: int) -> "subprocess.Popen[bytes]":
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise UnsupportedError(
-            "shell sandboxes need bubblewrap, and there is no bwrap here: install the package bubblewrap"
-        )
-    root = os.geteuid() == 0
-    outside = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if root else {}
-    keeper = _KEEPER.format(limits=_limits(config.limits), control=CONTROL)
-    descriptors = ["--info-fd", str(tell), "--block-fd", str(held)]
-    with (room / "errors").open("wb") as errors:
-        return subprocess.Popen(
-            [bwrap, *_arguments(config, room), *descriptors, "/bin/bash", "-c", keeper],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=[tell, held],
-            cwd="/",
-            env={},
-            **outside,
-        )
-
-
 def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
     yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
     for name, value in {**ENVIRONMENT, **config.environment}.items():
         yes += ["--setenv", name, value]
+    told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
+    told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
+    for name, value in {**ENVIRONMENT, **proxy}.items():
+        told += ["--setenv", name, value]
     for path in _SYSTEM:
-        yes += ["--ro-bind-try", path, path]
+        told += ["--ro-bind-try", path, path]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        yes += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+        told += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
     for name in _FILES:
-        yes += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
+        told += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
     for inside, here in config.mounts.items():
-        yes += ["--ro-bind", str(here), inside]
-    yes += ["--proc", "/proc", "--dev", "/dev"]
+        told += ["--ro-bind", str(here), inside]
+    told += ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (WORK, "0755")):
-        yes += ["--perms", mode, "--size", str(config.space), "--tmpfs", path]
-    yes += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
-    return yes
+        told += ["--perms", mode, "--size", str(config.limits.disk), "--tmpfs", path]
+    told += ["--ro-bind", str(room), CONTROL, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
+    return told
 
 
-def _limits(limits: Limits) -> str:
-    """What the keeper sets for itself, and so for all others: only inside does the kernel count this box's processes."""
+def _keeper(config: BoxConfig, *, each: bool) -> str:
+    """The program of process 1. It sets the limits for itself and so for all others, because only inside does the kernel count
+    the processes of this box alone. `each`: whether memory is bounded for each process, not for all together."""
+    limits = config.limits
     values = {
         "c": 0,
         "f": -(-limits.file_size // 1024),
         "t": math.ceil(limits.cpu_seconds),
-        "u": limits.processes,
-        "v": -(-limits.memory // 1024),
+        "u": limits.processes + RESERVED,
     }
-    return "\n".join(f"ulimit -{name} {value}" for name, value in values.items())
+    if each:
+        values["v"] = -(-limits.memory // 1024)
+    lines = "\n".join(f"ulimit -{name} {value}" for name, value in values.items())
+    if config.network:
+        lines += f"\npython3 -I -S -c {shlex.quote(FORWARDER.format(port=PORT, path=f'{CONTROL}/proxy'))}"
+    return _KEEPER.format(before=lines, control=CONTROL, processes=limits.processes)

@@ -3,13 +3,23 @@
 All access is by descriptor, so that groups can be used by a process that no longer sees the file system they lie in.
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# the files of a group that bound its memory, and the one that counts the processes killed for it, by version
-_LIMITS = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max",)}
+# What bounds the memory of a group, as files and what is written to them, in order; and the file that counts the processes
+# killed for it. By version. Version 1 never lets the bound with swap be below that without.
+_UNBOUNDED, _SIZE, _NONE = -1, None, 0
+_LIMITS: dict[int, list[tuple[str, int | None]]] = {
+    1: [
+        ("memory.memsw.limit_in_bytes", _UNBOUNDED),
+        ("memory.limit_in_bytes", _SIZE),
+        ("memory.memsw.limit_in_bytes", _SIZE),
+    ],
+    2: [("memory.max", _SIZE), ("memory.swap.max", _NONE)],
+}
 _KILLS = {1: "memory.oom_control", 2: "memory.events"}
 
 
@@ -19,24 +29,29 @@ class Group:
 
     directory: int
     version: int
+    above: int
+    """Descriptor of the directory it lies in."""
+    name: str
 
     def __post_init__(self) -> None:
         os.close(os.open("cgroup.procs", os.O_WRONLY, dir_fd=self.directory))
 
     def limit_memory(self, size: int) -> None:
         """Bound the memory, swap included, of all processes in the group, in bytes."""
-        for name in _LIMITS[self.version]:
+        for name, value in _LIMITS[self.version]:
             try:
-                self._write(name, str(size))
-            except FileNotFoundError:  # this kernel does not count swap
-                if name == _LIMITS[self.version][0]:
+                self._write(name, str(size if value is None else value))
+            except FileNotFoundError:
+                if "sw" not in name:  # not every kernel counts swap
                     raise
-        if self.version == 2:
-            self._write("memory.swap.max", "0")
 
     def join(self) -> None:
         """Put this process, and what it starts from now on, into the group."""
-        self._write("cgroup.procs", "0")
+        self.take(0)
+
+    def take(self, pid: int) -> None:
+        """Put a process, and what it starts from now on, into the group."""
+        self._write("cgroup.procs", str(pid))
 
     def kills(self) -> int:
         """How many processes have been killed because the group's memory was used up."""
@@ -49,15 +64,12 @@ class Group:
 
     def child(self, name: str) -> "Group":
         """Make a group below this one."""
-        os.mkdir(name, dir_fd=self.directory)
-        return Group(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.directory), self.version)
+        return _make(self.directory, name, self.version)
 
-    def remove_child(self, name: str) -> None:
-        """Remove a group below this one, if it is there and empty."""
-        try:
-            os.rmdir(name, dir_fd=self.directory)
-        except OSError:  # gone, or a process is still ending in it: then it goes when its parent goes
-            return
+    def remove(self) -> None:
+        """Remove the group, if it is empty."""
+        with contextlib.suppress(OSError):  # a process is still ending in it, or it is gone
+            os.rmdir(self.name, dir_fd=self.above)
 
     def _write(self, name: str, content: str) -> None:
         descriptor = os.open(name, os.O_WRONLY, dir_fd=self.directory)
@@ -69,28 +81,31 @@ class Group:
 
 def make_group(name: str) -> tuple[Group, Path]:
     """A new group below this process's own that can bound memory, and where it lies; `OSError` if there can be none."""
+    problems = []
     for version, parent in _memory_groups():
-        path = parent / name
         try:
             if version == 2:
                 (parent / "cgroup.subtree_control").write_text("+memory")
-            path.mkdir()
+            group = _make(os.open(parent, os.O_RDONLY | os.O_DIRECTORY), name, version)
             if version == 2:
-                (path / "cgroup.subtree_control").write_text("+memory")
-            return Group(os.open(path, os.O_RDONLY | os.O_DIRECTORY), version), path
+                (parent / name / "cgroup.subtree_control").write_text("+memory")
+            return group, parent / name
         except OSError as error:
-            problem = error
-            remove_group(path)
-    raise problem if "problem" in locals() else OSError("no control group counts memory here")
+            problems.append(str(error))
+            remove_group(parent / name)
+    raise OSError("; ".join(problems) or "no control group counts memory here")
+
+
+def _make(above: int, name: str, version: int) -> Group:
+    os.mkdir(name, dir_fd=above)
+    return Group(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=above), version, above, name)
 
 
 def remove_group(path: Path) -> None:
     """Remove a group and those below it, as far as they are empty."""
     for directory in [*path.glob("*/"), path]:
-        try:
+        with contextlib.suppress(OSError):
             directory.rmdir()
-        except OSError:
-            continue
 
 
 def _memory_groups() -> list[tuple[int, Path]]:

@@ -41,8 +41,8 @@ class SandboxConfig(Config):
     """How untrusted code is kept apart."""
 
     minimum_level: Level = Level.ISOLATED
-    """3: namespaces, Landlock, seccomp and limits; 2: without namespaces; 1: limits alone. A machine that cannot give it refuses
-    to run anything; where it can give more, it does."""
+    """3: namespaces, Landlock, seccomp and limits; 2: without namespaces; 1: limits alone. A machine that cannot give
+    it refuses to run anything; where it can give more, it does."""
     packages: tuple[str, ...] = ()
     """Installed distributions that Python programs may import besides the standard library, as `numpy`."""
     limits: LimitsConfig = LimitsConfig()

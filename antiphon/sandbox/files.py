@@ -41,7 +41,7 @@ class Files:
     def __init__(self, box: Box) -> None:
         """Nothing is started before the first use."""
         self._session = Session(box)
-        self._space = box.config.space
+        self._space = box.config.limits.disk
 
     async def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file, and the directories it lies in."""
@@ -126,7 +126,7 @@ class Files:
         if result.exit_code != 0:
             reason = result.stderr.strip() or result.detail or result.status
             raise SandboxError(f"{what}: {reason}")
-        return b"".join(content for stream, content in result.chunks if stream == STDOUT)
+        return result.raw(STDOUT)
 
 
 def _quoted(path: str) -> str:

@@ -95,9 +95,10 @@ class ForkedPython:
         """End whatever runs. Twice is once."""
         with self._lock:
             self._closed = True
-            for worker in [*self._idle, *self._busy]:
-                worker.close()
-            self._idle.clear()
+            for worker in self._busy:  # who waits for it closes it
+                worker.control.shutdown(socket.SHUT_RDWR)
+            while self._idle:
+                self._idle.pop().close()
             if self._zygote:
                 self._zygote.close()
                 self._zygote = None
@@ -138,12 +139,12 @@ class ForkedPython:
             return worker, fresh
 
     def _start_worker(self) -> "_Worker":
-        try:
-            if self._zygote:
+        if self._zygote:
+            try:
                 return self._zygote.start_worker()
-        except _Lost:
-            self._zygote.close()
-            self._zygote = None
+            except _Lost:
+                self._zygote.close()
+                self._zygote = None
         try:
             self._zygote = self._start_zygote()
         except UnsupportedError as error:
@@ -224,7 +225,8 @@ def _inside(name: str) -> str:
 
 def _memory_file(content: bytes) -> Any:
     """A file in memory that holds `content` and can no longer be changed, open at its begin."""
-    file = open(os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "r+b", buffering=0)
+    descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller's
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]
@@ -263,8 +265,9 @@ class _Zygote:
     """The process that forks workers."""
 
     def __init__(self, level: Level, packages: Mapping[str, str]) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="antiphon-sandbox-")
-        os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
+        self._scratch = "" if level >= Level.ISOLATED else tempfile.mkdtemp(prefix="antiphon-sandbox-")
+        if self._scratch:
+            os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
         self._group: Path | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_SECONDS)
@@ -327,7 +330,8 @@ class _Zygote:
             self.process.wait()
         if self._group:
             cgroups.remove_group(self._group)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class _Worker:
@@ -413,7 +417,8 @@ class _Outputs:
                 for descriptor, content in kept.items():
                     while _read_on(descriptor, content, limits.output):
                         pass
-                return report, *(bytes(content) for content in kept.values())
+                stdout, stderr = map(bytes, kept.values())
+                return report, stdout, stderr
             if over:
                 with contextlib.suppress(OSError):
                     worker.control.send(b"stop")

@@ -10,20 +10,22 @@ from contextlib import suppress
 from pathlib import Path
 
 CHUNK = 1 << 16  # bytes that are read at once, which is what a pipe holds
+PAUSE_SECONDS = 0.002  # after each chunk that nobody wants: a flood must not keep the controller busy
 
 
 class Outlet:
     """Reads a pipe as its writers fill it, so that no writer ever waits for long."""
 
-    def __init__(self, path: Path, receive: Callable[[bytes], None]) -> None:
-        """Create the pipe, and call `receive` on the event loop with all that arrives."""
+    def __init__(self, path: Path, receive: Callable[[bytes], bool]) -> None:
+        """Create the pipe, and call `receive` on the event loop with all that arrives; it says whether that was of use."""
         os.mkfifo(path)
         path.chmod(0o622)  # who is inside writes
-        self._receive: Callable[[bytes], None] | None = receive
+        self._receive: Callable[[bytes], bool] | None = receive
+        self._pause: asyncio.TimerHandle | None = None
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._read, CHUNK)
+        self._listen()
 
     @property
     def closed(self) -> bool:
@@ -44,12 +46,18 @@ class Outlet:
 
     def close(self) -> None:
         """Read no more: whoever writes is sent SIGPIPE."""
+        if self._pause is not None:
+            self._pause.cancel()
         if not self.closed:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
         with suppress(FileNotFoundError):
             self._path.unlink()
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._descriptor, self._read, CHUNK)
 
     def _read(self, size: int) -> int:
         try:
@@ -58,6 +66,7 @@ class Outlet:
             return 0
         if not content:
             self.close()
-        elif self._receive is not None:
-            self._receive(content)
+        elif not (self._receive and self._receive(content)) and self._pause is None and not self.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._pause = self._loop.call_later(PAUSE_SECONDS, self._listen)
         return len(content)

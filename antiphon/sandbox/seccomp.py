@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from antiphon.sandbox import kernel
 
+_SOCKET = (41, 198)
 # name: (x86_64, aarch64); None where the architecture has no such call
 _DENIED: dict[str, tuple[int | None, int | None]] = {
     # the network, and what speaks to other processes by name
-    "socket": (41, 198),
+    "socket": _SOCKET,
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -163,22 +164,33 @@ def _conditions(name: str) -> list[_Instruction]:
         stream, packets, unix = 1, 5, 1
         kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 2, 0, stream), (_EQUAL, 1, 0, packets), _DENY, _ALLOW]
         return _only_if(0, unix) + kind
+    if name == "socket":
+        unix, internet = 1, 2
+        return [_argument(0), (_EQUAL, 2, 0, unix), (_EQUAL, 1, 0, internet), _DENY, _ALLOW]
     if name == "setpriority":
         return [*_only_if(0, 0), *_only_if(1, 0), _ALLOW]  # of this process alone, as below
     return [*_only_if(0, 0), _ALLOW]
 
 
 @functools.cache
-def filter_program() -> bytes:
-    """The filter for this processor, as an array of the kernel's `struct sock_filter`."""
+def filter_program(*, sockets: bool = False) -> bytes:
+    """The filter for this processor, as an array of the kernel's `struct sock_filter`.
+
+    With `sockets`, those of IPv4 and of Unix can be made: for what has a network namespace of its own.
+    """
     column = kernel.machine()
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
     if column == 0:
         program += [(_AT_LEAST, 0, 1, _X32), _UNKNOWN]
-    for name, numbers in _CONDITIONAL.items():
+    conditional = _CONDITIONAL | ({"socket": _SOCKET} if sockets else {})
+    for name, numbers in conditional.items():
         body = _conditions(name)
         program += [(_EQUAL, 0, len(body), numbers[column]), *body]
-    denied = sorted(number for numbers in _DENIED.values() if (number := numbers[column]) is not None)
+    denied = sorted(
+        number
+        for name, numbers in _DENIED.items()
+        if name not in conditional and (number := numbers[column]) is not None
+    )
     for number in denied:
         program += [(_EQUAL, 0, 1, number), _DENY]
     return _pack([*program, _ALLOW])

@@ -4,6 +4,9 @@ Directory, variables, functions, aliases and options last from one command to th
 interrupted as by Ctrl-C and its process groups are killed; the shell goes on with what it knew. A shell that does not come
 back is killed, too. After the end of a shell, whatever its reason, the next command gets a new one: the result of the last
 says `ended`, and that of the next counts one `shell` more.
+
+What differs from a terminal: there is none, `exec > file` lasts for its command only, and what a job in the background writes
+after the end of its command is read and dropped. As in a terminal, the shell says on stderr when such a job has ended.
 """
 
 import asyncio
@@ -34,6 +37,10 @@ class CommandResult(Result):
     shell: int = 1
     """Which shell of its session ran it, counted from 1."""
 
+    def raw(self, *streams: int) -> bytes:
+        """What was written to `streams`, to both if none is named."""
+        return b"".join(content for stream, content in self.chunks if not streams or stream in streams)
+
 
 class Session:
     """One shell session of a box. Commands that are given at the same time run one after the other."""
@@ -58,8 +65,8 @@ class Session:
         """Run a command, or several lines of them. Never raises for what it does; `SandboxError` if the box is lost.
 
         `seconds` and `output` (bytes of each stream that are kept) replace the limits of the box. `receive` is called with
-        (1 or 2, bytes) as output arrives, with that beyond the limit as well. A command reads `stdin` (bytes, or those of a file
-        of this machine), and then the end of it.
+        (1 or 2, bytes) as output arrives, with that beyond the limit as well. A command reads `stdin` (bytes, or those of a
+        file of this machine), and then the end of it.
         """
         try:
             text = command.encode("utf-8", "surrogateescape")
@@ -79,10 +86,10 @@ class Session:
                     break
             return result
 
-    def interrupt(self) -> None:
-        """Do to the command under way what Ctrl-C does; nothing if there is none."""
+    async def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does; nothing if there is none. What it makes of that is its own affair."""
         if self._shell is not None:
-            self._shell.interrupt()
+            await self._shell.interrupt()
 
     def close(self) -> None:
         """End the shell and all that it started and that did not leave its session."""
@@ -97,15 +104,16 @@ class Session:
             raise SandboxError(f"box {self._box.room.name} has ended, and with it all that was in it")
         if self._shell is None or self._shell.gone.done():
             self.close()
-            self._shell = shell = Shell(self._box)
+            self._shell = Shell(self._box)
             self._shells += 1
-            await self._box.wait(asyncio.shield(shell.ready), "shell")
-        return self._shell
+        shell = self._shell
+        await self._box.wait(asyncio.shield(shell.ready), "shell")
+        return shell
 
     async def _see_through(self, shell: Shell, command: Command, seconds: float) -> CommandResult:
         """Wait for the end of a command, or bring it about."""
         loop = asyncio.get_running_loop()
-        begun, status = loop.time(), Status.OK
+        begun, status, kills = loop.time(), Status.OK, self._box.memory_kills()
         try:
             try:
                 await self._box.wait(asyncio.shield(command.finished), "command", seconds)
@@ -121,6 +129,8 @@ class Session:
             self.close()
             raise
         self._linger(command)
+        if status is Status.OK and self._box.memory_kills() > kills:
+            status = Status.MEMORY
         return self._result(shell, command, status, loop.time() - begun)
 
     def _linger(self, command: Command) -> None:
@@ -130,7 +140,7 @@ class Session:
             self._lingering.popleft().close()
 
     def _result(self, shell: Shell, command: Command, status: Status, seconds: float) -> CommandResult:
-        code = command.finished.result()
+        code, chunks = command.finished.result(), tuple(command.chunks)
         ended = shell.gone.done()
         detail = []
         if ended:
@@ -148,11 +158,11 @@ class Session:
             status=status,
             level=self._box.level,
             exit_code=None if status is Status.TIMEOUT else code,
-            stdout=_text(command, STDOUT),
-            stderr=_text(command, STDERR),
+            stdout=b"".join(content for stream, content in chunks if stream == STDOUT).decode("utf-8", "replace"),
+            stderr=b"".join(content for stream, content in chunks if stream == STDERR).decode("utf-8", "replace"),
             usage=Usage(seconds=seconds),
             detail="; ".join(detail),
-            chunks=tuple(command.chunks),
+            chunks=chunks,
             dropped=command.dropped,
             ended=ended,
             shell=self._shells,
@@ -160,7 +170,3 @@ class Session:
 
     def _refused(self, reason: str) -> CommandResult:
         return CommandResult(status=Status.ERROR, level=self._box.level, exit_code=2, stderr=reason, shell=self._shells)
-
-
-def _text(command: Command, stream: int) -> str:
-    return b"".join(content for where, content in command.chunks if where == stream).decode("utf-8", "replace")

@@ -23,14 +23,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from antiphon.errors import StallError
+from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.bubblewrap import CONTROL, Box
 from antiphon.sandbox.outlet import CHUNK, Outlet
-from antiphon.waits import succeed
+from antiphon.sandbox.processes import Process
+from antiphon.waits import fail, succeed
 
 STDOUT, STDERR = 1, 2
-GRACE_SECONDS = 2.0  # for a shell to come back after an interrupt
-ROUND_SECONDS = 0.02  # between two rounds of kills: a command may start processes while it is being stopped
+GRACE_SECONDS = 3.0  # for a shell to come back after an interrupt
+ROUND_SECONDS = 0.02  # between two rounds of signals
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
 
 Receive = Callable[[int, bytes], None]
@@ -88,7 +89,7 @@ class Command:
         for outlet in self._outlets:
             outlet.close()
 
-    def _take(self, stream: int, content: bytes) -> None:
+    def _take(self, stream: int, content: bytes) -> bool:
         kept = content[: self._left[stream]]
         self._left[stream] -= len(kept)
         self.dropped += len(content) - len(kept)
@@ -96,6 +97,7 @@ class Command:
             self.chunks.append((stream, kept))
         if self._receive is not None:
             self._receive(stream, content)
+        return bool(kept) or self._receive is not None
 
 
 class Shell:
@@ -124,6 +126,11 @@ class Shell:
         loop.add_reader(self._reports, self._read)
         box.start_session(name)
         self._tell(_READY)
+        box.ended.add_done_callback(self._box_ended)
+
+    @property
+    def _started(self) -> bool:
+        return self.ready.done() and self.ready.exception() is None
 
     def begin(self, text: bytes, command: Command) -> None:
         """Have a command run. Its `finished` says when it has ended, or the shell has."""
@@ -135,25 +142,33 @@ class Shell:
         if self.gone.done():
             succeed(command.finished, self.gone.result())
 
-    def interrupt(self) -> None:
-        """Do to the command under way what Ctrl-C does."""
-        if self._command is not None and self.ready.done():
-            self._command.interrupted = True
-            self._signal_shell(signal.SIGINT)
-            self._signal_command(signal.SIGINT)
+    async def interrupt(self) -> None:
+        """Do to the command under way what Ctrl-C does, once to each process; return when it has ended, or has had its time."""
+        command, told = self._command, set[int]()
+        if command is None or not self._started:
+            return
+        command.interrupted = True
+
+        def wanted(process: Process) -> bool:
+            new = process.pid not in told and (process.pid == self.ready.result() or self._is_of_command(process))
+            told.update({process.pid} if new else ())
+            return new
+
+        await self._in_rounds(command, lambda: self._box.processes.signal(signal.SIGINT, wanted))
 
     async def stop(self) -> None:
         """End the command under way and all its process groups, and the shell if it does not come back from that."""
-        command = self._command
+        command, shell = self._command, self.ready.result()
         assert command is not None
         command.interrupted = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + GRACE_SECONDS
-        while not command.finished.done() and loop.time() < end:
-            self._signal_shell(signal.SIGINT)  # first: else it goes on with what comes after what was killed
-            self._signal_command(signal.SIGKILL)
+
+        def kill() -> None:
+            # The shell first: else it goes on with what comes after what was killed.
+            self._box.processes.signal(signal.SIGINT, lambda process: process.pid == shell)
+            self._box.processes.signal(signal.SIGKILL, self._is_of_command)
             self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
-            await self._within(ROUND_SECONDS, command.finished)
+
+        await self._in_rounds(command, kill)
         if not command.finished.done():
             self.kill()
             await self._box.wait(asyncio.shield(command.finished), "kill")
@@ -175,12 +190,13 @@ class Shell:
 
     def kill(self) -> None:
         """Kill the shell and all of its session."""
-        if self.ready.done() and not self._box.ended.done():
+        if self._started and not self._box.ended.done():
             number = self.ready.result()
             self._box.processes.signal(signal.SIGKILL, lambda process: process.session == number)
 
     def close(self) -> None:
         """Kill it, and close what it was spoken to with. May be called twice."""
+        self._box.ended.remove_done_callback(self._box_ended)
         self.kill()
         self._end(None)
         for path in self._paths:
@@ -190,17 +206,19 @@ class Shell:
         with suppress(StallError):
             await self._box.wait(asyncio.shield(future), "stop", seconds)
 
-    def _signal_shell(self, number: signal.Signals) -> None:
-        shell = self.ready.result()
-        self._box.processes.signal(number, lambda process: process.pid == shell)
+    async def _in_rounds(self, command: Command, act: Callable[[], None]) -> None:
+        """Act until the command has ended or had its time: it may start processes while it is being stopped."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GRACE_SECONDS
+        while not command.finished.done() and loop.time() < end:
+            act()
+            await self._within(ROUND_SECONDS, command.finished)
 
-    def _signal_command(self, number: signal.Signals) -> None:
-        """Signal the process groups that were made since the command began."""
-        shell, last = self.ready.result(), self._command and self._command.last
-        if last is not None:
-            self._box.processes.signal(
-                number, lambda process: process.session == shell != process.pid and process.group > last
-            )
+    def _is_of_command(self, process: Process) -> bool:
+        """Whether its group was made since the command began; a command substitution is in the group of the shell."""
+        shell, last = self.ready.result(), None if self._command is None else self._command.last
+        first = process.pid if process.group == shell else process.group
+        return process.session == shell != process.pid and last is not None and first > last
 
     def _tell(self, lines: str, **names: str) -> None:
         if self._lines >= 0:
@@ -237,6 +255,9 @@ class Shell:
             case ["gone", code] if code.isdigit():
                 self._end(int(code))
 
+    def _box_ended(self, _: "asyncio.Future[None]") -> None:
+        self._end(None)
+
     def _end(self, code: int | None) -> None:
         """The shell has ended, and with it whatever it was at."""
         if self._lines >= 0:
@@ -245,5 +266,6 @@ class Shell:
             os.close(self._lines)
             self._reports = self._lines = -1
         succeed(self.gone, code)
+        fail(self.ready, SandboxError("a shell ended before it was ready"))
         if self._command is not None:
             succeed(self._command.finished, code)

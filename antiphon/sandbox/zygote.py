@@ -4,9 +4,9 @@
     worker    one for each program at a time; first process of its process namespace, runs programs one after another
     program   one a run: forked by the worker, it gives up every right and becomes the program
 
-Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker reads
-nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in a
-file in memory.
+Only the program runs what is not ours, and it never goes back: how it ended is what the kernel tells its worker. The worker
+reads nothing that a program wrote, nor the programs themselves: those go from the asking process to the program's process in
+a file in memory.
 
 Messages are JSON in packets on Unix sockets, with descriptors beside them. The zygote and the workers end when their socket
 is closed or the process that asks is gone.
@@ -27,7 +27,6 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,7 +63,7 @@ class Setup:
     paths: tuple[str, ...]
     """Directories that are put at the end of `sys.path`."""
     scratch: str
-    """Directory below which programs work at levels 1 and 2."""
+    """Directory below which programs work at levels 1 and 2; at level 3 there is none."""
 
 
 def main(descriptor: int) -> None:
@@ -93,7 +92,7 @@ class _Zygote:
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self._group: cgroups.Group | None = None
         self.group_path: Path | None = None
-        self._workers: dict[int, int] = {}  # process id -> place
+        self._workers: dict[int, tuple[int, cgroups.Group | None]] = {}  # process id -> place, group
         with contextlib.suppress(OSError):  # then memory is bounded for each process alone
             self._group, self.group_path = cgroups.make_group(f"antiphon-{os.getpid()}")
         if setup.level >= Level.ISOLATED:
@@ -129,12 +128,15 @@ class _Zygote:
                     control.send(json.dumps({"pid": pid}).encode())
                 except OSError as error:
                     control.send(json.dumps({"problem": str(error)}).encode())
-        while self._workers:
-            os.waitpid(next(iter(self._workers)), 0)
-            self._reap()
+        self._reap(how=0)
+        if self._group:
+            self._group.remove()
+        if self._setup.scratch:
+            shutil.rmtree(self._setup.scratch, ignore_errors=True)
 
     def _start_worker(self, connection: socket.socket, control: socket.socket) -> int:
-        place = next(number for number in range(len(UIDS)) if number not in self._workers.values())
+        taken = {place for place, _ in self._workers.values()}
+        place = next(number for number in range(len(UIDS)) if number not in taken)
         group = self._group.child(str(place)) if self._group else None
         namespaces = 0
         if self._setup.level >= Level.ISOLATED:
@@ -142,9 +144,7 @@ class _Zygote:
             namespaces |= kernel.NEW_USER if self._setup.user_namespace else 0
         pid = kernel.fork(namespaces)
         if pid:
-            self._workers[pid] = place
-            if group:
-                os.close(group.directory)
+            self._workers[pid] = place, group
             return pid
         connection.close()
         try:
@@ -160,15 +160,19 @@ class _Zygote:
                 base_memory=self._base_memory,
             )
             worker.serve()
+        except Exception as error:  # noqa: BLE001 - named boundary: who waits for the worker learns why it ended
+            control.send(json.dumps({"problem": f"{type(error).__name__}: {error}"}).encode())
         finally:
             os._exit(0)
 
-    def _reap(self) -> None:
+    def _reap(self, how: int = os.WNOHANG) -> None:
+        """Clear up behind the workers that have ended."""
         for pid in list(self._workers):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                place = self._workers.pop(pid)
-                if self._group:
-                    self._group.remove_child(str(place))
+            if os.waitpid(pid, how)[0]:
+                _, group = self._workers.pop(pid)
+                if group:
+                    os.close(group.directory)
+                    group.remove()
 
 
 def _own_memory(proc: int) -> int:
@@ -287,11 +291,8 @@ class _Worker:
                 self._ends[pid] = status, usage
 
     def _kill_all(self) -> None:
-        if self.setup.level >= Level.ISOLATED:
-            everyone = [-1]  # but the worker itself
-        else:
-            everyone = _descendants(os.getpid())
-        for pid in everyone:
+        everyone_else = [-1]
+        for pid in everyone_else if self.setup.level >= Level.ISOLATED else _descendants(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -428,7 +429,8 @@ def _execute(program: str) -> NoReturn:
     sys.argv = ["program.py"]
     sys.path.insert(0, "")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = open(number, "r" if number == 0 else "w", buffering=1 if number == 2 else -1, closefd=False)
+        buffering = 1 if name == "stderr" else -1
+        stream = open(number, "w" if number else "r", buffering=buffering, closefd=False)  # noqa: SIM115 - for good
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     gc.enable()
@@ -448,7 +450,7 @@ def _execute(program: str) -> NoReturn:
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
+    print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
     return 1
 
 

@@ -1,0 +1,80 @@
+"""What a machine can do, and what is said when that is not enough."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from antiphon.errors import UnsupportedError
+from antiphon.sandbox import levels
+from antiphon.sandbox.base import Level
+from antiphon.sandbox.levels import Capabilities, probe, require
+
+EVERYTHING = Capabilities(
+    root=True, landlock=7, seccomp=True, own_user=True, namespaces=True, memory_groups=True, problems={}
+)
+
+
+def without(**changes):
+    return dataclasses.replace(EVERYTHING, **changes)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "level"),
+    [
+        (EVERYTHING, Level.ISOLATED),
+        (without(root=False, own_user=False), Level.ISOLATED),
+        (without(root=False, own_user=False, landlock=3), Level.ISOLATED),
+        (without(namespaces=False), Level.CONFINED),
+        (without(namespaces=False, landlock=1), Level.CONFINED),
+        (without(root=False, own_user=False, landlock=5, namespaces=False), Level.LIMITS),  # signals would get out
+        (without(own_user=False), Level.LIMITS),
+        (without(landlock=0), Level.LIMITS),
+        (without(seccomp=False), Level.LIMITS),
+        (without(problems={"platform": "Darwin"}), None),
+    ],
+)
+def test_level(capabilities, level):
+    assert capabilities.level == level
+
+
+def test_refusal_says_what_is_missing_and_how_to_go_on(monkeypatch):
+    here = without(namespaces=False, landlock=0, problems={"namespaces": "unshare: Operation not permitted"})
+    monkeypatch.setattr(levels, "probe", lambda: here)
+    with pytest.raises(UnsupportedError) as refused:
+        require(Level.ISOLATED)
+    for part in (
+        "sandbox.minimum_level is 3",
+        "namespaces: unshare: Operation not permitted",
+        "landlock: ",
+        "sandbox.minimum_level: 1",
+    ):
+        assert part in str(refused.value)
+    assert require(Level.LIMITS) == Level.LIMITS
+
+
+def test_another_platform(monkeypatch):
+    monkeypatch.setattr(levels, "probe", lambda: without(problems={"platform": "Darwin on arm64"}))
+    with pytest.raises(UnsupportedError, match="no sandbox on this platform: Darwin on arm64"):
+        require(Level.LIMITS)
+
+
+def test_probing_leaves_no_process_and_changes_nothing_here():
+    before = os.listdir("/proc/self/ns"), os.getuid(), os.readlink("/proc/self/ns/mnt")
+    levels.probe.cache_clear()
+    probe()
+    assert (os.listdir("/proc/self/ns"), os.getuid(), os.readlink("/proc/self/ns/mnt")) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not probe().seccomp, reason="needs root")
+def test_what_the_kernel_refuses_is_found_out():
+    """As in a container that may make no namespaces: tried under a filter that denies it."""
+    program = (
+        "from antiphon.sandbox import kernel, seccomp, levels; kernel.forbid_privileges();"
+        "seccomp.install(seccomp.filter_program()); print(levels.probe().level, levels.probe().problems)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("2 "), done
+    assert "Operation not permitted" in done.stdout

@@ -1,0 +1,126 @@
+"""The filter, run by an interpreter of its instructions that is not the kernel's, and against the kernel's own names."""
+
+import errno
+import platform
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.sandbox import kernel, seccomp
+
+ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+HEADERS = {
+    "x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
+    "aarch64": "/usr/include/asm-generic/unistd.h",
+}
+
+
+@pytest.fixture(params=AUDIT)
+def machine(request, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: request.param)
+    seccomp.filter_program.cache_clear()
+    yield request.param
+    seccomp.filter_program.cache_clear()
+
+
+def judge(program, number, *arguments, audit):
+    """What the filter says of a call."""
+    words = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, audit, 0, *(word & (1 << 64) - 1 for word in words))
+    accumulator, at = 0, 0
+    while True:
+        code, if_true, if_false, operand = struct.unpack_from("=HBBI", program, 8 * at)
+        at += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, operand)
+            case 0x54:
+                accumulator &= operand
+            case 0x06:
+                return operand
+            case 0x15:
+                at += if_true if accumulator == operand else if_false
+            case 0x35:
+                at += if_true if accumulator >= operand else if_false
+            case 0x45:
+                at += if_true if accumulator & operand else if_false
+            case _:
+                raise AssertionError(f"unknown instruction {code:#x}")
+
+
+def numbers(table, machine):
+    column = list(AUDIT).index(machine)
+    return {name: both[column] for name, both in table.items() if both[column] is not None}
+
+
+def test_denied(machine):
+    program = seccomp.filter_program()
+    for name, number in numbers(seccomp._DENIED, machine).items():
+        assert judge(program, number, audit=AUDIT[machine]) == DENY, name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "verdict"),
+    [
+        ("clone", (17,), ALLOW),
+        ("clone", (0x3D0F00,), ALLOW),  # a thread of the C library
+        ("clone", (0x10000000 | 17,), DENY),
+        ("clone", (0x20000,), DENY),
+        ("clone3", (1, 88), UNKNOWN),
+        ("ioctl", (0, 0x5401), ALLOW),
+        ("ioctl", (0, 0x5412), DENY),
+        ("ioctl", (0, 0x541C), DENY),
+        ("ioctl", (0, 1 << 32 | 0x5412), DENY),  # the kernel looks at the lower half
+        ("socketpair", (1, 1), ALLOW),
+        ("socketpair", (1, 1 | 0o2000000), ALLOW),  # closed on exec
+        ("socketpair", (1, 5), ALLOW),
+        ("socketpair", (1, 2), DENY),
+        ("socketpair", (16, 1), DENY),
+        ("prlimit64", (0, 7), ALLOW),
+        ("prlimit64", (1, 7), DENY),
+        ("setpriority", (0, 0, 5), ALLOW),
+        ("setpriority", (0, 1, 5), DENY),
+        ("setpriority", (2, 0, 5), DENY),
+        ("sched_setaffinity", (0,), ALLOW),
+        ("sched_setaffinity", (1,), DENY),
+    ],
+)
+def test_conditions(machine, name, arguments, verdict):
+    number = numbers(seccomp._CONDITIONAL, machine)[name]
+    assert judge(seccomp.filter_program(), number, *arguments, audit=AUDIT[machine]) == verdict
+
+
+@given(st.integers(0, 0xFFFFFFFF), st.integers(0, 0xFFFFFFFF))
+def test_other_architectures_are_killed(number, audit):
+    if audit != AUDIT[platform.machine()]:
+        assert judge(seccomp.filter_program(), number, audit=audit) == KILL
+
+
+@given(st.integers(0, 500))
+def test_x32(number):
+    program = seccomp.filter_program()
+    if platform.machine() == "x86_64":
+        assert judge(program, 0x40000000 | number, audit=AUDIT["x86_64"]) == UNKNOWN
+
+
+def test_the_rest_is_allowed(machine):
+    program = seccomp.filter_program()
+    judged = {*numbers(seccomp._DENIED, machine).values(), *numbers(seccomp._CONDITIONAL, machine).values()}
+    for number in set(range(500)) - judged:
+        assert judge(program, number, audit=AUDIT[machine]) == ALLOW
+
+
+def test_the_kernels_headers_agree(machine):
+    header = Path(HEADERS[machine])
+    if not header.exists():
+        pytest.skip("the kernel's headers are not installed")
+    found = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text()))
+    ours = {**seccomp._DENIED, **seccomp._CONDITIONAL, **kernel._NUMBERS}
+    checked = {name: number for name, number in numbers(ours, machine).items() if name in found}
+    assert {name: int(found[name]) for name in checked} == checked
+    assert len(checked) > 0.9 * len(numbers(ours, machine))
