@@ -319,14 +319,10 @@ def _read_all(descriptor: int) -> bytes:
 
 def _arguments(config: BoxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
-    yes = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
-    yes += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
-    for name, value in {**ENVIRONMENT, **config.environment}.items():
-        yes += ["--setenv", name, value]
     told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
-    for name, value in {**ENVIRONMENT, **proxy}.items():
+    for name, value in {**ENVIRONMENT, **proxy, **config.environment}.items():
         told += ["--setenv", name, value]
     for path in _SYSTEM:
         told += ["--ro-bind-try", path, path]

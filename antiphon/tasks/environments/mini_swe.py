@@ -13,7 +13,7 @@ from antiphon.sandbox.bubblewrap import WORK, Box
 from antiphon.sandbox.session import CommandResult, Session
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.mini_swe_boxes import judge, modules_in, open_box, run
-from antiphon.tasks.environments.mini_swe_packages import instance_of, package_of
+from antiphon.tasks.environments.mini_swe_packages import bytecode, instance_of, package_of
 from antiphon.types import Prompt
 
 SUBMIT = "submit"
@@ -60,7 +60,9 @@ class MiniSWE:
     async def reset(self, seed: int) -> Reset:
         """Begin; the seed changes nothing."""
         instance = self._instance
-        self._box = await open_box(self._package.tar({instance.path: instance.faulty(self._package)}))
+        faulty = instance.faulty(self._package)
+        cached, compiled = bytecode(instance.path, faulty)
+        self._box = await open_box(self._package.tar({instance.path: faulty, cached: compiled}))
         self._session = Session(self._box)
         failing = list(instance.fail_to_pass[:NAMED])
         if len(instance.fail_to_pass) > NAMED:
@@ -110,7 +112,7 @@ class MiniSWE:
             end = "Ended by a signal."
         if result.ended:
             end += f"\nThe shell has ended, too; the next command gets a new one, in {WORK}."
-        text = b"".join(content for _, content in result.chunks).decode("utf-8", "replace")
+        text = result.raw().decode("utf-8", "replace")
         return f"{end}\nOutput:\n{self._cut(text, result.dropped)}"
 
     def _cut(self, text: str, dropped: int) -> str:

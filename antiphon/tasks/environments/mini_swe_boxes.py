@@ -33,7 +33,7 @@ from antiphon.sandbox.shell import STDOUT
 from antiphon.tasks.environments.mini_swe_packages import Files, Instance, Package, package_of
 from antiphon.waits import Waits
 
-LIMITS = Limits(seconds=60, cpu_seconds=600, memory=1 << 30, file_size=64 << 20, processes=64)
+LIMITS = Limits(seconds=60, cpu_seconds=600, memory=1 << 30, file_size=64 << 20, disk=128 << 20, processes=64)
 TEST_CPU_SECONDS = 30  # for suites that need a few
 TEST_SECONDS = 100.0  # for what, if it only computes, has been ended before, unless the machine is overloaded
 MOVE_SECONDS = 60.0  # for a tree to be packed or unpacked
@@ -98,10 +98,9 @@ async def modules_in(box: Box, package: Package) -> Files:
     result = await run(Session(box), command, MOVE_SECONDS, stdin=names, output=LARGEST)
     if result.status is Status.TIMEOUT:
         raise SandboxError(f"the modules of {package.name} could not be taken out in {MOVE_SECONDS:g} s")
-    packed = io.BytesIO(b"".join(content for stream, content in result.chunks if stream == STDOUT))
     files, expected = {}, set(package.sources)
     try:
-        with tarfile.open(fileobj=packed, mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(result.raw(STDOUT)), mode="r:") as tar:
             for member in tar:
                 if member.isreg() and member.name in expected and (content := tar.extractfile(member)):
                     files[member.name] = content.read()
@@ -118,8 +117,9 @@ async def judge(instance: Instance, modules: Files) -> Verdict:
     flags = [f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])]
     folder, mark = PurePosixPath(instance.tests[0]).parent, secrets.token_hex(8)
     failing = {f"{folder}/test_{mark}_{n}.py": f"def test_{mark}(): assert False\n".encode() for n in range(MUST_FAIL)}
+    mended = {path: content for path, content in modules.items() if content != package.files[path]}
     missing = set(package.sources) - modules.keys()
-    passed = await passing(package.tar({**modules, **failing}, missing), [*instance.tests, *failing])
+    passed = await passing(package.tar({**mended, **failing}, missing), [*instance.tests, *failing])
     if any(mark in name for name in passed):
         flags.append("tests that must fail have passed")
     return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(flags))

@@ -128,11 +128,15 @@ for folder, folders, files in os.walk("/"):
 print("SEARCHED")"""
     ages = f"find {INSTANCE.package} -type f -printf '%TY %Tj %TT %m\\n' | sort -u | wc -l"
     imported = f"cd /; python -c 'import {INSTANCE.package}' 2>&1 | tail -1; /usr/bin/env python -c 'import numpy'"
-    unmodified = "find . -name '*.pyc' -o -name '.git*' | wc -l"
-    said, _, _ = attempt(unmodified, ages, f"python - <<'END'\n{search}\nEND", imported, seconds=120)
+    bytecode = f"""from importlib.util import cache_from_source as cached
+import marshal
+path = {INSTANCE.path!r}
+print(marshal.loads(open(cached(path), "rb").read()[16:]) == compile(open(path, "rb").read(), "/box/" + path, "exec"))"""
+    programs = [f"python - <<'END'\n{program}\nEND" for program in (bytecode, search)]
+    said, _, _ = attempt("ls -A", ages, *programs, imported, seconds=120)
     outputs = [each.partition("Output:\n")[2].partition("\n\nTurns left")[0] for each in said[1:]]
-    assert outputs[:3] == ["0\n", "1\n", "SEARCHED\n"]
-    assert outputs[3].count("ModuleNotFoundError") == 2
+    assert outputs[:4] == [f"{INSTANCE.package}\n", "1\n", "True\n", "SEARCHED\n"]
+    assert outputs[4].count("ModuleNotFoundError") == 2
 
 
 def test_what_the_policy_is_told():
