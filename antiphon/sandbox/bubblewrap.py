@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ CONTROL = "/run/antiphon"  # where a box sees the pipes that its controller made
 USER = 1000  # inside
 NOBODY = 65534  # outside, where the controller is root
 RESERVED = 16  # processes that only the keeper may add, so that a session can be started in a box that is full of them
+MOST_TRIES, TRY_SECONDS = 50, 0.02  # to remove a group whose processes were killed a moment ago
 START_SECONDS = 60.0  # for a shell that starts in milliseconds, on a machine that may be loaded
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "USER": "box", "LANG": "C.UTF-8", "TERM": "dumb"}
 
@@ -173,8 +175,16 @@ def _sweep(base: Path) -> None:
 
 
 def _clear(path: Path) -> None:
+    """Remove a directory and its group; both stay, for the next sweep, where processes take long to end in the group."""
     with suppress(OSError):
-        cgroups.remove_group(Path((path / _GROUP).read_text(encoding="utf-8")))
+        group = Path((path / _GROUP).read_text(encoding="utf-8"))
+        for _ in range(MOST_TRIES):
+            cgroups.remove_group(group)
+            if not group.exists():
+                break
+            time.sleep(TRY_SECONDS)
+        else:
+            return
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -744,6 +744,8 @@ def test_a_killed_controller_leaves_nothing():
         with suppress(ProcessLookupError):
             watched.append(os.pidfd_open(int(number)))
     assert watched and left.exists()
+    group = Path((left / "cgroup").read_text()) if (left / "cgroup").exists() else None
+    assert group is None or group.exists()
     controller.send_signal(signal.SIGKILL)
     controller.communicate()
     for descriptor in watched:
@@ -752,5 +754,6 @@ def test_a_killed_controller_leaves_nothing():
     later = Rooms()
     try:
         assert not left.exists() and later.path.exists()
+        assert group is None or not group.exists()
     finally:
         later.close()
