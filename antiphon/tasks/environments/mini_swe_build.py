@@ -41,7 +41,6 @@ MODULES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         (
             "algorithms/boundary",
             "algorithms/bridges",
-            "algorithms/chains",
             "algorithms/chordal",
             "algorithms/clique",
             "algorithms/cluster",
@@ -75,13 +74,11 @@ MODULES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "mpmath": {
         "calculus/differentiation": ("diff",),
         "calculus/extrapolation": ("summation", "levin"),
-        "calculus/odes": ("ode",),
         "calculus/optimization": ("rootfinding",),
         "ctx_iv": ("interval",),
         "ctx_mp_python": ("basic_ops", "convert", "str"),
         "identification": ("identify",),
         "libmp/libelefun": ("power", "trig"),
-        "libmp/libintmath": ("bitwise", "division", "basic_ops"),
         "libmp/libmpf": ("basic_ops", "convert", "division", "str"),
         "libmp/libmpi": ("interval",),
         "matrices/eigen": ("eigen",),
