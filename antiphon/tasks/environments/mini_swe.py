@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from antiphon.errors import DataError
 from antiphon.sandbox.base import Status
 from antiphon.sandbox.bubblewrap import WORK, Box
-from antiphon.sandbox.session import CommandResult, Session
+from antiphon.sandbox.session import Session
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.mini_swe_boxes import judge, modules_in, open_box, run
+from antiphon.tasks.environments.mini_swe_boxes import judge, modules_in, open_box, turn
 from antiphon.tasks.environments.mini_swe_packages import bytecode, instance_of, package_of
 from antiphon.types import Prompt
 
@@ -62,7 +62,8 @@ class MiniSWE:
         instance = self._instance
         faulty = instance.faulty(self._package)
         cached, compiled = bytecode(instance.path, faulty)
-        self._box = await open_box(self._package.tar({instance.path: faulty, cached: compiled}))
+        async with turn():
+            self._box = await open_box(self._package.tar({instance.path: faulty, cached: compiled}))
         self._session = Session(self._box)
         failing = list(instance.fail_to_pass[:NAMED])
         if len(instance.fail_to_pass) > NAMED:
@@ -87,7 +88,7 @@ class MiniSWE:
         if command == SUBMIT:
             self._left = 0
             return await self._end("", submitted=True)
-        said = MALFORMED if command is None else self._said(await run(self._session, command, self._seconds))
+        said = MALFORMED if command is None else await self._run(self._session, command)
         if not self._left:
             return await self._end(said, submitted=False)
         return f"{said}\n\nTurns left: {self._left}", 0.0, False, False, {}
@@ -99,12 +100,16 @@ class MiniSWE:
 
     async def _end(self, said: str, *, submitted: bool) -> Step:
         assert self._box is not None
-        verdict = await judge(self._instance, await modules_in(self._box, self._package))
+        async with turn():
+            modules = await modules_in(self._box, self._package)
+        verdict = await judge(self._instance, modules)
         info = {"passed": verdict.passed, "flags": verdict.flags}
         return said, float(verdict.solved), submitted, not submitted, info
 
-    def _said(self, result: CommandResult) -> str:
+    async def _run(self, session: Session, command: str) -> str:
         """What the policy is told of a command."""
+        async with turn():
+            result = await session.run(command, seconds=self._seconds)
         end = f"Exit code: {result.exit_code}"
         if result.status is Status.TIMEOUT:
             end = f"Ended after {self._seconds:g} seconds, which is what a command may take."

@@ -22,13 +22,12 @@ import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from antiphon.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
 from antiphon.sandbox.interpreter import with_python
-from antiphon.sandbox.session import CommandResult, Session
+from antiphon.sandbox.session import Session
 from antiphon.sandbox.shell import STDOUT
 from antiphon.tasks.environments.mini_swe_packages import Files, Instance, Package, package_of
 from antiphon.waits import Waits
@@ -38,7 +37,7 @@ TEST_CPU_SECONDS = 30  # for suites that need a few
 TEST_SECONDS = 100.0  # for what, if it only computes, has been ended before, unless the machine is overloaded
 MOVE_SECONDS = 60.0  # for a tree to be packed or unpacked
 LARGEST = 16 << 20  # bytes of modules that are taken from a box
-BUSY = 2  # commands at a time for each core: more would take longer, and a time limit would say nothing
+BUSY = 2  # boxes for each core in which something is done at a time
 PYTEST = "python -m pytest -q -rp --tb=no --color=no -p no:cacheprovider"
 MUST_FAIL = 2
 
@@ -71,18 +70,17 @@ def _shared() -> tuple[Rooms, BoxConfig]:
 _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = weakref.WeakKeyDictionary()
 
 
-async def run(session: Session, command: str, seconds: float, **options: Any) -> CommandResult:
-    """Run a command when this machine has time for it; `seconds` count from then. See `Session.run`."""
+def turn() -> asyncio.Semaphore:
+    """Held while anything is done in a box: time limits mean something only if this machine has time for all that is."""
     most = BUSY * len(os.sched_getaffinity(0))
-    async with _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most)):
-        return await session.run(command, seconds=seconds, **options)
+    return _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
 
 async def open_box(tar: bytes) -> Box:
     """A box with a tree in its work directory."""
     box = await Box.start(*_shared(), Waits())
     try:
-        result = await run(Session(box), "tar -xf -", MOVE_SECONDS, stdin=tar)
+        result = await Session(box).run("tar -xf -", seconds=MOVE_SECONDS, stdin=tar)
         if result.status is not Status.OK:
             raise SandboxError(f"a package could not be unpacked: {result.stderr or result.detail or result.status}")
     except BaseException:
@@ -95,7 +93,7 @@ async def modules_in(box: Box, package: Package) -> Files:
     """The modules of the package that are there: those that it had, where they still are files."""
     names = "\n".join(package.sources).encode()
     command = "tar --ignore-failed-read --no-recursion --hard-dereference -cf - -T -"
-    result = await run(Session(box), command, MOVE_SECONDS, stdin=names, output=LARGEST)
+    result = await Session(box).run(command, seconds=MOVE_SECONDS, stdin=names, output=LARGEST)
     if result.status is Status.TIMEOUT:
         raise SandboxError(f"the modules of {package.name} could not be taken out in {MOVE_SECONDS:g} s")
     files, expected = {}, set(package.sources)
@@ -113,13 +111,12 @@ async def judge(instance: Instance, modules: Files) -> Verdict:
     """Run the tests of an instance on a package with these modules, in a fresh box."""
     package = package_of(instance)
     before = {**package.files, instance.path: instance.faulty(package)}
-    changed = {path: content for path, content in modules.items() if content != before[path]}
+    changed = {path: content for path, content in modules.items() if content != package.files[path]}
+    missing = set(package.sources) - modules.keys()
     flags = [f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])]
     folder, mark = PurePosixPath(instance.tests[0]).parent, secrets.token_hex(8)
     failing = {f"{folder}/test_{mark}_{n}.py": f"def test_{mark}(): assert False\n".encode() for n in range(MUST_FAIL)}
-    mended = {path: content for path, content in modules.items() if content != package.files[path]}
-    missing = set(package.sources) - modules.keys()
-    passed = await passing(package.tar({**mended, **failing}, missing), [*instance.tests, *failing])
+    passed = await passing(package.tar({**changed, **failing}, missing), [*instance.tests, *failing])
     if any(mark in name for name in passed):
         flags.append("tests that must fail have passed")
     return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(flags))
@@ -127,9 +124,9 @@ async def judge(instance: Instance, modules: Files) -> Verdict:
 
 async def passing(tar: bytes, tests: Collection[str]) -> set[str]:
     """Names of the tests in these files that pass; none if they compute for too long. `SandboxError` if they do not end."""
-    async with await open_box(tar) as box:
-        command = f"ulimit -t {TEST_CPU_SECONDS}; {PYTEST} {shlex.join(tests)}"
-        result = await run(Session(box), command, TEST_SECONDS)
+    command = f"ulimit -t {TEST_CPU_SECONDS}; {PYTEST} {shlex.join(tests)}"
+    async with turn(), await open_box(tar) as box:
+        result = await Session(box).run(command, seconds=TEST_SECONDS)
     if result.status is Status.TIMEOUT:
         raise SandboxError(f"the tests did not end in {TEST_SECONDS:g} s")
     return {line.removeprefix("PASSED ") for line in result.stdout.splitlines() if line.startswith("PASSED ")}

@@ -15,7 +15,7 @@ from antiphon.tasks.prompts import load_prompts
 from antiphon.types import Prompt
 
 INSTANCES = read_instances()
-INSTANCE = min((i for i in INSTANCES if i.package == "mpmath"), key=lambda i: i.passed)
+INSTANCE = next(instance for instance in INSTANCES if instance.path == "mpmath/matrices/linalg.py")
 
 
 def prompt_of(instance):
@@ -104,14 +104,14 @@ def test_a_package_that_patches_pytest_is_seen():
     _, reward, info = attempt(appending(PATCHED))
     assert reward == 0.0 and "tests that must fail have passed" in info["flags"]
     assert f"{INSTANCE.package}/__init__.py reaches for _pytest" in info["flags"]
-    _, reward, info = attempt(mending(), appending("import sys"))
-    assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for sys",)
+    _, reward, info = attempt(mending(), appending("import gc"))
+    assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for gc",)
 
 
 def test_the_original_is_nowhere_in_the_box():
     """Neither the package, nor what was made of it, nor the bytes that were replaced, in any file that can be read."""
     package = package_of(INSTANCE)
-    around = package.files[INSTANCE.path][INSTANCE.start - 60 : INSTANCE.end + 60]
+    around = package.files[INSTANCE.path][INSTANCE.start - 200 : INSTANCE.end + 200]
     search = f"""import os, sys
 wanted = {around!r}
 for folder, folders, files in os.walk("/"):
@@ -121,7 +121,7 @@ for folder, folders, files in os.walk("/"):
         if name.startswith({INSTANCE.package!r}) and path != "/box/{INSTANCE.package}":
             print("NAMED", path)
         try:
-            if os.path.isfile(path) and wanted in open(path, "rb").read():
+            if name.endswith(".py") and wanted in open(path, "rb").read():
                 print("HELD", path)
         except OSError:
             pass
@@ -143,8 +143,8 @@ def test_what_the_policy_is_told():
     said, _, _ = attempt(
         "cd mpmath; x=3", "echo $x $(basename $PWD); false", "seq 9999", "sleep 99", output=40, seconds=1
     )
-    assert said[2].startswith("Exit code: 1\nOutput:\n3 mpmath\n") and said[2].endswith("Turns left: 27")
-    assert "\n[48845 characters left out]\n" in said[3] and said[3].count("\n") < 30
+    assert said[2].startswith("Exit code: 1\nOutput:\n3 mpmath\n") and said[2].endswith("Turns left: 28")
+    assert "\n[48848 characters left out]\n" in said[3] and said[3].count("\n") < 30
     assert said[4].startswith("Ended after 1 seconds")
     assert attempt("exit 3")[0][1].startswith("Exit code: 3\nThe shell has ended")
 
