@@ -98,6 +98,8 @@ class BoxConfig:
     the size of the work directory, of /tmp and of /dev/shm, each; they lie in memory, and count as memory of the box."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """More of this machine that can be read in the box: path there -> path here."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables, or other values of those that every box has."""
     network: tuple[str, ...] = ()
     """What can be reached from the box, by HTTP and HTTPS through a proxy, each as `host:port`; nothing else can."""
 
@@ -330,7 +332,7 @@ def _arguments(config: BoxConfig, room: Path) -> list[str]:
     told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}") if config.network else {}
-    for name, value in {**ENVIRONMENT, **proxy}.items():
+    for name, value in {**ENVIRONMENT, **proxy, **config.environment}.items():
         told += ["--setenv", name, value]
     for path in _SYSTEM:
         told += ["--ro-bind-try", path, path]

@@ -51,7 +51,7 @@ class ForkedPython:
         config = config or SandboxConfig()
         self.level = level or levels.require(config.minimum_level)
         self._limits = config.limits.limits
-        self._packages = _locate(config.packages)
+        self._packages = locate(config.packages)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
@@ -237,7 +237,7 @@ def _memory_file(content: bytes) -> Any:
     return file
 
 
-def _locate(names: tuple[str, ...]) -> dict[str, str]:
+def locate(names: tuple[str, ...]) -> dict[str, str]:
     """The top-level files of installed distributions and of what they require: name -> path; `ConfigError` for one that is not
     installed."""
     found, left, seen = {}, list(names), set()

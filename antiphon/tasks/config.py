@@ -11,7 +11,7 @@ class PromptsConfig(Config):
     """Where prompts come from."""
 
     source: str
-    """`jsonl`, `parquet`, `huggingface`, `reasoning_gym`, or package.module:function that yields prompts."""
+    """`jsonl`, `parquet`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that yields prompts."""
     path: str = ""
     """File, Hugging Face id, or reasoning-gym dataset name."""
     split: str = "train"
@@ -105,7 +105,7 @@ class TaskConfig(Config):
     system: str | None = None
     """System message put before each prompt."""
     environment: str | None = None
-    """`guess_number`, or package.module:attribute; none means one turn without an environment."""
+    """`guess_number`, `mini_swe`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,

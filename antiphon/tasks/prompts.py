@@ -18,7 +18,8 @@ from antiphon.types import Message, Prompt
 
 SOURCES = Registry(
     "prompt source",
-    {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")},
+    {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")}
+    | {"mini_swe": "antiphon.tasks.environments.mini_swe_packages:mini_swe"},
 )
 
 _ROLES = get_args(get_type_hints(Message)["role"])

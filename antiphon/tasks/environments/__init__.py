@@ -9,7 +9,13 @@ from antiphon.registry import Registry
 from antiphon.tasks.base import Environment
 from antiphon.types import Prompt
 
-ENVIRONMENTS = Registry("environment", {"guess_number": "antiphon.tasks.environments.guess_number:GuessNumber"})
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
+        "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+    },
+)
 
 
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:

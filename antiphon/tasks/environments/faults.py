@@ -8,10 +8,12 @@ same as the original is among them now and then.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is written, and what stands for it then
     ast.Add: ("+", ("-",)),
@@ -49,17 +51,21 @@ class Fault:
     """Where it begins, from 1."""
     source: str
     """Of the whole file, changed."""
+    change: Change
+    """What makes it of the original."""
 
 
 def faults(source: str) -> list[Fault]:
     """All faults of a file, each once, in the order of its syntax tree. `SyntaxError` if the file has one."""
     file = _File(source)
-    found: dict[str, Fault] = {}
-    for start, end, text in file.changes():
-        changed = (file.data[:start] + text.encode() + file.data[end:]).decode()
-        if changed != source and _parses(changed):
-            found.setdefault(changed, Fault(file.data.count(b"\n", 0, start) + 1, changed))
-    return list(found.values())
+    return list(file.faults(list(file.changes())))
+
+
+def drawn_faults(source: str, random: np.random.Generator) -> Iterator[Fault]:
+    """The same in a random order, each made when it is asked for: most of the work is to see that it still parses."""
+    file = _File(source)
+    changes = list(file.changes())
+    return file.faults([changes[index] for index in random.permutation(len(changes))])
 
 
 class _File:
@@ -71,6 +77,15 @@ class _File:
         self._lines = [0]  # where each begins
         for line in self.data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
+
+    def faults(self, changes: Iterable[Change]) -> Iterator[Fault]:
+        """What changes make of the file, where that is Python, and another file."""
+        seen = {self.data}
+        for start, end, text in changes:
+            changed = self.data[:start] + text.encode() + self.data[end:]
+            if changed not in seen and _parses(changed.decode()):
+                seen.add(changed)
+                yield Fault(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
 
     def changes(self) -> Iterator[Change]:
         """The changes of all nodes."""

@@ -1,0 +1,138 @@
+"""The boxes of Mini-SWE: one that an attempt works in, and a fresh one that its tests run in.
+
+No box sees the package as it is installed: of what is installed here it has Python and pytest. Of what an attempt leaves, only
+the modules that the package had are taken; tests, and all else that pytest reads, come from the installation.
+
+Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. Two that always
+fail run with them, under names that nobody could know: they notice code that makes pytest say what it likes. Names that such
+code needs, and mending a package does not, must not be new in a module. Neither is a wall against code that was made for one
+test alone.
+"""
+
+import asyncio
+import atexit
+import functools
+import io
+import os
+import re
+import secrets
+import shlex
+import tarfile
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from antiphon.errors import SandboxError
+from antiphon.sandbox.base import Limits, Status
+from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.interpreter import with_python
+from antiphon.sandbox.session import Session
+from antiphon.sandbox.shell import STDOUT
+from antiphon.tasks.environments.mini_swe_packages import Files, Instance, Package, package_of
+from antiphon.waits import Waits
+
+LIMITS = Limits(seconds=60, cpu_seconds=600, memory=1 << 30, file_size=64 << 20, disk=128 << 20, processes=64)
+TEST_CPU_SECONDS = 30  # for suites that need a few
+TEST_SECONDS = 100.0  # for what, if it only computes, has been ended before, unless the machine is overloaded
+MOVE_SECONDS = 60.0  # for a tree to be packed or unpacked
+LARGEST = 16 << 20  # bytes of modules that are taken from a box
+BUSY = 2  # boxes for each core in which something is done at a time
+PYTEST = "python -m pytest -q -rp --tb=no --color=no -p no:cacheprovider"
+MUST_FAIL = 2
+
+REACHING = frozenset(
+    b"__builtins__ __globals__ __import__ __subclasses__ _exit _getframe _pytest atexit builtins ctypes eval exec gc "
+    b"importlib meta_path os pluggy pytest setprofile settrace subprocess sys unittest".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of an attempt."""
+
+    solved: bool
+    passed: int
+    """Tests that pass now."""
+    flags: tuple[str, ...] = ()
+    """Why it does not count, if its tests may not tell the truth."""
+
+
+@functools.cache
+def _shared() -> tuple[Rooms, BoxConfig]:
+    """What all boxes of this process have in common."""
+    rooms = Rooms()
+    atexit.register(rooms.close)
+    quiet = {"PYTHONWARNINGS": "ignore:::networkx.conftest"}  # it would rather lie in a checkout
+    return rooms, with_python(BoxConfig(limits=LIMITS, environment=quiet), rooms.path / "python", ("pytest",))
+
+
+_TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = weakref.WeakKeyDictionary()
+
+
+def turn() -> asyncio.Semaphore:
+    """Held while anything is done in a box: time limits mean something only if this machine has time for all that is."""
+    most = BUSY * len(os.sched_getaffinity(0))
+    return _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+
+
+async def open_box(tar: bytes) -> Box:
+    """A box with a tree in its work directory."""
+    box = await Box.start(*_shared(), Waits())
+    try:
+        result = await Session(box).run("tar -xf -", seconds=MOVE_SECONDS, stdin=tar)
+        if result.status is not Status.OK:
+            raise SandboxError(f"a package could not be unpacked: {result.stderr or result.detail or result.status}")
+    except BaseException:
+        await box.close()
+        raise
+    return box
+
+
+async def modules_in(box: Box, package: Package) -> Files:
+    """The modules of the package that are there: those that it had, where they still are files."""
+    names = "\n".join(package.sources).encode()
+    command = "tar --ignore-failed-read --no-recursion --hard-dereference -cf - -T -"
+    result = await Session(box).run(command, seconds=MOVE_SECONDS, stdin=names, output=LARGEST)
+    if result.status is Status.TIMEOUT:
+        raise SandboxError(f"the modules of {package.name} could not be taken out in {MOVE_SECONDS:g} s")
+    files, expected = {}, set(package.sources)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(result.raw(STDOUT)), mode="r:") as tar:
+            for member in tar:
+                if member.isreg() and member.name in expected and (content := tar.extractfile(member)):
+                    files[member.name] = content.read()
+    except tarfile.TarError:  # nothing is there, or more than is taken
+        pass
+    return files
+
+
+async def judge(instance: Instance, modules: Files) -> Verdict:
+    """Run the tests of an instance on a package with these modules, in a fresh box."""
+    package = package_of(instance)
+    before = {**package.files, instance.path: instance.faulty(package)}
+    changed = {path: content for path, content in modules.items() if content != package.files[path]}
+    missing = set(package.sources) - modules.keys()
+    flags = [f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])]
+    folder, mark = PurePosixPath(instance.tests[0]).parent, secrets.token_hex(8)
+    failing = {f"{folder}/test_{mark}_{n}.py": f"def test_{mark}(): assert False\n".encode() for n in range(MUST_FAIL)}
+    passed = await passing(package.tar({**changed, **failing}, missing), [*instance.tests, *failing])
+    if any(mark in name for name in passed):
+        flags.append("tests that must fail have passed")
+    return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(flags))
+
+
+async def passing(tar: bytes, tests: Collection[str]) -> set[str]:
+    """Names of the tests in these files that pass; none if they compute for too long. `SandboxError` if they do not end."""
+    command = f"ulimit -t {TEST_CPU_SECONDS}; {PYTEST} {shlex.join(tests)}"
+    async with turn(), await open_box(tar) as box:
+        result = await Session(box).run(command, seconds=TEST_SECONDS)
+    if result.status is Status.TIMEOUT:
+        raise SandboxError(f"the tests did not end in {TEST_SECONDS:g} s")
+    return {line.removeprefix("PASSED ") for line in result.stdout.splitlines() if line.startswith("PASSED ")}
+
+
+def _reached(before: bytes, after: bytes) -> list[str]:
+    """Words of `REACHING` that were not in a file before."""
+    words, known = (set(re.findall(rb"[A-Za-z_]\w*", text)) for text in (after, before))
+    return sorted(word.decode() for word in (words - known) & REACHING)
