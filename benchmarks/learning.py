@@ -23,7 +23,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, device_name, table, write_result
 from _runs import Finished, run
 
 matplotlib.use("Agg")
@@ -122,12 +122,20 @@ def main() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(seed_of, range(options.seeds)))
-    figures: dict[str, float] = {"seeds": options.seeds}
+    figures = {key: value for key, value in measured_before().items() if not key.startswith(tuple(options.only))}
+    figures["seeds"] = options.seeds
     for section in options.only:
         measured = report(section, [seed[section] for seed in found])
         draw(section, measured, ROOT / "docs" / "images" / f"learning_{section}.png")
         figures |= {f"{section}_{name}_{key}": value for name, row in measured.items() for key, value in row.items()}
     print(f"\nwritten to {write_result('learning', figures)}")
+
+
+def measured_before() -> dict[str, float]:
+    """The figures of the sections that are there already."""
+    result = ROOT / "benchmarks" / "results" / device_name() / "learning.json"
+    figures: dict[str, float] = json.loads(result.read_text(encoding="utf-8"))["figures"] if result.exists() else {}
+    return figures
 
 
 def _section(section: str, seed: int, make: Callable[..., Finished]) -> Iterator[tuple[str, Finished]]:
