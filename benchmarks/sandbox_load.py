@@ -179,13 +179,11 @@ async def load(requests: int, clients: int, kills: int, seed: int) -> Outcome:
                 await client.act()
 
         began = time.perf_counter()
+        # without expiry: httpcore may close a connection that it has just lent out
+        limits = httpx.Limits(max_connections=clients, keepalive_expiry=None)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
         async with (
-            httpx.AsyncClient(
-                base_url=service.url,
-                headers={"Authorization": f"Bearer {TOKEN}"},
-                timeout=120,
-                limits=httpx.Limits(max_connections=clients),
-            ) as http,
+            httpx.AsyncClient(base_url=service.url, headers=headers, timeout=120, limits=limits) as http,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(clients):
