@@ -1,6 +1,6 @@
 """Synchronous against asynchronous rollout on Mini-SWE: real boxes and tests, the library's own loop, scheduler and pool.
 
-    python benchmarks/mini_swe_async.py [--steps 4]
+    python benchmarks/mini_swe_async.py [--steps 7]
 
 No model runs: engines and learner take their time and learn nothing, and what is said is scripted. An attempt looks around for
 some turns (log-normal, up to 30), runs the failing tests, mends the fault or does not, and submits. A turn's tokens are
@@ -213,26 +213,27 @@ async def play(
 def main() -> None:
     """Both settings, twice; print the table, write the result."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--steps", type=int, default=4)
+    arguments.add_argument("--steps", type=int, default=7)
     options = arguments.parse_args()
     instances = [instance for instance in read_instances() if instance.package == "mpmath"]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
+    speedups = []
     for turn in range(2):
+        seconds = []
         for name in SETTINGS:
             with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
                 steps = asyncio.run(play(f"{name}-{turn}", options.steps, instances, Path(root), stack))
             found[name] += steps[1:]
+            seconds.append(fmean(step["step/seconds"] for step in steps[1:]))
             print(name, *(f"{step['step/seconds']:.1f}" for step in steps), flush=True)
+        speedups.append(seconds[0] / seconds[1])
     figures, rows = {}, []
     for name, steps in found.items():
-        numbers = {
-            "step_seconds": fmean(step["step/seconds"] for step in steps),
-            "reward": fmean(step["reward/mean"] for step in steps),
-            "age_mean": fmean(step["age/mean"] for step in steps),
-        }
+        measures = {"step_seconds": "step/seconds", "reward": "reward/mean", "age_mean": "age/mean"}
+        numbers = {key: fmean(step[measure] for step in steps) for key, measure in measures.items()}
         rows.append([name, *(f"{number:.3f}" for number in numbers.values())])
-        figures |= {f"{name}_{measure}": number for measure, number in numbers.items()}
-    figures["speedup"] = figures["synchronous_step_seconds"] / figures["asynchronous_step_seconds"]
+        figures |= {f"{name}_{key}": number for key, number in numbers.items()}
+    figures |= {"speedup": fmean(speedups), "speedup_lower": min(speedups), "speedup_higher": max(speedups)}
     print("\n" + table(["setting", *numbers], rows) + f"\n\n{figures['speedup']:.2f} times as fast")
     print(f"written to {write_result('mini_swe_async', figures)}")
 
