@@ -381,13 +381,13 @@ def serve_sandboxes(
         from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
+        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs_prompt
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             import_folder(config)
         token, given = _token(token_file)
-        names = [*ENVIRONMENTS.built_in, *(environment or ())]
+        names = [name for name in (*ENVIRONMENTS.built_in, *(environment or ())) if not needs_prompt(name)]
         for name in names:
             environment_factory(name, {})
         serve(

@@ -267,11 +267,10 @@ def test_a_box_that_is_killed_is_told_of(server, sandbox):
             server.post, "/run_in_session", sandbox_id=sandbox, command="touch begun; sleep 25", check="ignore"
         )
         server.result("/execute", sandbox_id=sandbox, command="until [ -e begun ]; do :; done")
-        box = next(
-            process
-            for process in psutil.Process(server.process.pid).children(recursive=True)
-            if process.name() == "sleep"
-        )
+        everybody = psutil.Process(server.process.pid)
+        while not (found := [child for child in everybody.children(recursive=True) if child.name() == "sleep"]):
+            pass
+        (box,) = found
         while box.parent().pid != server.process.pid:
             box = box.parent()
         box.kill()

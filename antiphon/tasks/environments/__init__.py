@@ -18,6 +18,12 @@ ENVIRONMENTS = Registry(
 )
 
 
+def needs_prompt(name: str) -> bool:
+    """Whether the environment called `name` is made for a prompt, and cannot be without."""
+    parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("prompt")
+    return parameter is not None and parameter.default is parameter.empty
+
+
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
     """What makes a world of the environment called `name` for a prompt. An environment with a parameter `prompt` is given it.
     `ConfigError` if it does not take `options`."""

@@ -9,6 +9,7 @@ from typing import Any
 from antiphon.errors import SandboxError
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments import environment_factory
+from antiphon.types import Prompt
 from antiphon.workers import Worker
 
 _DIE_WITH_PARENT = 1  # of prctl
@@ -21,7 +22,8 @@ class EnvironmentWorker(Worker):
         # A world that hangs does not see that whoever started it has gone.
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         self._runner = asyncio.Runner()
-        self._world: Any = self._do("be made", environment_factory(name, {}))
+        nothing = Prompt(id=name, task=name, messages=())  # clients have none
+        self._world: Any = self._do("be made", environment_factory(name, {}), nothing)
 
     def ready(self) -> None:
         """Answers once the environment is made."""
