@@ -75,6 +75,10 @@ class Service:
         """What there still is of a service that has ended."""
         _, alive = psutil.wait_procs(self._children, 20)
         left = [f"process {child.pid}" for child in alive]
+        others = (other for other in psutil.process_iter(["cmdline"]) if other.pid != self.process.pid)
+        left += [
+            f"process {other.pid}" for other in others if str(self.folder) in " ".join(other.info["cmdline"] or ())
+        ]
         left += [str(path) for path in self.folder.glob("antiphon-boxes-*/*")]
         left += [line for line in Path("/proc/mounts").read_text().splitlines() if str(self.folder) in line]
         groups = Path("/sys/fs/cgroup").glob("**/antiphon-*")
