@@ -169,7 +169,7 @@ def _asked(payload: Mapping[str, Any], code: str) -> dict[str, Any]:
         raise ValueError(
             f"the payload has none of test, tests, pytest, inputs: it has {', '.join(payload) or 'nothing'}"
         )
-    begun = payload.get("prompt", "")
+    begun = payload.get("prompt", "") if payload.get("test") else ""  # else it is what was asked, in words
     again = re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", code, re.MULTILINE)
     return {
         "solution": f"{_whole(begun) if again else begun}\n{code}",

@@ -45,7 +45,7 @@ def test_whole_programs(judge):
 
 def test_functions_case_by_case(judge):
     tests = ["assert f(2) == 4", "assert f(-1) == 1", "assert f(3) == 9"]
-    assert judge("def f(x): return x * x", tests=tests).value == 1
+    assert judge("def f(x): return x * x", prompt="Square it.", tests=tests).value == 1
     assert judge("def f(x): return x + 2", partial=True, tests=tests).value == pytest.approx(2 / 3)
     hangs = judge("def f(x):\n while x < 0: pass\n return x * x", partial=True, tests=tests)
     assert hangs.value == pytest.approx(2 / 3), "what comes after a hang is run as well"
