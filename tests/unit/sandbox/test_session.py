@@ -267,8 +267,8 @@ async def test_a_time_out_leaves_the_shell_and_nothing_else(box, session):
         assert (result.status, result.stdout, result.ended) == (Status.TIMEOUT, "", False), (command, result)
         result = await session.run("echo $kept")
         assert (result.stdout, result.exit_code) == ("1\n", 0), command
-    assert {process.pid for process in box.processes.all()} <= before
-    assert len({process.pid for process in box.processes.all()}) == len(before)
+    while {process.pid for process in box.processes.all()} != before:  # what was killed last may be on its way out
+        await asyncio.sleep(0)
 
 
 @boxed
