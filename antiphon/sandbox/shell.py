@@ -32,6 +32,7 @@ from antiphon.waits import fail, succeed
 STDOUT, STDERR = 1, 2
 GRACE_SECONDS = 10.0  # for a shell to come back after an interrupt, on a machine that may be loaded
 ROUND_SECONDS = 0.02, 0.5  # between two rounds of signals: at first, and at most
+AGAIN_SECONDS = 1.0  # between two interrupts of a process
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
 
 Receive = Callable[[int, bytes], None]
@@ -143,18 +144,24 @@ class Shell:
             succeed(command.finished, self.gone.result())
 
     async def interrupt(self) -> None:
-        """Do to the command under way what Ctrl-C does, once to each process; return when it has ended, or has had its time."""
-        command, told = self._command, set[int]()
+        """Do to the command under way what Ctrl-C does, to each process, and again after a while: what is just being started
+        loses the first. Return when it has ended, or has had its time."""
+        command, told, now = self._command, dict[int, float](), asyncio.get_running_loop().time
         if command is None or not self._started:
             return
         command.interrupted = True
 
         def wanted(process: Process) -> bool:
-            new = process.pid not in told and (process.pid == self.ready.result() or self._is_of_command(process))
-            told.update({process.pid} if new else ())
-            return new
+            late = now() - told.get(process.pid, -AGAIN_SECONDS) >= AGAIN_SECONDS
+            due = late and (process.pid == self.ready.result() or self._is_of_command(process))
+            told.update({process.pid: now()} if due else {})
+            return due
 
-        await self._in_rounds(command, lambda: self._box.processes.signal(signal.SIGINT, wanted))
+        def act() -> None:
+            self._box.processes.signal(signal.SIGINT, wanted)
+            self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
+
+        await self._in_rounds(command, act)
 
     async def stop(self) -> None:
         """End the command under way and all its process groups, and the shell if it does not come back from that."""
