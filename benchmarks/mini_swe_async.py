@@ -50,7 +50,7 @@ from antiphon.waits import Waits
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns
 TOKENS = DistributionConfig(kind="lognormal", mean=100, spread=0.6, minimum=5)  # of a turn
-ENGINE = EngineSpeed(slots=64, iteration=0.008, prefill=1e-5, load=0.2)
+ENGINE = EngineSpeed(slots=64, iteration=0.008, prefill=5e-7, load=0.2)  # what a conversation has said is in its cache
 LEARNER = LearnerSpeed(step=8.0, publish=0.2)
 SUCCESS = 0.5
 COMMON = {
