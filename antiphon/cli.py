@@ -18,6 +18,7 @@ import typer
 
 from antiphon import __version__
 from antiphon.errors import AntiphonError, ConfigError
+from antiphon.sandbox.base import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from antiphon.run_config import RunConfig
@@ -358,7 +359,6 @@ def export(
 
 sandbox = typer.Typer(help="Where untrusted code runs.", no_args_is_help=True)
 app.add_typer(sandbox, name="sandbox")
-TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"
 
 
 @sandbox.command(name="serve")

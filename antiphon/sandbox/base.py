@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # of the environment: what a service demands, and its clients show
+
 
 class Level(IntEnum):
     """How far a program is kept from the machine; a higher one contains those below."""

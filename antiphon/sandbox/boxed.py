@@ -11,8 +11,10 @@ from typing import Any, Self, TypeVar
 
 from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.base import Level, Limits, Result, Status, Usage
-from antiphon.sandbox.bubblewrap import WORK, Box, BoxConfig, Rooms
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import WORK, BoxConfig
 from antiphon.sandbox.files import Files
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 

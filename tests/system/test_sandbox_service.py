@@ -20,7 +20,16 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from antiphon.errors import SandboxError
+from antiphon.sandbox.backends import open_sandbox
+from antiphon.sandbox.base import Limits, Status
+from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.forked import ForkedPython
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.code import Code
+from antiphon.types import Message, Prompt
 from benchmarks.sandbox_load import SANDBOX, Service, load
 
 pytestmark = pytest.mark.skipif(
@@ -375,6 +384,77 @@ def test_environments(server):
     process.wait(10)
 
 
+# --- programs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(server, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    sandbox = open_sandbox(SandboxConfig(service=server.url))
+    yield sandbox
+    sandbox.close()
+
+
+def test_programs_run_in_the_service_as_they_do_here(programs):
+    with ForkedPython() as here:
+        for program, stdin, files, limits in (
+            ("print(input()); print(open('f').read())", "\u00e9\n", {"f": b"\xc3\xa9"}, None),
+            ("raise KeyError('x')", "", None, None),
+            ("while True: pass", "", None, Limits(seconds=0.5)),
+            ("print('x' * 10000)", "", None, Limits(output=100)),
+            ("", "", {"../f": b""}, None),
+        ):
+            theirs = programs.run(program, stdin=stdin, files=files, limits=limits)
+            try:
+                ours = here.run(program, stdin=stdin, files=files, limits=limits)
+            except ValueError as error:
+                assert theirs.status is Status.REFUSED and str(error) in theirs.detail
+            else:
+                same = ("status", "level", "exit_code", "stdout", "stderr", "detail")
+                assert [getattr(theirs, name) for name in same] == [getattr(ours, name) for name in same]
+                assert theirs.usage.seconds > 0
+
+
+def test_code_rewards_of_several_threads_in_the_service(programs, server):
+    reward = Code(sandbox={"service": server.url})
+    prompt = Prompt(
+        id="p", task="t", messages=(Message(role="user", content="?"),), payload={"tests": ["assert f(1) == 2"]}
+    )
+
+    def value(body: str) -> float:
+        answer = f"```python\ndef f(x):\n    return {body}\n```"
+        return reward(prompt, Transcript(messages=(Message(role="assistant", content=answer),))).value
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(value, ["x + 1", "x"] * 20)) == [1.0, 0.0] * 20
+    reward.close()
+
+
+def test_a_service_that_runs_no_programs_is_named(server, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", "another token")
+    with pytest.raises(SandboxError, match=f"{server.url} runs no programs: the token"):
+        open_sandbox(SandboxConfig(service=server.url))
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving() as other:
+        sandbox = open_sandbox(SandboxConfig(service=other.url))
+    lost = sandbox.run("print(1)")
+    assert lost.status is Status.REFUSED and "Connect" in lost.detail
+    sandbox.close()
+    with pytest.raises(ValidationError, match="only one can be given"):
+        SandboxConfig(service="http://127.0.0.1:1", image="x")
+
+
+def test_programs_get_no_more_than_the_service_gives(monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving("python.limits.seconds=0.5", "commands=1") as server:
+        sandbox = open_sandbox(SandboxConfig(service=server.url))
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(sandbox.run, ["while True: pass"] * 2))
+        assert sorted(result.status for result in results) == [Status.REFUSED, Status.TIMEOUT]
+        assert any("may be no more" in result.detail for result in results)
+        sandbox.close()
+
+
 # --- quotas and ends ---------------------------------------------------------------------------------------------------
 
 
@@ -440,7 +520,7 @@ def test_nothing_outlives_a_service_that_is_killed():
         left = server.left()
         assert left and not any(line.startswith("process ") for line in left)  # directories, which the next one removes
         with_same_folder = {**os.environ, "TMPDIR": str(server.folder)}
-        sweep = "from antiphon.sandbox.bubblewrap import Rooms; Rooms().close()"
+        sweep = "from antiphon.sandbox.rooms import Rooms; Rooms().close()"
         subprocess.run([sys.executable, "-c", sweep], env=with_same_folder, check=True, cwd=ROOT)
         assert server.left() == []
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from antiphon.errors import ConfigError
+from antiphon.sandbox.remote import PATH, Program
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
@@ -24,6 +26,7 @@ from antiphon.sandbox.service.environments import Environments, Spawn
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.page import page
+from antiphon.sandbox.service.programs import Programs
 from antiphon.sandbox.service.refusals import Reason, Refused
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
 
@@ -46,17 +49,25 @@ _SAFE = {
 }
 
 
-def create_app(sandboxes: Sandboxes, environments: Environments, token: str) -> FastAPI:
-    """The application, to be served while `sandboxes` and `environments` are entered."""
+def create_app(sandboxes: Sandboxes, environments: Environments, programs: Programs, token: str) -> FastAPI:
+    """The application, to be served while what it serves is entered."""
     app = FastAPI(title="Antiphon sandboxes", docs_url=None, redoc_url=None)
     commands = Commands(sandboxes)
     metrics = sandboxes.metrics
     app.include_router(SandboxRoutes(sandboxes, commands).router())
     app.include_router(EnvironmentRoutes(environments).router())
 
+    @app.post(PATH)
+    async def python(body: Program) -> Answer:
+        return Answer(asdict(await programs.run(body)))
+
     @app.get("/metrics")
     async def text() -> PlainTextResponse:
-        now = {"antiphon_sandbox_commands_in_flight": commands.busy, "antiphon_environments": len(environments.all())}
+        now = {
+            "antiphon_sandbox_commands_in_flight": commands.busy,
+            "antiphon_sandbox_programs_in_flight": programs.busy,
+            "antiphon_environments": len(environments.all()),
+        }
         return PlainTextResponse(metrics.text({**sandboxes.gauges(), **{name: {"": n} for name, n in now.items()}}))
 
     @app.get("/")
@@ -151,9 +162,10 @@ async def _serve(
     async with AsyncExitStack() as stack:
         sandboxes = await stack.enter_async_context(Sandboxes(config, metrics))
         environments = await stack.enter_async_context(Environments(config, metrics, *worlds))
+        programs = await stack.enter_async_context(Programs(config, metrics))
         server = uvicorn.Server(
             uvicorn.Config(
-                create_app(sandboxes, environments, token),
+                create_app(sandboxes, environments, programs, token),
                 lifespan="off",
                 ws="none",
                 log_level="warning",

@@ -23,16 +23,16 @@ from types import MappingProxyType
 from typing import Any
 
 import antiphon.tasks.rewards.code_harness as harness
+from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Result, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.forked import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import wrong
 from antiphon.types import Prompt, Score, ScoreStatus
 
-# Compiled here once, for what has 250 lines takes longer to compile than to run.
-_COMPILED = marshal.dumps(compile(Path(harness.__file__).read_text(encoding="utf-8"), "harness.py", "exec"))
-HARNESS = f"import marshal\nexec(marshal.loads({_COMPILED!r}))"
+HARNESS = Path(harness.__file__).read_text(encoding="utf-8")
+# Compiled once for the Python of this machine, for what has 250 lines takes longer to compile than to run.
+_COMPILED = f"import marshal\nexec(marshal.loads({marshal.dumps(compile(HARNESS, 'harness.py', 'exec'))!r}))"
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 Outcome = tuple[str, str]  # passed, failed, timeout, broken or untestable; and why
@@ -58,14 +58,15 @@ class Code:
         self._partial = partial_credit
         self._seconds, self._case_seconds = seconds, case_seconds
         self._config = SandboxConfig.model_validate(dict(sandbox))
-        self._sandbox = ForkedPython(self._config)
+        self._sandbox = open_sandbox(self._config)
+        self._elsewhere = bool(self._config.image or self._config.service)
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict; `ValueError` if the payload has no tests, infrastructure if the sandbox was lost."""
         payload = prompt.payload
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload of prompt {prompt.id} has no tests")
-        if payload.get("pytest") and "pytest" not in self._config.packages:
+        if payload.get("pytest") and "pytest" not in self._config.packages and not self._elsewhere:
             raise ValueError(
                 f"prompt {prompt.id} has tests for pytest: the reward needs `sandbox: {{packages: [pytest]}}`"
             )
@@ -127,7 +128,9 @@ class Code:
                 return
             if "cases" in asked:
                 asked["cases"] = asked["cases"][-left:]
-            result = self._run(HARNESS, json.dumps(asked | {"seconds": self._case_seconds}), patience)
+            result = self._run(
+                HARNESS if self._elsewhere else _COMPILED, json.dumps(asked | {"seconds": self._case_seconds}), patience
+            )
             told = [(each["outcome"], each["detail"]) for each in map(json.loads, result.stdout.splitlines())]
             yield from told
             left -= len(told)
