@@ -1,10 +1,10 @@
-"""Three domains with three rewards at once, seed by seed: their curves, their proportions, and whether training waits for rewards.
+"""Three domains with three rewards at once, seed by seed: their curves, their proportions, and what waits for rewards.
 
     python benchmarks/mixed_domains.py [--seeds 3]
 
-A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published, until
-it begins: with rewards that took no time it would have begun so much earlier. The proportions are counted in the order in
-which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact share.
+A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published,
+until it begins: with rewards that took no time it would have begun so much earlier. The proportions are counted in the order
+in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact share.
 
 Draws `recipes/mixed_domains/curve.png` (all seeds) and `trace.png` (some steps of the first).
 """

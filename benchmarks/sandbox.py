@@ -1,11 +1,11 @@
-"""Five-line Python tests in the forked sandbox, against bubblewrap starting a Python for each; and HumanEval by the code reward.
+"""Five-line Python tests in the forked sandbox, against bubblewrap starting a Python for each; and HumanEval.
 
     python benchmarks/sandbox.py --rounds 7 --runs 60
 
 Rounds alternate, each with two threads that run tests as fast as they can; the ratio is the median of the rounds' own
 ratios, so that a machine which slows down does so for both. Latency is that of one run among those of both threads.
 Bubblewrap has a minimal root, all namespaces and no filter: less than level 3. The reference solutions of HumanEval are judged
-by as many threads.
+by the code reward, in as many threads.
 """
 
 import argparse
