@@ -22,6 +22,7 @@ from antiphon.sandbox.base import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from antiphon.run_config import RunConfig
+    from antiphon.workers import WorkerHandle
 
 app = typer.Typer(
     help="Asynchronous reinforcement-learning post-training for language models and agents.",
@@ -376,8 +377,6 @@ def serve_sandboxes(
 ) -> None:
     """Serve sandboxes and environments over HTTP, as ROCK does, to clients that have the token."""
     with _outcome():
-        from antiphon.cluster.config import ClusterConfig
-        from antiphon.cluster.local import LocalCluster
         from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
@@ -394,9 +393,7 @@ def serve_sandboxes(
             settings,
             token,
             names,
-            lambda name: LocalCluster(ClusterConfig()).spawn(
-                "environment", "antiphon.tasks.environments.worker:EnvironmentWorker", name
-            ),
+            _spawn_environment,
             lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
         )
 
@@ -452,6 +449,15 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     run = load(path, overrides or (), model=RunConfig)
     import_folder(path)
     return run
+
+
+def _spawn_environment(name: str) -> "WorkerHandle":
+    """An environment of the sandbox service, in a process of its own."""
+    from antiphon.cluster.config import ClusterConfig
+    from antiphon.cluster.local import LocalCluster
+
+    factory = "antiphon.tasks.environments.worker:EnvironmentWorker"
+    return LocalCluster(ClusterConfig()).spawn("environment", factory, name)
 
 
 def _token(file: Path | None) -> tuple[str, bool]:

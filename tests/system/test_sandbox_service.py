@@ -525,6 +525,81 @@ def test_nothing_outlives_a_service_that_is_killed():
         assert server.left() == []
 
 
+# --- several workers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving("workers=2", "warm=0", "upload=1", "sandbox_memory=512") as server:
+        yield server
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def own(server) -> list[psutil.Process]:
+    """The worker processes."""
+    return [child for child in server.children(recursive=False) if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_workers_behind_one_address(workers):
+    server = workers
+    assert server.client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    ids = [server.start(sandbox_id="mine" if number == 0 else None) for number in range(4)]
+    assert ids[0] == "mine" and len({*ids}) == 4
+    homes = {box.parent().pid for process in own(server) for box in process.children() if box.name() == "bwrap"}
+    assert len(homes) == 2  # both have some
+    for sandbox_id in ids:
+        server.result("/create_session", sandbox_id=sandbox_id, session="s")
+        server.result(
+            "/run_in_session", sandbox_id=sandbox_id, session="s", command=f"x={sandbox_id}", action_type="bash"
+        )
+    for sandbox_id in ids:
+        told = server.result(
+            "/run_in_session", sandbox_id=sandbox_id, session="s", command="echo $x", action_type="bash"
+        )
+        assert told["output"] == sandbox_id
+        form = {"target_path": "f", "sandbox_id": sandbox_id}
+        assert server.client.post(f"{SANDBOX}/upload", files={"file": b"\0\xff"}, data=form).json()["result"]["success"]
+    assert [item["sandbox_id"] for item in server.items()] == ids
+    assert [item["sandbox_id"] for item in server.items(page=2, page_size=3)] == ids[3:]
+    assert server.client.get(f"{SANDBOX}/sandboxes", params={"page": 0}).status_code == 400
+    batch = server.result("/sandboxes/batch", sandbox_ids=[*ids[1:3], "none"])["statuses"]
+    assert {item["sandbox_id"] for item in batch} == {*ids[1:3]}
+    assert 'antiphon_sandboxes{state="running"} 4\n' in server.client.get("/metrics").text
+    assert all(sandbox_id in server.client.get("/").text for sandbox_id in ids)
+    worlds = [server.client.post(f"{GEM}/make", json={"env_id": "guess_number"}).json()["sandbox_id"] for _ in range(3)]
+    for world in worlds:
+        assert server.client.post(f"{GEM}/reset", json={"sandbox_id": world, "seed": 1}).status_code == 200
+    sandbox = open_sandbox(SandboxConfig(service=server.url))
+    assert [sandbox.run(f"print({n})").stdout for n in range(3)] == ["0\n", "1\n", "2\n"]
+    sandbox.close()
+    assert server.client.post(f"{SANDBOX}/write_file", content=b"x" * (4 << 20)).status_code == 413
+    assert server.post("/start_async", image=3).status_code == 400
+
+
+def test_a_worker_that_is_killed_is_replaced(workers):
+    server = workers
+    ids = [server.start() for _ in range(4)]
+    victim = own(server)[0]
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(server.post, "/execute", sandbox_id=name, command="sleep 30; echo x") for name in ids]
+        while server.client.get("/metrics").text.count("antiphon_sandbox_commands_in_flight 4\n") == 0:
+            pass
+        victim.kill()
+        others = [own(server)[-1]]
+        statuses = []
+        for future, name in zip(running, ids, strict=True):
+            if server.client.get(f"{SANDBOX}/is_alive", params={"sandbox_id": name}).status_code == 200:
+                server.result("/stop", sandbox_id=name)
+            statuses.append(future.result().status_code)
+    assert statuses.count(410) >= 2 and others[0].is_running()
+    known = {item["sandbox_id"] for item in server.items()}
+    assert len(known) == 2 and known < {*ids}
+    again = [server.start() for _ in range(4)]
+    assert {item["sandbox_id"] for item in server.items(state="running")} == {*again}
+
+
 # --- what nobody would send --------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,8 @@ class ServiceConfig(Config):
     """Address to listen at. The token travels unencrypted: beyond this machine, put a TLS proxy or a tunnel before it."""
     port: int = Field(8080, ge=0, le=65535)
     """0 takes a free one."""
+    workers: int = Field(1, gt=0)
+    """Processes that share the work, each with its part of what there may be; one address stands before them."""
     warm: int = Field(2, ge=0)
     """Boxes started ahead, beyond those in use, so that a start takes milliseconds."""
     image: str = ""
