@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
 from antiphon.start import graders, model_directory, start_models, start_rollouts
+from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
 from antiphon.tasks.mixture import Mixture
@@ -91,7 +92,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
         mixture = Mixture.load(config.tasks, config.seed)
-        examples = Mixture.load(config.tasks, derive(config.seed, "sft"))
+        examples = Mixture.load(_examples(config), derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)
 
         view = make_view(config.record.live)
@@ -165,6 +166,13 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 view=view,
             )
         )
+
+
+def _examples(config: RunConfig) -> Sequence[TaskConfig]:
+    """What supervised fine-tuning learns from."""
+    if config.sft is None or config.sft.prompts is None:
+        return config.tasks
+    return (TaskConfig(name="sft", prompts=config.sft.prompts),)
 
 
 def _siblings(config: RunConfig, episodes: Episodes, grading: Graders, waits: Waits) -> Siblings | None:

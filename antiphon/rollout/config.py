@@ -95,14 +95,14 @@ class RolloutConfig(Config):
     """What an episode of several turns becomes. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
     sample a turn, whose prompt is the conversation as the chat template renders it anew. `joined`: as `turn`, but turns whose
     prompt goes on exactly where the last ended are one sample."""
-    history: int = Field(0, ge=0)
-    """Turns before the present one that a prompt shows, after the messages of the task; 0 means all. Fewer than all are for
-    samples: turn, or joined."""
+    history: int | None = Field(None, ge=0)
+    """Turns before the present one that a prompt shows, after the messages of the task; null means all. Fewer than all are
+    for samples: turn, or joined."""
     sampling: SamplingConfig
 
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":
-        if self.history and self.samples == "trajectory":
+        if self.history is not None and self.samples == "trajectory":
             raise ValueError("history shows less than was said before: samples must be turn or joined, not trajectory")
         if self.sampler and self.redundancy:
             raise ValueError("a sampler of your own starts the siblings itself: redundancy must be 0")

@@ -330,7 +330,7 @@ class Episodes:
             recording.sample.add(self._tokenizer.encode_observation(before, observation, closed=closed))
             return
         talk = recording.messages[len(prompt.messages) :]
-        if self._config.history:
+        if self._config.history is not None:
             talk = talk[-2 * self._config.history - 1 :]  # each turn before is an observation and an action
         shown = self._tokenizer.encode_prompt([*prompt.messages, *talk])
         if self._config.samples == "joined":
