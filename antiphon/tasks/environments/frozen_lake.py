@@ -117,7 +117,7 @@ class FrozenLake(GridGame):
             case _:
                 return cell + 1 if column + 1 < self._width else cell
 
-    def _rules(self) -> str:
+    def _aim(self) -> str:
         slippery = " The ice is slippery: you may move sideways instead." if self.slippery else ""
         return f"You cross a frozen lake. Reach the goal; a hole ends the game.{slippery}"
 
@@ -142,7 +142,7 @@ class FrozenLake(GridGame):
     def _lost(self) -> bool:
         return self._cells[self._at] == "H"
 
-    def _best(self) -> str:
+    def _way(self) -> str:
         if self._policy is None:
             self._policy = self._planned()
         return DIRECTIONS[self._policy[self._left - 1, self._at]]

@@ -1,13 +1,13 @@
-"""What games on a grid share: four directions in words, a board in text, and turns that are counted."""
+"""What games on a grid share: four directions in words, and a board in text."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import chosen, said
-from antiphon.tasks.environments.options import require, require_number, require_whole
+from antiphon.tasks.environments.options import require, require_whole
+from antiphon.tasks.environments.turns import TurnGame
 
 DIRECTIONS = ("up", "down", "left", "right")
 
@@ -31,35 +31,28 @@ def direction_words(environment: str, words: Words) -> dict[str, str]:
 
 
 @dataclass(kw_only=True, eq=False)
-class GridGame(ABC):
-    """A game whose whole state is a board that the policy sees, and in which it moves one cell at a time.
+class GridGame(TurnGame):
+    """A game on a board, in which the policy moves one cell at a time.
 
-    A turn is one call of `step`. What cannot be read, or holds more than `most_actions` directions, does nothing, and costs
-    the turn and `format_penalty`. Games end with `terminated` when they are won or lost, with `truncated` after the last turn.
+    An action says one direction, or several with commas between. If any of it cannot be read, or there are more than
+    `most_actions`, none of it is done.
     """
 
     words: Words = field(default_factory=lambda: {each: each.capitalize() for each in DIRECTIONS})
     """What the directions are called: a mapping, or words or letters for up, down, left, right."""
     symbols: Mapping[str, str] = field(default_factory=dict)
     """What cells look like, where that is not as in `SYMBOLS`."""
-    turns: int = 30
     most_actions: int = 1
-    """Directions in one turn, separated by commas; a game that ends leaves the rest of them undone."""
-    format_penalty: float = 0.0
-    """What an action that cannot be read costs."""
-    instructions: bool = True
-    """Whether the first observation has the rules, and others say what was wrong; otherwise they are boards and no more."""
+    """Directions in one turn; a game that ends leaves the rest of them undone."""
     row_separator: str = "\n"
     column_separator: str = ""
 
-    NAME: ClassVar[str]
     SYMBOLS: ClassVar[Mapping[str, str]]
     """Of each thing that a cell can show, one character; also those of `state_key`, whatever is shown."""
 
     def __post_init__(self) -> None:
-        require_whole(self.NAME, "turns", self.turns, 1)
+        super().__post_init__()
         require_whole(self.NAME, "most_actions", self.most_actions, 1)
-        require_number(self.NAME, "format_penalty", self.format_penalty, 0)
         self._words = direction_words(self.NAME, self.words)
         self._by_word = {word: direction for direction, word in self._words.items()}
         shown = {**self.SYMBOLS, **self.symbols}
@@ -68,47 +61,18 @@ class GridGame(ABC):
         valid = f"different symbols of one length for any of {', '.join(self.SYMBOLS)}"
         require(kept, self.NAME, "symbols", dict(self.symbols), valid)
         self._shown = {character: str(shown[thing]) for thing, character in self.SYMBOLS.items()}
-        self._left = 0  # turns; none before the game begins
-
-    def reset(self, seed: int) -> Reset:
-        """Begin; the board depends on `seed` and options only."""
-        self._begin(seed)
-        self._left = self.turns
-        rules = f"{self._rules()}\n{self._legend()}\n\n" if self.instructions else ""
-        return rules + self._text(), {"state_key": self._key(), "valid": True, "effective": False}
-
-    def step(self, action: str) -> Step:
-        """Move in the directions that `action` says."""
-        self._check_playing()
-        directions = self._read(action)
-        before, reward = self._key(), 0.0 if directions else 0.0 - self.format_penalty
-        for direction in directions:
-            reward += self._move(direction)
-            if self._ended():
-                break
-        key, ended = self._key(), self._ended()
-        self._left = 0 if ended else self._left - 1
-        info: dict[str, Any] = {"state_key": key, "valid": bool(directions), "effective": key != before}
-        if not self._left:
-            info["success"] = self._won()
-        wrong = "" if directions or not self.instructions else f"That cannot be done. {self._choice()}\n\n"
-        return wrong + self._text(), reward, ended, not ended and not self._left, info
-
-    def close(self) -> None:  # noqa: B027 - no game has anything to add
-        """Nothing is held."""
 
     def actions(self) -> Sequence[str]:
         """The words for the directions: all can be said at any time."""
         return tuple(self._by_word)
 
-    def expert(self) -> str:
-        """The best that can be said now; anything if all is lost."""
-        self._check_playing()
-        return self._words[self._best()]
-
-    def _check_playing(self) -> None:
-        if not self._left:
-            raise RuntimeError("the game is over, or was never begun: call reset first")
+    def _act(self, action: str) -> float | None:
+        directions, reward = self._read(action), 0.0
+        for direction in directions:
+            reward += self._move(direction)
+            if self._won() or self._lost():
+                break
+        return reward if directions else None
 
     def _read(self, action: str) -> list[str]:
         """Directions; none if any part of the action is not one of the words, or there are too many."""
@@ -120,12 +84,11 @@ class GridGame(ABC):
         several = f", or up to {self.most_actions} of them, separated by commas" if self.most_actions > 1 else ""
         return f"Say one of {', '.join(self._by_word)}{several}."
 
-    def _legend(self) -> str:
+    def _rules(self) -> str:
         signs = ", ".join(f"{self._shown[sign]} {thing}" for thing, sign in self.SYMBOLS.items())
-        return f"Signs: {signs}. {self._choice()} You have {self.turns} turns."
+        return f"{self._aim()}\nSigns: {signs}."
 
     def _text(self) -> str:
-        """The board as the policy sees it."""
         return self.row_separator.join(
             self.column_separator.join(map(self._shown.__getitem__, r)) for r in self._rows()
         )
@@ -133,15 +96,11 @@ class GridGame(ABC):
     def _key(self) -> str:
         return "\n".join(self._rows())
 
-    def _ended(self) -> bool:
-        return self._won() or self._lost()
+    def _best(self) -> str:
+        return self._words[self._way()]
 
     @abstractmethod
-    def _begin(self, seed: int) -> None:
-        """Draw the board."""
-
-    @abstractmethod
-    def _rules(self) -> str:
+    def _aim(self) -> str:
         """What the game is about, in a sentence or two."""
 
     @abstractmethod
@@ -153,11 +112,5 @@ class GridGame(ABC):
         """Try to move one cell; return the reward."""
 
     @abstractmethod
-    def _won(self) -> bool: ...
-
-    def _lost(self) -> bool:
-        return False
-
-    @abstractmethod
-    def _best(self) -> str:
+    def _way(self) -> str:
         """The direction to take now."""

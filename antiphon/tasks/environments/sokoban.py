@@ -97,7 +97,7 @@ class Sokoban(GridGame):
             f"{self.turns} and least_moves {self.least_moves}: have larger rooms, fewer boxes or easier games"
         )
 
-    def _rules(self) -> str:
+    def _aim(self) -> str:
         every = "every box to a target" if self._now.boxes.bit_count() > 1 else "the box to the target"
         return f"This is Sokoban. Push {every}; boxes cannot be pulled, and only one is pushed at a time."
 
@@ -125,7 +125,7 @@ class Sokoban(GridGame):
     def _won(self) -> bool:
         return self._now.boxes == self._now.room.targets
 
-    def _best(self) -> str:
+    def _way(self) -> str:
         while self._plan and self._plan[-1][0] != self._now:
             self._plan.pop()
         if not (self._plan or self._hopeless):
