@@ -12,8 +12,12 @@ from antiphon.types import Prompt
 ENVIRONMENTS = Registry(
     "environment",
     {
+        "countdown": "antiphon.tasks.environments.countdown:Countdown",
+        "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
+        "mastermind": "antiphon.tasks.environments.mastermind:Mastermind",
         "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+        "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
     },
 )
 
