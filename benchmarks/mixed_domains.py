@@ -3,8 +3,9 @@
     python benchmarks/mixed_domains.py [--seeds 3] [--resume]
 
 A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published,
-until the last of its scores is there: with rewards that took no time it could have begun so much earlier. The proportions are counted in the order
-in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact share.
+until the last of its scores is there: with rewards that took no time it could have begun so much earlier. The proportions are
+counted in the order in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact
+share.
 
 Draws `recipes/mixed_domains/curve.png` (all seeds) and `trace.png` (some steps of the first).
 """
