@@ -30,7 +30,7 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS
 from antiphon.tasks.prompts import SOURCES
-from antiphon.tasks.rewards import ASYNCHRONOUS, GROUP_REWARDS, REWARDS
+from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 
 
 class ModelConfig(Config):
@@ -167,7 +167,7 @@ def _tasks(config: RunConfig) -> Found:
                 yield from _registered(SOURCES, prompts.source, f"{at}.{field}.source")
         yield from _registered(REWARDS, task.reward, f"{at}.reward")
         if task.judge is not None:
-            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS:
+            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"reward {task.reward!r} asks no model"
             if config.rollout.deterministic:
                 yield (

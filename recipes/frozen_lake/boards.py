@@ -16,7 +16,7 @@ def boards(split: str, number: int = 4000) -> Iterator[dict[str, str]]:
 
 
 def moves(
-    split: str, environment: str, options: Mapping[str, Any], number: int = 4000, mistakes: float = 0.5
+    split: str, environment: str, options: Mapping[str, Any], number: int = 4000, mistakes: float = 0.25
 ) -> Iterator[dict[str, str]]:
     """What a clumsy player does in each state that it comes to, on so many boards: the expert's move, or by mistake any."""
     make, nobody = environment_factory(environment, options), Prompt(id="", task="", messages=())
