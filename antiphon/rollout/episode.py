@@ -78,6 +78,11 @@ class _Sample:
         self.completions.append(completion)
         self.length += len(tokens)
 
+    @property
+    def sampled(self) -> bool:
+        """Whether anything in it was; a prompt alone is none to train on."""
+        return any(completion is not None for completion in self.completions)
+
     def segment(self, parent: int | None) -> Segment:
         tokens = np.concatenate(self.tokens)
         length = len(tokens)
@@ -117,15 +122,9 @@ class _Recording:
         """The one that grows."""
         return self.samples[-1]
 
-    def sampled(self) -> list[Completion]:
-        return [completion for sample in self.samples for completion in sample.completions if completion is not None]
-
-    def turns(self) -> list[Turn]:
-        return [turn for sample in self.samples for turn in sample.turns]
-
     def tokens(self) -> int:
         """Sampled so far."""
-        return sum(len(completion.tokens) for completion in self.sampled())
+        return sum(turn.stop - turn.start for sample in self.samples for turn in sample.turns)
 
     def note(self, info: Mapping[str, Any]) -> None:
         """Take in what an environment says beside its observation."""
@@ -148,8 +147,8 @@ class _Recording:
         self.sample.add(prompt)
 
     def segments(self) -> tuple[Segment, ...]:
-        """What can be trained on: a sample that was begun and got no turn is none."""
-        whole = [sample for sample in self.samples if sample.turns]
+        """What can be trained on."""
+        whole = [sample for sample in self.samples if sample.sampled]
         return tuple(sample.segment(number - 1 if number else None) for number, sample in enumerate(whole))
 
     def measures(self) -> dict[str, float]:
@@ -157,7 +156,8 @@ class _Recording:
         found = {name: fmean(values) for name, values in self.said.items()}
         if "success" in self.said:
             found["success"] = self.said["success"][-1]
-        return found | {"turns": float(len(self.turns())), "samples": float(len(self.segments()))}
+        whole = [sample for sample in self.samples if sample.sampled]
+        return found | {"turns": float(sum(len(sample.turns) for sample in whole)), "samples": float(len(whole))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,17 +168,20 @@ class Played:
     prompt: Prompt
     started: PolicyVersion
     transcript: Transcript
+    segments: tuple[Segment, ...]
+    measures: Mapping[str, float]
+    """What is known of how it went, to be reported beside its score."""
+    prompt_tokens: int
     failure: Failure | None
-    recording: _Recording
     timing: Timing
 
     def trajectory(self, score: Score, finished: float) -> Trajectory:
         """What it comes to with this score."""
-        recording, failure = self.recording, self.failure
+        failure = self.failure
         if failure is None and score.status is not ScoreStatus.SCORED:
             failure = Failure(source="reward", message=score.detail)
-        sampled = recording.sampled()
-        newest = max((int(c.versions.max()) for c in sampled if len(c.versions)), default=self.started.n)
+        sampled = [segment.versions[segment.loss_mask] for segment in self.segments]
+        newest = max((int(versions.max()) for versions in sampled if len(versions)), default=self.started.n)
         meta = TrajectoryMeta(
             id=self.attempt,
             prompt_id=self.prompt.id,
@@ -188,13 +191,13 @@ class Played:
             status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
             score=score,
             failure=failure,
-            prompt_tokens=len(recording.samples[0].tokens[0]) if recording.samples else 0,
-            completion_tokens=recording.tokens(),
-            turns=len(recording.turns()),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=sum(map(len, sampled)),
+            turns=sum(len(segment.turns) for segment in self.segments),
             truncated=self.transcript.truncated,
             timing=Timing(queued=self.timing.queued, started=self.timing.started, finished=finished),
         )
-        return Trajectory(meta=meta, payload=recording.segments())
+        return Trajectory(meta=meta, payload=self.segments)
 
 
 class Episodes:
@@ -249,17 +252,20 @@ class Episodes:
             await self._play(recording, prompt, attempt, started, sampling or self._sampling, priority)
         except EnvironmentFailed as error:
             failure = Failure(source="environment", message=str(error))
-        turns = recording.turns()
-        if not recording.sampled() and failure is None:
+        segments = recording.segments()
+        if not segments and failure is None:
             message = f"a prompt of {recording.sample.length} tokens leaves no room in {self._max_length}"
             failure = Failure(source="episode", message=message)
+        turns = [turn for segment in segments for turn in segment.turns]
         return Played(
             attempt=attempt,
             prompt=prompt,
             started=started,
             transcript=Transcript(recording.messages, turns, bool(turns) and turns[-1].finish is FinishReason.LENGTH),
+            segments=segments,
+            measures=recording.measures() if prompt.task in self._environments else {},
+            prompt_tokens=len(recording.samples[0].tokens[0]) if recording.samples else 0,
             failure=failure,
-            recording=recording,
             timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
 
@@ -267,8 +273,7 @@ class Episodes:
         """Score what was played, unless it had failed."""
         if played.failure is None:
             score = await self._grade(played.prompt, played.transcript)
-            if played.prompt.task in self._environments:
-                score = replace(score, parts={**played.recording.measures(), **score.parts})
+            score = replace(score, parts={**played.measures, **score.parts})
         else:
             score = Score.ungraded("the attempt failed")
         return played.trajectory(score, asyncio.get_running_loop().time())
