@@ -24,7 +24,7 @@ from _runs import run
 
 CONFIG = ROOT / "benchmarks" / "environment_async" / "config.yaml"
 TINY = ROOT / "recipes" / "tiny_arithmetic"
-MEAN, TOGETHER, SKIPPED = 0.1, 64, 2
+MEAN, SKIPPED = 0.1, 2
 ALWAYS = ("record.live=off", "record.trackers=[]", "check.prompts=0")
 REDUNDANT = ("rollout.redundancy=1", "rollout.extra_groups=1", "rollout.order=ready")
 WAYS = {
@@ -45,7 +45,7 @@ def settings() -> dict[str, tuple[str, ...]]:
         for way, overrides in WAYS.items():
             options = {"mean": MEAN, "spread": share * MEAN}
             if way == "lock_step":
-                options["together"] = TOGETHER
+                options["together"] = True
             found[f"{way}_{share:g}"] = (_options(options), *overrides)
     for fault, (shares, overrides) in FAULTS.items():
         options = _options({"mean": MEAN, "spread": 0.5 * MEAN, **shares})

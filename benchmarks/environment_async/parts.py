@@ -13,14 +13,40 @@ def problems(split: str) -> Iterator[dict[str, str]]:
         yield {"id": f"{split}-{number}", "prompt": "0"}
 
 
+class Crowd:
+    """Worlds that are stepped as one: a turn has ended when all that play have ended theirs."""
+
+    def __init__(self) -> None:
+        self._playing = self._arrived = 0
+        self._ended = asyncio.Event()
+
+    def change(self, by: int) -> None:
+        """So many worlds more play."""
+        self._playing += by
+        self._look()
+
+    async def wait(self) -> None:
+        """Return when all have come so far."""
+        ended = self._ended
+        self._arrived += 1
+        self._look()
+        await ended.wait()
+
+    def _look(self) -> None:
+        if self._arrived and self._arrived >= self._playing:
+            self._arrived = 0
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+
 class Sleepy:
     """A world of `turns`, each of which takes N(`mean`, `spread`) seconds, cut at 0. Some attempts are unlucky: each turn takes
     `slow` times as long (fail-slow), or one never ends (fail-stop).
 
-    With `together` worlds are stepped as one, as a vectorised environment is: a turn has ended when so many have ended theirs.
+    With `together` worlds are stepped as one, as a vectorised environment is.
     """
 
-    _barriers: dict[tuple[int, int], asyncio.Barrier] = {}
+    _crowd = Crowd()
     _made = 0
 
     def __init__(
@@ -28,7 +54,7 @@ class Sleepy:
         mean: float,
         spread: float,
         turns: int = 20,
-        together: int = 0,
+        together: bool = False,
         slow: float = 10.0,
         slow_share: float = 0.0,
         stop_share: float = 0.0,
@@ -49,6 +75,7 @@ class Sleepy:
         if stop:
             self._seconds[luck.integers(self._turns)] = 1e9
         self._turn = 0
+        self._crowd.change(+1)
         return "0", {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -56,12 +83,12 @@ class Sleepy:
         await asyncio.sleep(self._seconds[self._turn])
         self._turn += 1
         if self._together:
-            key = id(asyncio.get_running_loop()), self._together
-            await self._barriers.setdefault(key, asyncio.Barrier(self._together)).wait()
+            await self._crowd.wait()
         return "0", 0.0, self._turn == self._turns, False, {}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Leave the others."""
+        self._crowd.change(-1)
 
 
 def anything(prompt: Any, transcript: Any) -> float:
