@@ -8,6 +8,7 @@ the last that it has, and another is started in its place.
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from antiphon.errors import AntiphonError, SandboxError
@@ -40,7 +41,10 @@ class _Host:
     def call(self, key: int, method: str, *args: Any) -> "asyncio.Future[Any]":
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
-        self.handle.send("call", key, number, method, *args)
+        try:
+            self.handle.send("call", key, number, method, *args)
+        except AntiphonError as error:  # it has died, and nobody has been told yet
+            self._died(error)
         return answer
 
     def _answered(self, event: tuple[int, bool, Any]) -> None:
@@ -125,7 +129,8 @@ class Worlds:
         """A world has ended. A process beyond those that are always there ends after a while without any."""
         host.worlds.discard(world)
         if host in self._hosts and not self._closed:
-            host.handle.send("drop", key)
+            with suppress(AntiphonError):  # it has died
+                host.handle.send("drop", key)
         if not host.worlds:
             if host.retired:
                 self._end(host)
