@@ -14,18 +14,24 @@ ENVIRONMENTS = Registry(
     {
         "countdown": "antiphon.tasks.environments.countdown:Countdown",
         "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
+        "gem": "antiphon.tasks.environments.adapters:Gem",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
+        "gymnasium": "antiphon.tasks.environments.adapters:Gymnasium",
         "mastermind": "antiphon.tasks.environments.mastermind:Mastermind",
         "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+        "openenv": "antiphon.tasks.environments.adapters:OpenEnv",
+        "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
         "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
+        "textarena": "antiphon.tasks.environments.adapters:TextArena",
     },
 )
 
 
-def needs_prompt(name: str) -> bool:
-    """Whether the environment called `name` is made for a prompt, and cannot be without."""
-    parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("prompt")
-    return parameter is not None and parameter.default is parameter.empty
+def needs(name: str) -> tuple[str, ...]:
+    """What the environment called `name` cannot be made without: options, or `prompt`."""
+    parameters = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.values()
+    named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return tuple(each.name for each in named if each.default is each.empty)
 
 
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
