@@ -17,12 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from antiphon.build import graders, model_directory
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import ConfigError
 from antiphon.record import schema, trajectories
 from antiphon.record.run_dir import staged, writable
 from antiphon.run_config import RunConfig
+from antiphon.start import graders, model_directory
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer

@@ -1,9 +1,9 @@
 """Three domains with three rewards at once, seed by seed: their curves, their proportions, and what waits for rewards.
 
-    python benchmarks/mixed_domains.py [--seeds 3]
+    python benchmarks/mixed_domains.py [--seeds 3] [--resume]
 
 A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published,
-until it begins: with rewards that took no time it would have begun so much earlier. The proportions are counted in the order
+until the last of its scores is there: with rewards that took no time it could have begun so much earlier. The proportions are counted in the order
 in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact share.
 
 Draws `recipes/mixed_domains/curve.png` (all seeds) and `trace.png` (some steps of the first).
@@ -67,15 +67,20 @@ class Trace:
 
     def waits(self) -> list[float]:
         """Seconds that each step waited for rewards alone; the first, which has none before it, left out."""
+        served, scored = (self._last(when) for when in (self.served, self.scored))
+        return [
+            max(0.0, max(scored[group] for group in groups) - max(free, *(served[group] for group in groups)))
+            for (_, free, _), (_, _, groups) in zip(self.steps, self.steps[1:], strict=False)
+        ]
+
+    def _last(self, when: dict[str, float]) -> dict[str, float]:
+        """Of each group, the last of its attempts that were scored."""
         last: dict[str, float] = {}
-        for attempt, served in self.served.items():
+        for attempt, second in when.items():
             group = attempt.partition(".")[0]
             if attempt in self.scored:
-                last[group] = max(last.get(group, 0.0), served)
-        found = []
-        for (_, free, _), (taken, _, groups) in zip(self.steps, self.steps[1:], strict=False):
-            found.append(max(0.0, taken - max(free, *(last[group] for group in groups))))
-        return found
+                last[group] = max(last.get(group, 0.0), second)
+        return last
 
     def grading(self, task: str) -> list[float]:
         """Seconds from the last token of each attempt to its score."""
@@ -101,10 +106,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--runs", type=Path, default=Path("runs/mixed_domains"))
+    arguments.add_argument("--resume", action="store_true", help="take runs that have ended as they are")
     options = arguments.parse_args()
     finished, traces, figures, rows = [], [], dict[str, float](), []
     for seed in range(options.seeds):
-        run_ = run("train", CONFIG, f"seed-{seed}", f"seed={seed}", "record.events=true", runs=options.runs)
+        overrides = (f"seed={seed}", "record.events=true")
+        run_ = run("train", CONFIG, f"seed-{seed}", *overrides, runs=options.runs, resume=options.resume)
         with (run_.directory / "events.jsonl").open() as lines:
             trace = Trace.read(lines)
         finished.append(run_)

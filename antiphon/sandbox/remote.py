@@ -9,7 +9,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.errors import SandboxError, UnsupportedError
-from antiphon.sandbox.base import TOKEN_VARIABLE, Level, Limits, Result, Status, Usage
+from antiphon.sandbox.base import TOKEN_VARIABLE, Level, Limits, PythonSandbox, Result, Status, Usage
 from antiphon.sandbox.config import SandboxConfig
 
 PATH = "/apis/antiphon/v1/python"
@@ -48,7 +48,7 @@ def _decode(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-class RemotePython:
+class RemotePython(PythonSandbox):
     """A `PythonSandbox` that has its programs run by an `antiphon sandbox serve`.
 
     What the service refuses, and what is lost on the way, is `REFUSED`, and thereby no verdict on a program.

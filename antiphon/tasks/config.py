@@ -71,6 +71,26 @@ class GradingConfig(Config):
         return self
 
 
+class EnvironmentPoolConfig(Config):
+    """Processes for environments whose methods block. Those with `async` methods, and those that say `inline = True` of
+    themselves because they only compute for a moment, run in the controller."""
+
+    workers: int = Field(1, gt=0)
+    """Processes that are always there."""
+    max_workers: int = Field(0, ge=0)
+    """Processes when all others are full; 0 means never more than `workers`."""
+    environments: int = Field(32, gt=0)
+    """In one process before another is started, as far as there may be one; then they share those that there are."""
+    idle_seconds: float = Field(30.0, gt=0.0)
+    """A process beyond `workers` ends when it has held no environment for so long."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_workers and self.max_workers < self.workers:
+            raise ValueError(f"max_workers is {self.max_workers}, less than the {self.workers} that are always there")
+        return self
+
+
 class CheckConfig(Config):
     """Rewards are tried before a run starts, see docs/integrity.md."""
 
@@ -107,6 +127,7 @@ class TaskConfig(Config):
     environment: str | None = None
     """`guess_number`, `mini_swe`, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
+    environment_pool: EnvironmentPoolConfig = EnvironmentPoolConfig()
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,
     `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:

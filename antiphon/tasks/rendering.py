@@ -42,7 +42,9 @@ class Renderer:
         """Tokens [P] after which the policy answers."""
         if self.chat:
             return self._encode(self._render(messages), add_special_tokens=False)
-        return self._encode("".join(message.content for message in messages), add_special_tokens=True)
+        end = {"assistant": self._tokenizer.eos_token}  # what the policy said before, as it said it
+        text = "".join(message.content + end.get(message.role, "") for message in messages)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
         """Tokens to append after a sampled turn, so that the policy answers `observation`.

@@ -34,6 +34,13 @@ def needs(name: str) -> tuple[str, ...]:
     return tuple(each.name for each in named if each.default is each.empty)
 
 
+def blocks(name: str) -> bool:
+    """Whether the environment called `name` may hold up whoever calls it: its methods are not `async`, and it does not say
+    `inline = True`, which is for those that only compute for a moment."""
+    found = ENVIRONMENTS.resolve(name)
+    return not (getattr(found, "inline", False) or inspect.iscoroutinefunction(getattr(found, "step", None)))
+
+
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
     """What makes a world of the environment called `name` for a prompt. An environment with a parameter `prompt` is given it.
     `ConfigError` if it does not take `options`."""

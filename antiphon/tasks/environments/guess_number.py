@@ -16,6 +16,8 @@ class GuessNumber:
     the number: two games with the same key are the same to the player.
     """
 
+    inline = True
+
     def __init__(self, highest: int = 9, guesses: int = 2, closeness: float = 0.1) -> None:
         if highest < 1 or guesses < 1:
             raise ValueError(f"a game needs a number to guess and a guess, not highest={highest}, guesses={guesses}")

@@ -25,6 +25,7 @@ class TurnGame(ABC):
     """Whether the first observation has the rules, and others say what was wrong; otherwise they are states and no more."""
 
     NAME: ClassVar[str]
+    inline: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_whole(self.NAME, "turns", self.turns, 1)

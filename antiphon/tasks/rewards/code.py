@@ -35,6 +35,8 @@ HARNESS = Path(harness.__file__).read_text(encoding="utf-8")
 _COMPILED = f"import marshal\nexec(marshal.loads({marshal.dumps(compile(HARNESS, 'harness.py', 'exec'))!r}))"
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
+REMEMBERED = 512  # verdicts
+
 Outcome = tuple[str, str]  # passed, failed, timeout, broken or untestable; and why
 
 
@@ -59,6 +61,7 @@ class Code:
         self._seconds, self._case_seconds = seconds, case_seconds
         self._config = SandboxConfig.model_validate(dict(sandbox))
         self._sandbox = open_sandbox(self._config)
+        self._known: dict[tuple[str, str], Score] = {}
         self._elsewhere = bool(self._config.image or self._config.service)
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
@@ -73,16 +76,27 @@ class Code:
         code = code_of(transcript.response)
         if not code.strip():
             return wrong("the response has no code")
+        if (known := self._known.get((prompt.id, code))) is not None:
+            return known
         pairs = _pairs(payload)
         try:
             outcomes = list(self._programs(code, pairs) if pairs else self._functions(_asked(payload, code)))
         except _Lost as error:
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
-        return self._judged(outcomes)
+        score = self._judged(outcomes)
+        if all(outcome != "timeout" for outcome, _ in outcomes):  # which may be the machine's fault
+            self._remember((prompt.id, code), score)
+        return score
 
     def close(self) -> None:
         """End the sandbox."""
         self._sandbox.close()
+
+    def _remember(self, key: tuple[str, str], score: Score) -> None:
+        """Siblings often give the same answer."""
+        self._known[key] = score
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
 
     def _judged(self, outcomes: list[Outcome]) -> Score:
         for number, (outcome, detail) in enumerate(outcomes):
@@ -109,7 +123,8 @@ class Code:
                 continue
             result = self._run(code, stdin, min(left, self._case_seconds))
             if result.status is not Status.OK:
-                yield "failed", f"{result.status}: {_last_line(result.stderr) or result.detail}"
+                outcome = "timeout" if result.status is Status.TIMEOUT else "failed"
+                yield outcome, f"{result.status}: {_last_line(result.stderr) or result.detail}"
             elif _lines(result.stdout) != _lines(expected):
                 yield "failed", "another output"
             else:
