@@ -65,7 +65,9 @@ ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text()
 def test_the_environments_of_their_page_can_be_made(fragment):
     task = yaml.safe_load(fragment)
     environment_factory(task["environment"], task["environment_options"])
-    assert TaskConfig.model_validate({"reward": "environment_return"} | task)
+    assert TaskConfig.model_validate(
+        {"name": "a", "prompts": {"source": "jsonl"}, "reward": "environment_return"} | task
+    )
 
 
 def test_the_page_of_environments_has_them_all():
