@@ -51,6 +51,8 @@ def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prom
         signature.bind(**options, **({"prompt": None} if asks else {}))
     except TypeError as error:
         raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
+    if getattr(found, "inline", False) and not asks:
+        found(**options)  # so that what is wrong with a value is said before anything begins
 
     def make(prompt: Prompt) -> Environment:
         world: Environment = found(**options, **({"prompt": prompt} if asks else {}))
