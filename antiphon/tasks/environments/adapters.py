@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -54,7 +55,9 @@ def _made(environment: str, name: str, options: Mapping[str, Any], make: Callabl
 
 class GlobalRandom:
     """The global generators of Python and numpy as one environment sees them: libraries draw from these, though many
-    environments take turns in one process."""
+    environments take turns in one process, each in a thread. One that hangs keeps the others of its process waiting."""
+
+    _one_at_a_time = threading.RLock()
 
     def __init__(self, seed: int) -> None:
         self._state = random.Random(seed).getstate(), np.random.RandomState(seed % _SEEDS).get_state()
@@ -62,13 +65,14 @@ class GlobalRandom:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Draw from this environment's own in the body."""
-        before = random.getstate(), np.random.get_state()
-        self._set(self._state)
-        try:
-            yield
-        finally:
-            self._state = random.getstate(), np.random.get_state()
-            self._set(before)
+        with self._one_at_a_time:
+            before = random.getstate(), np.random.get_state()
+            self._set(self._state)
+            try:
+                yield
+            finally:
+                self._state = random.getstate(), np.random.get_state()
+                self._set(before)
 
     @staticmethod
     def _set(state: Any) -> None:

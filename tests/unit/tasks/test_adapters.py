@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -71,6 +72,20 @@ def test_global_generators_are_kept_apart():
     assert random.getstate() == before
     alone = [[draw(world) for _ in range(2)] for world in (GlobalRandom(1), GlobalRandom(2))]
     assert [mixed[::2], mixed[1::2]] == alone
+
+
+def test_global_generators_are_kept_apart_in_threads():
+    def draws(seed):
+        world, drawn = GlobalRandom(seed), []
+        for _ in range(30):
+            with world():
+                drawn.append(random.random())
+                threading.Event().wait(0)  # lets others go on
+                drawn.append(random.random())
+        return drawn
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draws, range(8))) == list(map(draws, range(8)))
 
 
 # --- Gymnasium ------------------------------------------------------------------------------------------------------------
