@@ -380,13 +380,14 @@ def serve_sandboxes(
         from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs_prompt
+        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             import_folder(config)
         token, given = _token(token_file)
-        names = [name for name in (*ENVIRONMENTS.built_in, *(environment or ())) if not needs_prompt(name)]
+        names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
+        names += [name for name in environment or () if "prompt" not in needs(name)]
         for name in names:
             environment_factory(name, {})
         serve(

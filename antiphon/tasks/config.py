@@ -125,7 +125,7 @@ class TaskConfig(Config):
     system: str | None = None
     """System message put before each prompt."""
     environment: str | None = None
-    """`guess_number`, `mini_swe`, or package.module:attribute; none means one turn without an environment."""
+    """A name from docs/environments.md, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     environment_pool: EnvironmentPoolConfig = EnvironmentPoolConfig()
     reward: str = "math"

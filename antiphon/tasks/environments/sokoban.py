@@ -8,7 +8,7 @@ from antiphon.errors import ConfigError
 from antiphon.seeds import generator
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
 from antiphon.tasks.environments.options import require, require_number, require_whole
-from antiphon.tasks.environments.sokoban_rooms import Room, Start, draw, solve, takes
+from antiphon.tasks.environments.sokoban_rooms import Room, Start, bits, draw, solve, takes
 
 _DRAWS = 1_000  # of rooms, before one that will do is given up
 
@@ -85,6 +85,10 @@ class Sokoban(GridGame):
 
     def _begin(self, seed: int) -> None:
         self._now = self._drawn(seed) if self.board is None else self._read_board(self.board)
+        room = self._now.room
+        self._ground = "".join(
+            "#_O"[(room.floor >> cell & 1) + (room.targets >> cell & 1)] for cell in range(room.height * room.width)
+        )
 
     def _drawn(self, seed: int) -> Start:
         random, (height, width) = generator(seed, self.NAME), self._sides
@@ -102,18 +106,12 @@ class Sokoban(GridGame):
         return f"This is Sokoban. Push {every}; boxes cannot be pulled, and only one is pushed at a time."
 
     def _rows(self) -> list[str]:
-        room, player, boxes = self._now.room, self._now.player, self._now.boxes
-
-        def sign(cell: int) -> str:
-            on = bool(cell & room.targets)
-            if cell & boxes:
-                return "X√"[on]
-            if cell & player:
-                return "PS"[on]
-            return "#" if not cell & room.floor else "_O"[on]
-
-        cells = "".join(sign(1 << cell) for cell in range(room.height * room.width))
-        return [cells[start : start + room.width] for start in range(0, len(cells), room.width)]
+        cells, width = list(self._ground), self._now.room.width
+        for things, signs in ((self._now.boxes, "X√"), (self._now.player, "PS")):
+            for thing in bits(things):
+                at = thing.bit_length() - 1
+                cells[at] = signs[self._ground[at] == "O"]
+        return ["".join(cells[start : start + width]) for start in range(0, len(cells), width)]
 
     def _move(self, direction: str) -> float:
         room, before = self._now.room, self._now

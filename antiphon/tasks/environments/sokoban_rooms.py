@@ -17,6 +17,8 @@ _STEPS_A_SIDE = 1.7  # of the walk that carves, for each cell of height and widt
 _TURN = 0.35  # how often the walk changes its direction
 _BESIDE = 2  # cells that are carved beside each of the walk's, the same one perhaps
 
+Position = tuple[int, int]  # the player (one bit), and boxes
+
 
 @dataclass(frozen=True)
 class Room:
@@ -124,20 +126,17 @@ def _carved(random: np.random.Generator, height: int, width: int) -> int:
 def _played_backwards(random: np.random.Generator, room: Room, player: int, pulls: int, moves: int) -> Start | None:
     boxes, made, best, found = room.targets, 0, 0, Start(room, 0, 0)
     left = 0  # moves that are left for the player to walk somewhere else before the game begins
-    seen = set()
     for chance in random.random(pulls).tolist():
         layers = list(room.walks(player, boxes))
-        seen.add((boxes, layers[-1] & -layers[-1]))  # where the player is within reach makes no other position
         possible = list(_pulls(room, boxes, layers[-1]))
-        box, step = possible[int(chance * len(possible))] if possible else (0, 0)
-        behind, beyond = shifted(box, step), shifted(box, 2 * step)
-        made += 1 + next((count for count, layer in enumerate(layers) if layer & behind), moves)
+        if not possible:
+            break
+        box, step = possible[int(chance * len(possible))]
+        beside, beyond = shifted(box, step), shifted(box, 2 * step)
+        made += 1 + next(count for count, layer in enumerate(layers) if layer & beside)
         if made > moves:
             break
-        player, boxes = beyond, boxes ^ box ^ behind
-        reach = list(room.walks(player, boxes))[-1]
-        if (boxes, reach & -reach) in seen:
-            continue
+        player, boxes = beyond, boxes ^ box ^ beside
         away = sum(room.pushes[each] for each in bits(boxes))
         if not boxes & room.targets and away > best:
             best, found, left = away, Start(room, player, boxes), moves - made
@@ -166,30 +165,30 @@ def solve(start: Start) -> list[int] | None:
     """The fewest moves that bring every box to a target, as indices into `Room.steps`; None if none do (A*, Hart et al. 1968).
 
     What is to go is estimated by the pushes that boxes need if nothing is in their way, which is never too much."""
-    room = start.room
-    begin = (start.player, start.boxes)
-    came: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
+    room, begin = start.room, (start.player, start.boxes)
+    came: dict[Position, tuple[Position, int]] = {}
     made = {begin: 0}
     estimates: dict[int, int | None] = {}
-    queue = [(0, 0, begin)]
+    queue = [
+        (0, 0, begin)
+    ]  # moves in all, as estimated; minus moves made, for of equals the one nearest to its end is best
     while queue:
-        _, count, state = heapq.heappop(queue)
-        if state[1] == room.targets:
-            return _path(came, begin, state)
-        if -count > made[state]:
-            continue  # a shorter way was found since
+        _, minus, position = heapq.heappop(queue)
+        if position[1] == room.targets:
+            return _path(came, begin, position)
+        count = 1 - minus
+        if count > made[position] + 1:
+            continue  # a shorter way there was found since
         for way, step in enumerate(room.steps):
-            after = room.moved(*state, step)
-            if made.get(after, made[state] + 2) <= made[state] + 1:
+            after = room.moved(*position, step)
+            if count >= made.get(after, count + 1):
                 continue
             if after[1] not in estimates:
                 estimates[after[1]] = _estimate(room, after[1])
             rest = estimates[after[1]]
             if rest is not None:
-                made[after], came[after] = made[state] + 1, (state, way)
-                heapq.heappush(
-                    queue, (made[after] + rest, -made[after], after)
-                )  # of equals, the one nearest to its end
+                made[after], came[after] = count, (position, way)
+                heapq.heappush(queue, (count + rest, -count, after))
     return None
 
 
@@ -199,9 +198,7 @@ def _estimate(room: Room, boxes: int) -> int | None:
     return None if None in needed else sum(filter(None, needed))
 
 
-def _path(
-    came: dict[tuple[int, int], tuple[tuple[int, int], int]], begin: tuple[int, int], end: tuple[int, int]
-) -> list[int]:
+def _path(came: dict[Position, tuple[Position, int]], begin: Position, end: Position) -> list[int]:
     path = []
     while end != begin:
         end, way = came[end]

@@ -31,19 +31,21 @@ class TurnGame(ABC):
         require_whole(self.NAME, "turns", self.turns, 1)
         require_number(self.NAME, "format_penalty", self.format_penalty, 0)
         self._left = 0  # turns; none before the game begins
+        self._before = ""  # the key of the state that the next action is taken in
 
     def reset(self, seed: int) -> Reset:
         """Begin; the game depends on `seed` and options only."""
         self._begin(seed)
-        self._left = self.turns
+        self._left, self._before = self.turns, self._key()
         rules = f"{self._rules()}\n{self._choice()} You have {self.turns} turns.\n\n" if self.instructions else ""
-        return rules + self._text(), {"state_key": self._key(), "valid": True, "effective": False}
+        return rules + self._text(), {"state_key": self._before, "valid": True, "effective": False}
 
     def step(self, action: str) -> Step:
         """Do what `action` says."""
         self._check_playing()
-        before, reward = self._key(), self._act(action)
-        key, ended, valid = self._key(), self._won() or self._lost(), reward is not None
+        before, reward = self._before, self._act(action)
+        key = self._before = self._key()
+        ended, valid = self._won() or self._lost(), reward is not None
         self._left = 0 if ended else self._left - 1
         info: dict[str, Any] = {"state_key": key, "valid": valid, "effective": key != before}
         if not self._left:
