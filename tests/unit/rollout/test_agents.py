@@ -4,7 +4,10 @@ import asyncio
 import json
 import shutil
 import sys
+import threading
+import urllib.error
 import urllib.request
+from queue import Queue
 
 import httpx
 import pytest
@@ -80,7 +83,9 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
 def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
     rooms = Rooms()
     try:
-        elsewhere = "; curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:9/ || true" if shutil.which("curl") else ""
+        elsewhere = (
+            "; curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:9/ || true" if shutil.which("curl") else ""
+        )
         agent = BoxedAgent(command=f"python3 -c '{ASK}'{elsewhere}", rooms=rooms, waits=Waits())
         outcome = played(renderer, agent)
         assert outcome.failure is None, outcome.failure
@@ -91,29 +96,8 @@ def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
         rooms.close()
 
 
-def late(base_url, key, prompt):
-    ask(base_url, key, prompt)
-    FINISH.wait()
-    ask(base_url, key, prompt)
-
-
 def crash(base_url, key, prompt):
     raise KeyError("no such file")
-
-
-class Finish:
-    """What a thread may wait for; tests let it go."""
-
-    def __init__(self):
-        import threading
-
-        self.event = threading.Event()
-
-    def wait(self):
-        self.event.wait()
-
-
-FINISH = Finish()
 
 
 @pytest.mark.parametrize(
@@ -123,14 +107,35 @@ FINISH = Finish()
         (FunctionAgent(lambda *_: None), "without having asked"),
         (UnconfinedAgent(command="echo why >&2; exit 7"), "exit code 7: why"),
         (UnconfinedAgent(command="sleep 1000 & sleep 1000"), "took more than 0.3 s"),
-        (FunctionAgent(late), "took more than 0.3 s"),
     ],
 )
 def test_what_goes_wrong_in_an_agent_is_a_failure_of_it(renderer, agent, message):
     outcome = played(renderer, agent, seconds=0.3 if "took" in message else 60.0)
-    FINISH.event.set()
     assert outcome.failure.source == "agent" and message in outcome.failure.message
     assert outcome.result is None or "asked" in message
+
+
+def test_a_function_that_is_late_goes_on_without_a_key(renderer):
+    go, ended = threading.Event(), Queue()
+
+    def late(base_url, key, prompt):
+        ask(base_url, key, prompt)
+        go.wait()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(base_url, key, prompt)
+        refused.value.close()
+        ended.put(refused.value.code)
+
+    async def run():
+        async with Gateway(model(renderer, Logger(renderer))) as gateway:
+            attempt = AttemptId(0, 0, 0)
+            outcome = await play(FunctionAgent(late), gateway, PROMPT, attempt, STARTED, SAMPLING, seconds=0.3)
+            go.set()
+            return outcome, await asyncio.to_thread(ended.get)
+
+    outcome, code = asyncio.run(run())
+    assert outcome.failure.message == "took more than 0.3 s" and code == 401
+    assert outcome.captured.counts.turns == 1
 
 
 def test_what_goes_wrong_in_engines_ends_the_run(renderer):
