@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from antiphon.run_config import RunConfig
     from antiphon.workers import WorkerHandle
 
+SERVE_TOKEN_VARIABLE = "ANTIPHON_SERVE_TOKEN"
+
 app = typer.Typer(
     help="Asynchronous reinforcement-learning post-training for language models and agents.",
     no_args_is_help=True,
@@ -358,6 +360,38 @@ def export(
         print(copy(run / "checkpoints", target))
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model directory, or that of a run: its newest checkpoint.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as port=8000 engine.slots=16.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the token of clients; otherwise {SERVE_TOKEN_VARIABLE}, or a new one."),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI and Anthropic do, to clients that have the token."""
+    with _outcome():
+        from antiphon.config import import_folder, set_environment
+
+        set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+        token, given = _token(token_file, SERVE_TOKEN_VARIABLE)
+        from antiphon.serve import configured
+        from antiphon.serve import serve as run
+
+        if config is not None:
+            import_folder(config)
+        target, settings = configured(model, config, overrides or ())
+        _require_model(target)
+        if not given:
+            print(f"token: {token}", flush=True)
+        run(target, settings, token, lambda text: print(text, flush=True))
+
+
 sandbox = typer.Typer(help="Where untrusted code runs.", no_args_is_help=True)
 app.add_typer(sandbox, name="sandbox")
 
@@ -385,7 +419,7 @@ def serve_sandboxes(
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             import_folder(config)
-        token, given = _token(token_file)
+        token, given = _token(token_file, TOKEN_VARIABLE)
         names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
         names += [name for name in environment or () if "prompt" not in needs(name)]
         for name in names:
@@ -461,10 +495,10 @@ def _spawn_environment(name: str) -> "WorkerHandle":
     return LocalCluster(ClusterConfig()).spawn("environment", factory, name)
 
 
-def _token(file: Path | None) -> tuple[str, bool]:
-    """The token of the sandbox service, and whether it was given. What is in the environment is taken out of it."""
-    token = os.environ.pop(TOKEN_VARIABLE, None) or None
-    where = TOKEN_VARIABLE
+def _token(file: Path | None, variable: str) -> tuple[str, bool]:
+    """The token of a service, and whether it was given. What is in the environment is taken out of it."""
+    token = os.environ.pop(variable, None) or None
+    where = variable
     if file is not None:
         where = str(file)
         try:

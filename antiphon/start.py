@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cluster.base import Cluster
+from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import DataError
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.record.events import Events
 from antiphon.registry import import_path
+from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import Episodes, MakeEnvironment
 from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
@@ -82,38 +84,40 @@ async def graders(
     for task in config.tasks:
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
-            settings = config.engine.model_copy(update={"replicas": judge.replicas})
-            own = config.model_copy(update={"engine": settings})
-            pool, longest = await _start_engines(cluster, f"judge-{task.name}", model, own, waits, Events(), tell)
+            engine = config.engine.model_copy(update={"replicas": judge.replicas})
+            pool, longest = await start_engines(
+                cluster, f"judge-{task.name}", model, (engine, config.rollout), waits, Events(), tell
+            )
             asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     async with Graders(config.tasks, config.grading, waits, asked) as grading:
         yield grading, pools
 
 
-async def _start_engines(
+async def start_engines(
     cluster: Cluster,
     name: str,
     model: Path,
-    config: RunConfig,
+    config: tuple[EngineConfig, RolloutConfig],
     waits: Waits,
     events: Events,
     tell: Callable[[str], None],
 ) -> tuple[EnginePool, int]:
     """Engines that run a model, and the most tokens that one takes."""
     names = (f"{name}-{number}" for number in itertools.count())
+    settings, rollout = config
 
     async def engine() -> WorkerEngine:
-        args = (config.engine.kind, str(model), config.engine, RECEIVE)
-        made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=config.engine.python))
+        args = (settings.kind, str(model), settings, RECEIVE)
+        made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python))
         await made.ready()
         return made
 
-    ready = asyncio.gather(*(engine() for _ in range(config.engine.replicas)))
+    ready = asyncio.gather(*(engine() for _ in range(settings.replicas)))
     engines = await waits.wait(
-        ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout
+        ready, name="start", owner="run", on="engines to load the model", deadline=rollout.timeout
     )
-    pool = EnginePool(engines, waits, config.rollout, events=events, on_loss=tell, respawn=engine)
+    pool = EnginePool(engines, waits, rollout, events=events, on_loss=tell, respawn=engine)
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -128,7 +132,8 @@ async def start_rollouts(
 ) -> tuple[EnginePool, Episodes, Renderer]:
     """Engines, and what runs episodes on them."""
     renderer = Renderer(model)
-    pool, longest = await _start_engines(cluster, "engine", model, config, waits, events, tell)
+    settings = config.engine, config.rollout
+    pool, longest = await start_engines(cluster, "engine", model, settings, waits, events, tell)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
