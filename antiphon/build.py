@@ -138,7 +138,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
             await _check_at_start(config, mixture, grading, view.message)
         models, learners = await start_models(cluster, model, config)
         response = config.sft.response if config.sft else ""
-        pool, episodes, renderer = await start_rollouts(cluster, model, grading, config, waits, events, view.message)
+        pool, episodes, renderer = await start_rollouts(
+            cluster, model, grading, config, waits, events, stack, view.message
+        )
 
         yield Run(
             Parts(
@@ -255,7 +257,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits))
-        pool, episodes, _ = await start_rollouts(cluster, directory, grading, config, waits, Events())
+        pool, episodes, _ = await start_rollouts(cluster, directory, grading, config, waits, Events(), stack)
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.record.events import Events
 from antiphon.registry import import_path
+from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes, MakeEnvironment
+from antiphon.rollout.episode import Episodes, MakeEnvironment, PlayAgent
+from antiphon.rollout.gateway.server import Gateway
+from antiphon.rollout.gateway.sessions import Model as ModelBehind
 from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.worlds import Worlds
 from antiphon.run_config import RunConfig
+from antiphon.sandbox.box_config import BoxConfig
+from antiphon.sandbox.rooms import Rooms
 from antiphon.seeds import derive
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import blocks, environment_factory
@@ -128,9 +134,10 @@ async def start_rollouts(
     config: RunConfig,
     waits: Waits,
     events: Events,
+    stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
 ) -> tuple[EnginePool, Episodes, Renderer]:
-    """Engines, and what runs episodes on them."""
+    """Engines, and what runs episodes on them; what is to be closed in the end is left to `stack`."""
     renderer = Renderer(model)
     settings = config.engine, config.rollout
     pool, longest = await start_engines(cluster, "engine", model, settings, waits, events, tell)
@@ -139,11 +146,40 @@ async def start_rollouts(
         generate=pool.generate,
         grade=grading.score,
         environments=dict(_environments(cluster, config)),
+        agents=await _start_agents(pool, renderer, longest, config, waits, stack),
         config=config.rollout,
         max_length=longest,
         seed=config.seed,
     )
     return pool, episodes, renderer
+
+
+async def _start_agents(
+    pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, waits: Waits, stack: AsyncExitStack
+) -> dict[str, PlayAgent]:
+    """What plays the attempts of each task that has an agent: all of them ask at one gateway."""
+    tasks = {task.name: task.agent for task in config.tasks if task.agent is not None}
+    if not tasks:
+        return {}
+    answering = ModelBehind(
+        generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.rollout.tool_format
+    )
+    gateway = await stack.enter_async_context(Gateway(answering, seed=config.seed))
+    rooms: Rooms | None = None
+    if any(agent.command and not agent.unconfined for agent in tasks.values()):
+        rooms = Rooms()
+        stack.callback(rooms.close)
+    found: dict[str, PlayAgent] = {}
+    for name, settings in tasks.items():
+        agent: Agent
+        if settings.function:
+            agent = FunctionAgent(import_path(settings.function, "agent"))
+        else:
+            box = BoxConfig(image=settings.image, network=settings.network)
+            own = None if settings.unconfined else rooms
+            agent = command_agent(settings.command, rooms=own, waits=waits, config=box, unconfined=settings.unconfined)
+        found[name] = partial(play, agent, gateway, seconds=settings.seconds)
+    return found
 
 
 def _environments(cluster: Cluster, config: RunConfig) -> Iterator[tuple[str, MakeEnvironment]]:

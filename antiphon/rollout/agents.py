@@ -86,7 +86,14 @@ class Outcome:
         """What a reward sees: the conversation that was added to last, and the turns of all."""
         turns = [turn for segment in self.captured.segments for turn in segment.turns]
         truncated = bool(turns) and turns[-1].finish is FinishReason.LENGTH
-        return Transcript(self.captured.messages, turns, truncated)
+        return Transcript(self.captured.messages, turns, truncated, self.result)
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """What the agent did with the conversation."""
+        counts = self.captured.counts
+        names = ("turns", "forks", "retries", "cancelled", "rerendered", "unreadable_calls")
+        return {"samples": float(len(self.captured.segments))} | {name: float(getattr(counts, name)) for name in names}
 
 
 async def play(

@@ -95,6 +95,8 @@ class RolloutConfig(Config):
     """What an episode of several turns becomes. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
     sample a turn, whose prompt is the conversation as the chat template renders it anew. `joined`: as `turn`, but turns whose
     prompt goes on exactly where the last ended are one sample."""
+    tool_format: str = "hermes"
+    """How the policy writes calls of tools to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
     history: int | None = Field(None, ge=0)
     """Turns before the present one that a prompt shows, after the messages of the task; null means all. Fewer than all are
     for samples: turn, or joined."""

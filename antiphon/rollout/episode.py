@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.seeds import derive
 from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
@@ -41,6 +42,7 @@ from antiphon.types import (
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
 MakeEnvironment = Callable[[Prompt], Environment]
+PlayAgent = Callable[..., Awaitable[Outcome]]  # `agents.play` of one agent
 T = TypeVar("T")
 
 
@@ -210,6 +212,7 @@ class Episodes:
         generate: Generate,
         grade: Grade,
         environments: Mapping[str, MakeEnvironment],  # task -> factory, for tasks that have a world
+        agents: Mapping[str, PlayAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
         config: RolloutConfig,
         max_length: int,
         seed: int,
@@ -218,6 +221,7 @@ class Episodes:
         self._generate = generate
         self._grade = grade
         self._environments = environments
+        self._agents = agents or {}
         self._config = config
         self._sampling = config.sampling.sampling()
         self._max_length = max_length
@@ -246,6 +250,22 @@ class Episodes:
     ) -> Played:
         """Play one attempt to its end."""
         began = asyncio.get_running_loop().time()
+        if prompt.task in self._agents:
+            outcome = await self._agents[prompt.task](
+                prompt, attempt, started, sampling or self._sampling, priority=priority
+            )
+            segments = outcome.captured.segments
+            return Played(
+                attempt=attempt,
+                prompt=prompt,
+                started=started,
+                transcript=outcome.transcript,
+                segments=segments,
+                measures=outcome.measures,
+                prompt_tokens=segments[0].turns[0].start if segments else 0,
+                failure=outcome.failure,
+                timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
+            )
         recording = _Recording(messages=list(prompt.messages))
         failure = None
         try:

@@ -90,12 +90,16 @@ def _short(value: Any) -> str:
 class Transcript:
     """What a reward sees of a trajectory: the messages, the last response, and what the environment said."""
 
-    __slots__ = ("messages", "truncated", "turns")
+    __slots__ = ("messages", "result", "truncated", "turns")
 
-    def __init__(self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False) -> None:
+    def __init__(
+        self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False, result: Any = None
+    ) -> None:
+        """`result` is what an agent returned, or wrote to standard output."""
         self.messages = tuple(messages)
         self.turns = tuple(turns)
         self.truncated = truncated
+        self.result = result
 
     @property
     def response(self) -> str:

@@ -91,6 +91,34 @@ class EnvironmentPoolConfig(Config):
         return self
 
 
+class AgentConfig(Config):
+    """A program that plays the attempts of a task: it is given an address, a key and the prompt, and asks the policy there as
+    it would ask any model, in the way of OpenAI or of Anthropic."""
+
+    function: str = ""
+    """package.module:function, called with (base_url, api_key, prompt), plain or `async`."""
+    command: str = ""
+    """Or a command for the shell, in a box; it finds the address, the key and the task in its environment."""
+    image: str = ""
+    """A docker image whose commands the box has; without, it has those of this machine."""
+    network: tuple[str, ...] = ()
+    """What the box can reach besides the policy, each as `host:port`."""
+    unconfined: bool = False
+    """Run the command on this machine as it is, with all that its user may do."""
+    seconds: float = Field(600.0, gt=0.0)
+    """That an attempt may take; then it has failed, and is tried again."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if bool(self.function) == bool(self.command):
+            raise ValueError("an agent is either a function or a command")
+        if (self.image or self.network or self.unconfined) and not self.command:
+            raise ValueError("image, network and unconfined are for an agent that is a command")
+        if (self.image or self.network) and self.unconfined:
+            raise ValueError("a command that runs unconfined has no box: image and network mean nothing to it")
+        return self
+
+
 class CheckConfig(Config):
     """Rewards are tried before a run starts, see docs/integrity.md."""
 
@@ -128,6 +156,8 @@ class TaskConfig(Config):
     """A name from docs/environments.md, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
     environment_pool: EnvironmentPoolConfig = EnvironmentPoolConfig()
+    agent: AgentConfig | None = None
+    """A program that plays the attempts, instead of one turn or an environment."""
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,
     `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:

@@ -1,7 +1,9 @@
 """Whole runs in environments: what they become, and environments that hang, raise, exit and return garbage."""
 
+import shutil
 import sqlite3
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,41 @@ CHAOS = """
 def worlds(project):
     (project.folder / "worlds.py").write_text(textwrap.dedent(CHAOS))
     return project
+
+
+AGENTS = """
+    import json, os, urllib.request
+
+    def ask(base_url, key, messages):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        body = json.dumps({"model": "policy", "messages": messages, "temperature": 1.0}).encode()
+        request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+
+    def twice(base_url, api_key, prompt):
+        # Asks, comments on the answer, asks again; forgets all of it, and asks once more.
+        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        for _ in range(2):
+            said = ask(base_url, api_key, messages)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more="}]
+        ask(base_url, api_key, [{"role": "user", "content": "new="}])
+        return sum(map(str.isdigit, said))
+
+    def fails(base_url, api_key, prompt):
+        ask(base_url, api_key, [{"role": "user", "content": "1+1="}])
+        if os.urandom(1)[0] < 64:
+            raise RuntimeError("the agent gave up")
+        return 0
+
+    def result(prompt, transcript):
+        return float(transcript.result)
+
+    if __name__ == "__main__":
+        task = json.loads(os.environ["ANTIPHON_TASK"])
+        said = ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], task["messages"])
+        print(sum(map(str.isdigit, said)))
+"""
 
 
 def in_world(world, **more):
@@ -114,3 +151,46 @@ def test_supervised_examples_of_their_own(worlds):
     assert done.returncode == 0, done.stderr
     losses = [line["sft/loss"] for line in worlds.metrics() if "sft/loss" in line]
     assert losses[-1] < 0.7 * losses[0]
+
+
+# --- agents --------------------------------------------------------------------------------------------------------------
+
+
+def played_by(project, agent, **rollout):
+    (project.folder / "agents.py").write_text(textwrap.dedent(AGENTS))
+    tasks = [{"name": "digits", "prompts": {"source": "mytask:problems"}, "agent": agent, "reward": "agents:result"}]
+    done = project.run("train", project.config(tasks=tasks, rollout=ROLLOUT | {"async_ratio": 1} | rollout))
+    assert done.returncode == 0, done.stderr
+    directory = project.folder / "runs" / "run"
+    assert project.run("audit", directory).returncode == 0
+    return [each for file in (directory / "rollouts").glob("*.parquet") for each in read(file).values()]
+
+
+def test_an_agent_that_is_a_function(project):
+    trajectories = played_by(project, {"function": "agents:twice"})
+    assert len(trajectories) >= 3 * 8
+    for trajectory in trajectories:
+        assert len(trajectory.segments) == 2  # what it forgot, and what it asked then
+        turns = [turn for segment in trajectory.segments for turn in segment.turns]
+        assert len(turns) == 3 == trajectory.meta.turns
+        assert sum(int(segment.loss_mask.sum()) for segment in trajectory.segments) == sum(
+            t.stop - t.start for t in turns
+        )
+    last = project.metrics()[-1]
+    assert last["reward/part/digits/turns"] == 3 and last["reward/part/digits/forks"] == 1
+
+
+def test_an_agent_that_fails_is_tried_again_and_never_worth_0(project):
+    played_by(project, {"function": "agents:fails"}, max_attempts=50)
+    with sqlite3.connect(project.folder / "runs" / "run" / "ledger.db") as ledger:
+        failures = {row[0] for row in ledger.execute("SELECT failure FROM attempts WHERE status = 'failed'")}
+    assert len(failures) == 1 and "the agent gave up" in failures.pop()
+
+
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None or not Path("/usr/bin/python3").exists(), reason="boxes have no Python"
+)
+def test_an_agent_that_is_a_command_in_a_box(project):
+    source = textwrap.dedent(AGENTS)
+    trajectories = played_by(project, {"command": f"python3 - <<'END'\n{source}\nEND"})
+    assert all(len(trajectory.segments) == 1 for trajectory in trajectories)
