@@ -1,7 +1,8 @@
 """Every environment that can be played by itself and has an expert: how fast it is, and how often two policies win.
 
 Each is made as its defaults say and played on the same seeds by its `expert` and by a policy that says any of its `actions`,
-with equal chances. Steps are timed without the policies, resets with making the world, one after another on one core.
+with equal chances. Steps are timed without the policies, resets with making the world, one after another on one core: by the
+processor's time where a world says that it only computes (`inline`), so that other work on the machine counts little.
 
     python benchmarks/environments.py [NAME ...] [--games 100] [--seconds 60]
 """
@@ -38,16 +39,17 @@ def at_random(seed: int) -> Policy:
 class Stopwatch:
     """Calls that take time: how many, and how long in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.calls, self.seconds = 0, 0.0
+        self._clock = clock
         self._runner = asyncio.Runner()
 
     def __call__(self, method: Callable[..., Any], *args: Any, calls: int = 1) -> Any:
-        began = time.perf_counter()
+        began = self._clock()
         result = method(*args)
         if inspect.isawaitable(result):
             result = self._runner.run(_result(result))
-        self.seconds += time.perf_counter() - began
+        self.seconds += self._clock() - began
         self.calls += calls
         return result
 
@@ -64,7 +66,8 @@ async def _result(awaitable: Any) -> Any:
 def measure(name: str, policy: Policy, games: int, seconds: float) -> dict[str, float]:
     """Games of one policy, as many as `seconds` allow."""
     make = environment_factory(name, {})
-    steps, resets = Stopwatch(), Stopwatch()
+    clock = time.thread_time if getattr(ENVIRONMENTS.resolve(name), "inline", False) else time.perf_counter
+    steps, resets = Stopwatch(clock), Stopwatch(clock)
     won = played = 0
     began = time.perf_counter()
     while played < games and time.perf_counter() - began < seconds:
