@@ -215,9 +215,9 @@ async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders,
 
 
 async def findings(config: RunConfig, mixture: Mixture, grading: Graders, prompts: int) -> AsyncIterator[Finding]:
-    """What comes of each task's reward on so many prompts; where a world pays, there is nothing to try."""
+    """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
-        if prompts and not task.environment:
+        if prompts and not task.environment and not task.agent:
             sample = mixture.sample(task.name, prompts)
             yield await check(task, sample, grading.score, task.grading or config.grading)
 

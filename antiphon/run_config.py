@@ -160,6 +160,16 @@ def _names(config: RunConfig) -> Found:
     yield from _registered(TOOL_FORMATS, config.rollout.tool_format, "rollout.tool_format")
 
 
+def _agent(config: RunConfig, task: TaskConfig, at: str) -> Found:
+    if task.agent and task.environment:
+        yield (
+            f"{at}.agent",
+            f"task {task.name!r} has an environment: it is played by turns, or by an agent, not by both",
+        )
+    if task.agent and config.rollout.deterministic:
+        yield f"{at}.agent", "when an agent asks is up to it: not with rollout.deterministic"
+
+
 def _tasks(config: RunConfig) -> Found:
     for index, task in enumerate(config.tasks):
         at = f"tasks.{index}"
@@ -177,13 +187,7 @@ def _tasks(config: RunConfig) -> Found:
                     "what engines of its own say depends on who asks when: not with rollout.deterministic",
                 )
         yield from _group_reward(config, task, at)
-        if task.agent and task.environment:
-            yield (
-                f"{at}.agent",
-                f"task {task.name!r} has an environment: it is played by turns, or by an agent, not by both",
-            )
-        if task.agent and config.rollout.deterministic:
-            yield f"{at}.agent", "when an agent asks is up to it: not with rollout.deterministic"
+        yield from _agent(config, task, at)
         if task.environment:
             yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             if config.rollout.max_turns == 1:

@@ -1,13 +1,13 @@
 """Python programs that run in a service, on this machine or another: the client, and what the two say to each other."""
 
 import base64
-import os
 from collections.abc import Mapping
 from typing import Self
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
+from antiphon.config import secret
 from antiphon.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.base import TOKEN_VARIABLE, Level, Limits, PythonSandbox, Result, Status, Usage
 from antiphon.sandbox.config import SandboxConfig
@@ -56,7 +56,7 @@ class RemotePython(PythonSandbox):
 
     def __init__(self, config: SandboxConfig) -> None:
         """`SandboxError` if the service does not answer, `UnsupportedError` if it keeps programs apart too little."""
-        headers = {"Authorization": f"Bearer {os.environ.get(TOKEN_VARIABLE, '')}"}
+        headers = {"Authorization": f"Bearer {secret(TOKEN_VARIABLE)}"}
         self._client = httpx.Client(base_url=config.service, headers=headers, trust_env=False)
         self._config = config
         self.level = config.minimum_level
