@@ -1,11 +1,13 @@
 """Whole runs in environments: what they become, and environments that hang, raise, exit and return garbage."""
 
+import re
 import shutil
 import sqlite3
 import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 from antiphon.record.trajectories import read
 
@@ -194,3 +196,21 @@ def test_an_agent_that_is_a_command_in_a_box(project):
     source = textwrap.dedent(AGENTS)
     trajectories = played_by(project, {"command": f"python3 - <<'END'\n{source}\nEND"})
     assert all(len(trajectory.segments) == 1 for trajectory in trajectories)
+
+
+# --- the page ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_on_agents(project):
+    """Its environment and its agent, each in a run of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
+        (project.folder / name).write_text(text)
+    world, agent = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    done = project.run("train", project.config(**world))
+    assert done.returncode == 0, done.stderr
+    assert {"reward/part/higher/valid", "reward/part/higher/success"} <= project.metrics()[-1].keys()
+    pytest.importorskip("openai")
+    done = project.run("train", project.config(**agent, name="agent"))
+    assert done.returncode == 0, done.stderr
+    assert project.metrics("agent")[-1]["reward/part/digits/turns"] == 2
