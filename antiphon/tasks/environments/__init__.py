@@ -14,6 +14,9 @@ ENVIRONMENTS = Registry(
     {
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
         "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+        "webshop": "antiphon.tasks.environments.webshop:WebShop",
+        "tools": "antiphon.tasks.environments.tools:ToolUse",
+        "tool_user": "antiphon.tasks.environments.tool_user:ToolUser",
     },
 )
 
