@@ -105,7 +105,8 @@ class TaskConfig(Config):
     system: str | None = None
     """System message put before each prompt."""
     environment: str | None = None
-    """`guess_number`, `mini_swe`, or package.module:attribute; none means one turn without an environment."""
+    """`guess_number`, `mini_swe`, `webshop`, `tools`, `tool_user`, or package.module:attribute; none means one turn without an
+    environment."""
     environment_options: dict[str, Any] = {}
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,

@@ -1,4 +1,4 @@
-"""How a policy writes calls of tools, by name of the format: `hermes`, which is also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
+"""How a policy writes calls of tools, by name of the format: `hermes`, also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
 
 Whatever a policy says can be parsed; what looks like a call and is none is told as a problem, and never guessed at. What stands
 in a `<think>` block at the beginning is not looked at.

@@ -1,26 +1,16 @@
 """Full-text search by BM25, for worlds with something to look up. Needs the package `bm25s`, of the extra `envs`."""
 
-import importlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from antiphon.errors import ConfigError
+from antiphon.tasks.environments.extras import extra
 
-STOP_WORDS = frozenset("a an and are as at be but by for if in into is it no not of on or the to was with".split())
 _WORD = re.compile(r"\w+")
-
-
-def extra(package: str, purpose: str) -> Any:
-    """The package of this name, of the extra `envs`; `ConfigError` if it is not installed."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ConfigError(f"{purpose} needs the package {package}: pip install 'antiphon[envs]'") from None
+STOP_WORDS = frozenset(
+    _WORD.findall("a an and are as at be but by for if in into is it no not of on or the to was with")
+)
 
 
 class Index:

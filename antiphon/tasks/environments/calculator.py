@@ -1,4 +1,4 @@
-"""Exact arithmetic on what a policy wrote, with a parser of our own: nothing of it is ever run as code, and nothing takes long."""
+"""Exact arithmetic on what a policy wrote, with a parser of our own: nothing is ever run as code, and nothing takes long."""
 
 import re
 from collections.abc import Callable

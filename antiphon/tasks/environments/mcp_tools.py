@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import operator
 import shlex
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from antiphon.errors import StallError, WorkerDied
-from antiphon.tasks.environments.bm25 import extra
+from antiphon.tasks.environments.extras import extra
 from antiphon.tasks.environments.toolbox import Tool, ToolError
 
 PATIENCE = 60.0  # seconds that a server may take to start
@@ -38,13 +39,11 @@ class McpServer:
 
     async def tools(self, seconds: float) -> list[Tool]:
         """All its tools; each may take so many seconds."""
-        listed, cursor = [], None
-        while True:
-            page = await self._ask(lambda client, cursor=cursor: client.list_tools(cursor=cursor), PATIENCE)
+        page = await self._ask(lambda client: client.list_tools(), PATIENCE)
+        listed = list(page.tools)
+        while page.next_cursor:
+            page = await self._ask(operator.methodcaller("list_tools", cursor=page.next_cursor), PATIENCE)
             listed += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                break
         return [
             Tool(
                 name=tool.name,
@@ -119,7 +118,7 @@ class McpServer:
             async with self._mcp.Client(parameters) as client:
                 self._client.set_result(client)
                 await self._stop.wait()
-        except Exception as error:  # whatever keeps it from starting is told to those who wait for it
+        except Exception as error:  # noqa: BLE001 -- whatever keeps it from starting is told to those who wait for it
             if not self._client.done():
                 self._client.set_exception(error)
 

@@ -61,7 +61,9 @@ _SUMS = (
 def _arithmetic(number: int, seed: int) -> Row:
     random = generator(seed, "tools", "arithmetic", number)
     text, steps = _SUMS[int(random.integers(len(_SUMS)))]
-    values = {name: int(random.integers(low, 10 * low)) for name, low in zip("abcde", (1000, 100, 100, 10, 10), strict=True)}
+    values = {
+        name: int(random.integers(low, 10 * low)) for name, low in zip("abcde", (1000, 100, 100, 10, 10), strict=True)
+    }
     results: list[str] = []
     plan = []
     for step in steps:
@@ -94,8 +96,14 @@ _HOPS = {  # queries, each with a name that the one before has found
     "goods": ("{person} works", "{company} makes"),
     "river of work": ("{person} works", "{company} seat", "{town} river"),
 }
-_SYLLABLES = "ba,cor,dan,el,fi,gor,hal,is,jun,kel,lo,mar,nor,os,pel,qui,ras,sil,tor,ul,ven,wil,yor,zan".split(",")
-_GOODS = "clocks,ropes,lamps,kettles,violins,saddles,mirrors,ink,sails,bells,gloves,buttons,globes,kites".split(",")
+
+
+def _several(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+_SYLLABLES = _several("ba,cor,dan,el,fi,gor,hal,is,jun,kel,lo,mar,nor,os,pel,qui,ras,sil,tor,ul,ven,wil,yor,zan")
+_GOODS = _several("clocks,ropes,lamps,kettles,violins,saddles,mirrors,ink,sails,bells,gloves,buttons,globes,kites")
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,7 +111,12 @@ def _facts(seed: int) -> Mapping[str, Mapping[str, str]]:
     """For each person of a corpus what hangs together with them."""
     random = generator(seed, "tools", "facts")
     names = _names(random, 4 * PEOPLE)
-    people, towns, rivers, companies = names[:PEOPLE], names[PEOPLE : 2 * PEOPLE], names[2 * PEOPLE : 3 * PEOPLE], names[3 * PEOPLE :]
+    people, towns, rivers, companies = (
+        names[:PEOPLE],
+        names[PEOPLE : 2 * PEOPLE],
+        names[2 * PEOPLE : 3 * PEOPLE],
+        names[3 * PEOPLE :],
+    )
 
     def draw(items: Sequence[str]) -> str:
         return str(random.choice(items))

@@ -31,7 +31,9 @@ TOOLS = Registry(
 )
 
 FOUND = 3  # documents that a search tells
-TASK = "{tools}\n\nYou are told what they return. When you know the answer, call nothing and write <answer>...</answer>."
+TASK = (
+    "{tools}\n\nYou are told what they return. When you know the answer, call nothing and write <answer>...</answer>."
+)
 
 
 class ToolUse:
@@ -61,7 +63,9 @@ class ToolUse:
         if turns < 1 or seconds <= 0 or output < 1:
             raise ConfigError(f"there is nothing to do with turns={turns}, seconds={seconds}, output={output}")
         if answer is not None and answer not in self._payload:
-            raise DataError(f"prompt {prompt.id} has no {answer!r} to judge by; with answer: null the task's reward judges")
+            raise DataError(
+                f"prompt {prompt.id} has no {answer!r} to judge by; with answer: null the task's reward judges"
+            )
         self._answer = None if answer is None else str(self._payload[answer])
         self._tools = [_tool(name, prompt) for name in tools]
         self._mcp, self._seconds = tuple(mcp), seconds
@@ -96,11 +100,13 @@ class ToolUse:
         """Nothing is held: a server goes on for the next episode."""
 
     def actions(self) -> Sequence[str]:
-        """Each tool of one text with each word of the question and of the last results, and each of these words as the answer."""
+        """Each word of the question and of the last results as the answer, and as what a tool is called with."""
         box = self._begun()
         words = sorted(set(re.findall(r"\w+", " ".join([self._question, *self._last]))))
         single = [tool for tool in box.tools.values() if _takes_a_text(tool)]
-        calls = [ToolCall(tool.name, dict.fromkeys(tool.parameters["properties"], word)) for tool in single for word in words]
+        calls = [
+            ToolCall(tool.name, dict.fromkeys(tool.parameters["properties"], word)) for tool in single for word in words
+        ]
         return [*(box.format.render("", [call]) for call in calls), *(f"<answer>{word}</answer>" for word in words)]
 
     def expert(self) -> str:

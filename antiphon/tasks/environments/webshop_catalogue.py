@@ -5,7 +5,7 @@ colour and a size, so that a model of characters can learn to shop in it.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,7 @@ class Catalogue:
     """Products and what is known of them."""
 
     def __init__(self, products: list[Product], nouns: Collection[str], colours: Collection[str], attributes: int):
-        """`nouns` are those that titles have, `colours` those that options have, and a goal has at most so many `attributes`."""
+        """`nouns` are those of titles, `colours` those of options; a goal has at most so many `attributes`."""
         self.products = products
         self.colours = tuple(sorted(colours))
         self._nouns = frozenset(nouns)
@@ -65,7 +65,7 @@ class Catalogue:
         """At most so many products, best first."""
         return [self.products[number] for number in self._index.search(query, most)]
 
-    def nouns(self, title: str) -> set[str]:
+    def nouns(self, title: str) -> frozenset[str]:
         """The nouns of a title."""
         return self._nouns.intersection(words_of(title))
 
@@ -92,6 +92,10 @@ def _bound(price: float, random: np.random.Generator) -> float:
 # --- the full one --------------------------------------------------------------------------------------------------------
 
 
+def _several(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """What the kinds of products of one department have in common; lists are separated by commas."""
@@ -116,7 +120,7 @@ _FAMILIES = (
     _Family(
         ("Clothing, Shoes & Jewelry", "Clothing"),
         "rain jacket,wool sweater,cotton shirt,denim jeans,winter coat,yoga pants,linen dress",
-        "machine washable,slim fit,long sleeve,moisture wicking,hand wash,relaxed fit,drawstring closure,elastic waist,wrinkle free",
+        "machine washable,slim fit,long sleeve,moisture wicking,hand wash,relaxed fit,drawstring,elastic waist,wrinkle free",
         "cotton,wool,linen,polyester,fleece",
         "small,medium,large,x-large,xx-large",
         (12, 160),
@@ -162,10 +166,12 @@ _FAMILIES = (
         (4, 70),
     ),
 )
-_BRANDS = "Alderway,Brightholm,Corvane,Dunmere,Estrell,Fernhill,Galdor,Hartwick,Ivendale,Jorvik,Kestane,Lumara".split(",")
-_AUDIENCES = "women,men,kids,travel,gifts,home,students,beginners".split(",")
-_COLOURS = "beige,black,blue,brown,gold,gray,green,ivory,navy,orange,pink,purple,red,silver,teal,white,yellow".split(",")
-_SHADES = ("", "", "", "dark ", "light ")
+_BRANDS = _several(
+    "Alderway,Brightholm,Corvane,Dunmere,Estrell,Fernhill,Galdor,Hartwick,Ivendale,Jorvik,Kestane,Lumara"
+)
+_AUDIENCES = _several("women,men,kids,travel,gifts,home,students,beginners")
+_COLOURS = _several("beige,black,blue,brown,gold,gray,green,ivory,navy,orange,pink,purple,red,silver,teal,white,yellow")
+_SHADES = ("", "", "", "", "dark ", "light ")
 _NOT_NOUNS = {"running", "charging", "green", "dark", "fleece"}
 _OPINIONS = (
     "Does what it should.",
@@ -190,21 +196,22 @@ def _full(size: int, seed: int) -> Catalogue:
 
 
 def _full_product(id: str, random: np.random.Generator) -> Product:
-    def draw(items: list[str], count: int) -> list[str]:
+    def draw(items: Sequence[str], count: int) -> list[str]:
         return [str(each) for each in random.choice(items, count, replace=False)]
 
     family = _FAMILIES[int(random.integers(len(_FAMILIES)))]
-    (kind,), (brand,), (material,) = (draw(x, 1) for x in (family.kinds.split(","), _BRANDS, family.materials.split(",")))
-    attributes = draw(family.attributes.split(","), int(random.integers(3, 6)))
+    (kind,), (brand,), (material,) = (draw(x, 1) for x in (_several(family.kinds), _BRANDS, _several(family.materials)))
+    attributes = draw(_several(family.attributes), int(random.integers(3, 6)))
     audience = draw(_AUDIENCES, 2)
     low, high = family.prices
-    colours = [_SHADES[int(random.integers(len(_SHADES)))] + colour for colour in draw(_COLOURS, int(random.integers(2, 7)))]
-    sizes = family.sizes.split(",")
+    count = int(random.integers(2, 7))
+    colours = [shade + colour for shade, colour in zip(draw(_SHADES, count), draw(_COLOURS, count), strict=True)]
+    sizes = _several(family.sizes)
     first = int(random.integers(len(sizes) - 1))
     step = float(random.integers(0, 4))
     return Product(
         id=id,
-        title=f"{brand} {attributes[0].title()} {material.title()} {kind.title()} for {audience[0].title()}, {attributes[1].title()}",
+        title=f"{brand} {attributes[0]} {material} {kind} for {audience[0]}, {attributes[1]}".title(),
         query=kind,
         category=(*family.category, kind.title()),
         price=round(float(random.uniform(low, high)), 2),
@@ -224,9 +231,9 @@ def _full_product(id: str, random: np.random.Generator) -> Product:
 
 # --- the tiny one --------------------------------------------------------------------------------------------------------
 
-_TINY_KINDS = "hat,mug,bag,sock,vest,lamp".split(",")
-_TINY_ATTRIBUTES = "soft,warm,thin,neat".split(",")
-_TINY_OPTIONS = _TINY_COLOURS, _TINY_SIZES = "red,blue,tan,pink".split(","), "s,m,l".split(",")
+_TINY_KINDS = _several("hat,mug,bag,sock,vest,lamp")
+_TINY_ATTRIBUTES = _several("soft,warm,thin,neat")
+_TINY_OPTIONS = _TINY_COLOURS, _TINY_SIZES = _several("red,blue,tan,pink"), _several("s,m,l")
 
 
 def _tiny(size: int, seed: int) -> Catalogue:
@@ -237,7 +244,9 @@ def _tiny(size: int, seed: int) -> Catalogue:
     products = []
     for number, index in enumerate(random.permutation(len(pairs))[:size]):
         attribute, kind = pairs[index]
-        colours, sizes = ([values[i] for i in sorted(random.choice(len(values), 2, replace=False))] for values in _TINY_OPTIONS)
+        colours, sizes = (
+            [values[i] for i in sorted(random.choice(len(values), 2, replace=False))] for values in _TINY_OPTIONS
+        )
         products.append(
             Product(
                 id=f"{'abcdefgh'[number // 9]}{number % 9 + 1}",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.tasks.environments.bm25 import extra
+from antiphon.tasks.environments.extras import extra
 from antiphon.tasks.environments.webshop_catalogue import Goal, Product
 
 CLOSE = 85  # of 100: texts that are more alike than this are the same

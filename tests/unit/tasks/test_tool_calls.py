@@ -14,7 +14,9 @@ FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.bu
 
 NAMES = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=12)
 TAGS = ("<tool_call>", "</tool_call>", "<function=f>", "<function=", "</function>", "<parameter=p>", "</parameter>")
-PIECES = st.sampled_from((*TAGS, "<think>", "</think>", '{"name": "f", "arguments": {', '"a": 1', "}}", "\n", '"', "[" * 3000))
+PIECES = st.sampled_from(
+    (*TAGS, "<think>", "</think>", '{"name": "f", "arguments": {', '"a": 1', "}}", "\n", '"', "[" * 3000)
+)
 TEXTS = st.text(max_size=20) | st.lists(PIECES | st.text(max_size=5), max_size=9).map("".join)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
@@ -49,7 +51,16 @@ def test_anything_can_be_read(name, text):
 
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
-CODER = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n[2]\n</parameter>\n</function>\n</tool_call>"
+CODER = """<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+<parameter=b>
+[2]
+</parameter>
+</function>
+</tool_call>"""
 ADD = ToolCall("add", {"a": 1, "b": [2]})
 
 
@@ -108,7 +119,9 @@ def test_problems_of_qwen3_coder(text, problem):
 
 
 def test_values_without_a_schema():
-    body = "<tool_call><function=f><parameter=a>007</parameter><parameter=b>two\nlines</parameter></function></tool_call>"
+    body = (
+        "<tool_call><function=f><parameter=a>007</parameter><parameter=b>two\nlines</parameter></function></tool_call>"
+    )
     assert Qwen3Coder({}).parse(body).calls == (ToolCall("f", {"a": "007", "b": "two\nlines"}),)
 
 

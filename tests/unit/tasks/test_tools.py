@@ -244,7 +244,9 @@ def test_an_episode_by_hand():
         ),
     )
     assert '"name": "calculator"' in said[0] and "<tool_call>" in said[0]
-    assert said[1] == "<tool_response>\n12\n</tool_response>\n<tool_response>\nerror: division by zero\n</tool_response>"
+    assert (
+        said[1] == "<tool_response>\n12\n</tool_response>\n<tool_response>\nerror: division by zero\n</tool_response>"
+    )
     assert "needs the argument expression" in said[2]
     assert reward == 1.0 and info["success"] and info["valid"]
 
@@ -288,7 +290,7 @@ def test_answers(answer, said, reward):
 
 
 def test_the_tasks_reward_may_judge_instead():
-    said, reward, info = play(ToolUse(prompt_of(), answer=None, **ONLY), saying("forty-two"))
+    _, reward, info = play(ToolUse(prompt_of(), answer=None, **ONLY), saying("forty-two"))
     assert reward == 0.0 and "success" not in info
     with pytest.raises(DataError, match="has no 'answer'"):
         ToolUse(prompt_of(), **ONLY)
@@ -305,7 +307,9 @@ def test_documents_of_the_payload_are_searched():
 
 
 def test_a_long_result_is_cut():
-    said, *_ = play(ToolUse(prompt_of(answer=1), output=5, **ONLY), saying(hermes("calculator", expression="2**30"), "1"))
+    said, *_ = play(
+        ToolUse(prompt_of(answer=1), output=5, **ONLY), saying(hermes("calculator", expression="2**30"), "1")
+    )
     assert said[1] == "<tool_response>\n10737\n[5 characters more]\n</tool_response>"
 
 
@@ -316,7 +320,10 @@ def test_a_tool_of_ones_own_and_that_it_breaks(monkeypatch):
     monkeypatch.setitem(sys.modules, "tools_of_mine", types.ModuleType("tools_of_mine"))
     sys.modules["tools_of_mine"].halve = halve
     mine = {"tools": ["tools_of_mine:halve"]}
-    assert play(ToolUse(prompt_of(answer=1), **mine), saying(hermes("halve", number=2), "1"))[0][1].splitlines()[1] == "0.5"
+    assert (
+        play(ToolUse(prompt_of(answer=1), **mine), saying(hermes("halve", number=2), "1"))[0][1].splitlines()[1]
+        == "0.5"
+    )
     with pytest.raises(ZeroDivisionError):
         play(ToolUse(prompt_of(answer=1), **mine), saying(hermes("halve", number=0)))
 
@@ -369,11 +376,9 @@ def test_tools_of_a_server_that_stays_and_comes_back(mcp):
     assert first != os.getpid() and number_of_process() == first  # another event loop, the same server
     with pytest.raises(WorkerDied, match="gone"):
         play(ToolUse(prompt_of(answer=1), **mcp), saying(hermes("die")))
-    second = number_of_process()
-    assert second != first
+    assert number_of_process() != first
     with pytest.raises(StallError, match=r"did not answer in 0\.2 s"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"seconds": 0.2}), saying(hermes("hang")))
-    assert number_of_process() not in (first, second)
 
 
 def test_a_server_that_does_not_start(mcp):
