@@ -33,7 +33,8 @@ class McpServer:
         self._command = tuple(command)
         self._client: Future[Any] = Future()
         self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
+        self._serving = self._loop.create_task(self._serve())
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"mcp {command[0]}", daemon=True)
         self._thread.start()
 
@@ -63,14 +64,14 @@ class McpServer:
 
     async def _ask(self, what: Callable[[Any], Awaitable[Any]], seconds: float) -> Any:
         """What the client answers, in this event loop."""
-        if not self._thread.is_alive():
-            raise self._gone("it has ended")
         try:
             client = await self._in_time(asyncio.shield(_read(asyncio.wrap_future(self._client))), PATIENCE)
         except StallError:
             raise
         except Exception as error:  # whatever kept it from starting
             raise self._gone(_cause(error)) from error
+        if not self._thread.is_alive():
+            raise self._gone("it has ended")
         answer = asyncio.run_coroutine_threadsafe(_awaited(what(client)), self._loop)
         try:
             return await self._in_time(asyncio.wrap_future(answer), seconds)
@@ -98,8 +99,10 @@ class McpServer:
         with _LOCK:
             if _SERVERS.get(self._command) is self:
                 del _SERVERS[self._command]
-        with contextlib.suppress(RuntimeError):  # its loop is closed already
-            self._loop.call_soon_threadsafe(self._stop.set)
+            first, self._stopped = not self._stopped, True
+        if first:  # or it would be disturbed while it ends
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                self._loop.call_soon_threadsafe(self._serving.cancel)
 
     def join(self) -> None:
         """Wait until it has ended."""
@@ -108,7 +111,8 @@ class McpServer:
     def _run(self) -> None:
         """The thread's work."""
         _RUNNING.add(self)
-        self._loop.run_until_complete(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
         self._loop.close()
         _RUNNING.discard(self)
 
@@ -117,8 +121,8 @@ class McpServer:
         try:
             async with self._mcp.Client(parameters) as client:
                 self._client.set_result(client)
-                await self._stop.wait()
-        except Exception as error:  # noqa: BLE001 -- whatever keeps it from starting is told to those who wait for it
+                await asyncio.Event().wait()  # for ever, until it is stopped
+        except Exception as error:  # noqa: BLE001 - named boundary: who waits for the server learns why it ended
             if not self._client.done():
                 self._client.set_exception(error)
 

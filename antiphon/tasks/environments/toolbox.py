@@ -17,7 +17,7 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a policy may call, plain or `async`."""
+    """A function that a policy may call: `async`, or plain and quick, for everything else waits for it."""
 
     name: str
     description: str
@@ -66,7 +66,7 @@ class Toolbox:
     def describe(self) -> str:
         """The tools and how they are called, for the policy."""
         lines = [
-            json.dumps({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
+            as_text({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
             for tool in self.tools.values()
         ]
         return "\n".join(("You can call functions:", "<tools>", *lines, "</tools>", self.format.explain()))

@@ -118,6 +118,13 @@ def test_problems_of_qwen3_coder(text, problem):
     assert calls == () and len(problems) == 1 and problem in problems[0]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("piece", [" ", "\n", "<tool_call>", "<tool_call></tool_call>", "<parameter=a>", "</function>"])
+def test_long_nonsense_is_read_in_no_time(name, piece):
+    for begin in ("", "<tool_call>", "<tool_call><function=f>", "<tool_call><function=f><parameter=a>"):
+        assert FORMATS[name].parse(begin + piece * 5_000).calls == ()
+
+
 def test_values_without_a_schema():
     body = (
         "<tool_call><function=f><parameter=a>007</parameter><parameter=b>two\nlines</parameter></function></tool_call>"

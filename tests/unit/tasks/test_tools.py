@@ -19,6 +19,7 @@ from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory, needs_prompt
 from antiphon.tasks.environments.calculator import calculator
+from antiphon.tasks.environments.extras import extra
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError
 from antiphon.tasks.environments.tools import ToolUse
 from antiphon.tasks.prompts import load_prompts
@@ -343,10 +344,15 @@ def test_options_are_checked():
         ({"turns": 0}, "turns=0"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            ToolUse(prompt_of(answer=1), **options)
+            ToolUse(prompt_of(answer=1), **ONLY | options)
     world = ToolUse(prompt_of(answer=1), **ONLY)
     with pytest.raises(RuntimeError, match="reset"):
         asyncio.run(world.step("1"))
+
+
+def test_a_package_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match=r"search needs the package no_such_one: pip install 'antiphon\[envs\]'"):
+        extra("no_such_one", "search")
 
 
 # --- MCP -------------------------------------------------------------------------------------------------------------------
@@ -382,7 +388,18 @@ def test_tools_of_a_server_that_stays_and_comes_back(mcp):
 
 
 def test_a_server_that_does_not_start(mcp):
-    with pytest.raises(WorkerDied, match="no-such-program"):
+    with pytest.raises(WorkerDied, match="no-such-program is gone: FileNotFoundError"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": ["no-such-program"]}), saying())
-    with pytest.raises(WorkerDied, match="is gone"):
+    with pytest.raises(WorkerDied, match=r"is gone: .*closed"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": [sys.executable, "-c", ""]}), saying())
+
+
+def test_a_server_that_hangs_while_it_starts(mcp, monkeypatch):
+    from antiphon.tasks.environments import mcp_tools
+
+    monkeypatch.setattr(mcp_tools, "PATIENCE", 0.5)
+    hanging = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with pytest.raises(StallError, match=r"did not answer in 0\.5 s"):
+        play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": hanging}), saying())
+    mcp_tools.stop_servers()
+    assert not mcp_tools._RUNNING
