@@ -186,7 +186,8 @@ class ToolUser:
         """Names what was changed, asked, seen, told and broken."""
         changes = [(call.name, call.arguments) for call in self._changes]
         known = [sorted(each) for each in (self._customer.asked, self._seen, self._told)]
-        state = (changes, known, self._identified, self._confirmed, self._violations)
+        flags = (self._identified, self._confirmed, self._customer.insists)
+        state = (changes, known, flags, self._violations)
         return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:

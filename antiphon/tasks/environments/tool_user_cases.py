@@ -81,7 +81,8 @@ class Customer:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._insists = case.insistent
+        self.insists = case.insistent
+        """Whether the next statement is not taken as the last word."""
         self.asked: set[str] = set()
         """The topics that were answered."""
         self.agreed = False
@@ -96,8 +97,8 @@ class Customer:
         text = message.lower()
         self.agreed = False
         if "?" not in text:
-            if self._insists:
-                self._insists = False
+            if self.insists:
+                self.insists = False
                 return "Are you sure? Please see what you can do for me."
             return "All right."
         if _CONFIRM.search(text) and self._case.wish.action:

@@ -244,7 +244,7 @@ def test_facts(fact, message, expected):
 
 
 def test_state_keys_name_what_is_known():
-    seed = seed_of("", allowed=False)
+    seed = next(seed for seed in SEEDS if not CASES[seed].wish.action and not CASES[seed].insistent)
     world, other = ToolUser(), ToolUser()
     keys = [world.reset(seed)[1]["state_key"]]
     for action in asked(seed):
