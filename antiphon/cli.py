@@ -592,6 +592,9 @@ OPTIONAL = {
     "megatron-core": "megatron",
     "peft": "peft",
     "gymnasium": "envs",
+    "bm25s": "envs",
+    "rapidfuzz": "envs",
+    "mcp": "envs",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }

@@ -323,6 +323,11 @@ def set_environment(**variables: str) -> None:
         os.environ.setdefault(name, value)
 
 
+def inherited(*variables: str) -> dict[str, str]:
+    """Those of the environment variables that are set, for a program of others."""
+    return {variable: os.environ[variable] for variable in variables if variable in os.environ}
+
+
 def secret(variable: str) -> str:
     """The value of an environment variable that holds what no file should; `ConfigError` if it is not set."""
     value = os.environ.get(variable, "")

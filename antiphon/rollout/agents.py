@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
+from antiphon.config import inherited
 from antiphon.errors import ConfigError, SandboxError, StallError, UnsupportedError
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Captured
@@ -188,14 +189,13 @@ class UnconfinedAgent:
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
         """See `Agent`. When it ends, so does all that it started and that has not left its process group."""
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = await asyncio.create_subprocess_shell(
                 self.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**inherited, **access.environment(prompt)},
+                env={**inherited(*INHERITED), **access.environment(prompt)},
                 start_new_session=True,
             )
             try:

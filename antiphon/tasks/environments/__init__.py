@@ -23,6 +23,9 @@ ENVIRONMENTS = Registry(
         "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
         "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
         "textarena": "antiphon.tasks.environments.adapters:TextArena",
+        "tool_user": "antiphon.tasks.environments.tool_user:ToolUser",
+        "tools": "antiphon.tasks.environments.tools:ToolUse",
+        "webshop": "antiphon.tasks.environments.webshop:WebShop",
     },
 )
 
