@@ -115,6 +115,8 @@ class Counts:
     """What the client did with the conversation."""
 
     turns: int = 0
+    appended: int = 0
+    """Those whose prompt is the recorded tokens of an earlier one, and what the template added."""
     segments: int = 0
     forks: int = 0
     """Branches that begin before the end of what was said: an edited, dropped or compacted history, a side question."""
@@ -206,6 +208,7 @@ class Capture:
         parents = {draft.parent for draft in drafts}
         return Counts(
             turns=len(self._turns),
+            appended=sum(turn.draft.parent is not None for turn in self._turns),
             segments=len(self.segments()),
             forks=len(places) - len(parents),
             retries=len(drafts) - len(places),

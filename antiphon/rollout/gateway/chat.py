@@ -26,7 +26,7 @@ class Chat:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    choice: str | None = "auto"
+    choice: str = "auto"
     """`auto`, `none`, `required`, or `=name` of the tool that is to be called."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

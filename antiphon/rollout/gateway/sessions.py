@@ -335,7 +335,7 @@ async def _together(running: Sequence[Coroutine[Any, Any, Completion]]) -> list[
 
 def _schemas(chat: Chat) -> dict[str, Mapping[str, Any]]:
     """The parameters of each tool, as far as they are described."""
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for tool in chat.tools:
         function = tool["function"]
         match function.get("parameters"):

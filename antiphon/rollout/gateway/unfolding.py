@@ -39,6 +39,8 @@ class Unfolding:
 
     def __call__(self, delta: Delta) -> None:
         """More tokens."""
+        if delta.restarted:
+            self._tokens.clear()
         self._tokens.append(delta.tokens)
         text, _ = before_stop(self._tokenizer.decode(np.concatenate(self._tokens)), self._stops)
         text = text.rstrip(UNKNOWN)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from antiphon.errors import DataError
@@ -47,9 +47,9 @@ class Said:
 
 def senses(conversation):
     """What messages say, which is the test's own idea of when they are the same."""
-    ids = [i for said in conversation for i, _, _ in said.calls]
-    found = []
+    ids, found = [], []
     for said in conversation:
+        ids += [i for i, _, _ in said.calls]
         calls = [(name, json.dumps(arguments, sort_keys=True)) for _, name, arguments in said.calls]
         which = [at for at, i in enumerate(ids) if i == said.answers]
         found.append((said.role, said.text.strip() if said.theirs else said.text, calls, said.answers, which))
@@ -151,6 +151,7 @@ ACTIONS = (
     "drop",
     "compact",
     "new ids",
+    "swap ids",
     "go back",
 )
 
@@ -163,7 +164,7 @@ def act(draw, conversation):
         while conversation and conversation[-1].role == "assistant":
             conversation = conversation[:-1]
         return conversation
-    if own and action in ("edit", "other arguments", "new ids", "drop", "go back", "write anew"):
+    if own and action not in ("go on", "retry", "compact"):
         at = draw(st.sampled_from(own))
         said = conversation[at]
         if action == "go back":
@@ -178,6 +179,8 @@ def act(draw, conversation):
                 calls, theirs = [(i, name, {**a, "n": 7}) for i, name, a in calls], False
             elif action == "new ids" and theirs:
                 calls = [(f"mine{n}", name, a) for n, (_, name, a) in enumerate(calls)]
+            elif action == "swap ids" and theirs:
+                calls = [(i, name, a) for (i, _, _), (_, name, a) in zip(reversed(calls), calls, strict=True)]
             elif action == "write anew" and theirs:
                 style = draw(st.integers(0, 15))
             changed = Said("assistant", text, calls, theirs=theirs, style=style)
@@ -192,7 +195,7 @@ def act(draw, conversation):
     return conversation
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, phases=[Phase.generate])
 @given(st.data())
 def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
     draw = data.draw
@@ -236,6 +239,7 @@ def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
     check_segments(captured.segments, engine.log)
     counts = captured.counts
     assert counts.turns == len(engine.log) == appended + rendered
+    assert counts.appended == appended
     assert counts.segments == len(captured.segments) <= 1 + counts.forks + counts.retries
 
 
