@@ -10,6 +10,7 @@ import signal
 import string
 import subprocess
 import sys
+from itertools import pairwise
 
 import httpx
 import numpy as np
@@ -69,7 +70,7 @@ def directory(tmp_path_factory):
         parrot.lm_head.weight.zero_()
         for mark, said in SAID.items():
             path = [words.index(word) for word in (mark, *said, "<eos>")]
-            for now, then in zip(path, path[1:], strict=False):
+            for now, then in pairwise(path):
                 parrot.lm_head.weight[then, now] = 5.0
     parrot.save_pretrained(directory)
     return directory
