@@ -12,8 +12,10 @@ from antiphon.types import Prompt
 ENVIRONMENTS = Registry(
     "environment",
     {
+        "alfworld": "antiphon.tasks.environments.alfworld:AlfWorld",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
         "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+        "textworld": "antiphon.tasks.environments.textworld:TextWorld",
     },
 )
 
