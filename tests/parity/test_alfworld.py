@@ -11,6 +11,13 @@ from antiphon.tasks.environments.alfworld_games import side_by_side
 from antiphon.tasks.environments.alfworld_rooms import TASK_TYPES, draw_household
 from antiphon.tasks.environments.textworld import TextWorld
 
+# The packages leave files open and warn of their own past.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Game .* is not fully supported"),
+]
+
 
 @pytest.mark.parametrize("task_type", TASK_TYPES)
 def test_both_engines_answer_alike(task_type: str) -> None:

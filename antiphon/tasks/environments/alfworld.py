@@ -79,7 +79,7 @@ class AlfWorld:
         self._left = self._turns
         self._possible = self._world.commands()
         self._key = self._world.key()
-        return self._told(f"{self._world.look()}\n\nYour task is to: {household.text}."), self._info()
+        return self._told(f"{self._world.around()}\n\nYour task is to: {household.text}."), self._info()
 
     def step(self, action: str) -> Step:
         """Do what `action` says, if it can be done."""

@@ -1,8 +1,8 @@
 """The rules of `alfworld`: what may be done in a household, what it changes, and what is told of it.
 
 Preconditions and effects are those of ALFWorld's planning domain (its `alfred.pddl`), some of them surprising: whoever is
-somewhere cannot go there, a thing can be examined only in the hand, what is heated is no longer cool, and a microwave heats
-with its door open or shut.
+somewhere cannot go there, a thing can be examined only in the hand, to look around from the middle of the room shows nothing,
+what is heated is no longer cool, and a microwave heats with its door open or shut.
 """
 
 from bisect import insort
@@ -82,7 +82,7 @@ class World:
 
     def commands(self) -> dict[str, Callable[[], str]]:
         """What may be done now."""
-        found: dict[str, Callable[[], str]] = {"inventory": self._inventory, "look": self.look}
+        found: dict[str, Callable[[], str]] = {"inventory": self._inventory, "look": self._look}
         found.update(self._go)
         if self.held is not None:
             found[f"examine {self.held}"] = partial(self._examine, self.held)
@@ -119,11 +119,16 @@ class World:
                 if kind_of(name) in SLICEABLE:
                     found[f"slice {name} with {held}"] = partial(self._slice, name, held)
 
-    def look(self) -> str:
-        """What is around."""
+    def around(self) -> str:
+        """What a room is seen to have by who enters it."""
+        return self._in_the_middle(listing(self._places))
+
+    def _in_the_middle(self, seen: str) -> str:
+        return f"You are in the middle of a room. Looking quickly around you, you see {seen}."
+
+    def _look(self) -> str:
         if self.at is None:
-            around = listing(self._places)
-            return f"You are in the middle of a room. Looking quickly around you, you see {around}."
+            return self._in_the_middle("nothing")  # within reach; that it is told in these words is ALFWorld's doing
         return f"You are facing the {self.at}. Next to it, you see nothing."
 
     def _inventory(self) -> str:
