@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.seeds import generator
-from antiphon.tasks.environments.alfworld_games import side_by_side
+from antiphon.tasks.environments.alfworld_games import mixed, side_by_side
 from antiphon.tasks.environments.alfworld_rooms import TASK_TYPES, draw_household
 from antiphon.tasks.environments.textworld import TextWorld
 
@@ -23,7 +23,7 @@ pytestmark = [
 def test_both_engines_answer_alike(task_type: str) -> None:
     pytest.importorskip("alfworld")
     household = draw_household(generator(5, "parity"), [task_type], 10, 14)
-    exchanges = list(side_by_side(household, 5))
+    exchanges = list(side_by_side(household, mixed(household, 5, expert=0.2)))
     assert len(exchanges) > 5
     for exchange in exchanges:
         assert exchange.ours == exchange.theirs, exchange.command

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
 
 from antiphon.errors import ConfigError
 from antiphon.seeds import generator
@@ -174,26 +172,21 @@ class Exchange:
     theirs: Told
 
 
-def side_by_side(household: Household, seed: int, turns: int = 40) -> Iterator[Exchange]:
-    """Play a household in both engines at once: half of the commands are the expert's, a third are drawn from those that are
-    admissible, every verb as often, and the others are drawn from what could be said.
+def side_by_side(household: Household, choose: Callable[[AlfWorld], str], turns: int = 40) -> Iterator[Exchange]:
+    """Play a household in both engines at once, as `choose` says.
 
     Two things differ on purpose and are left out: the banner that ALFWorld begins with, and the command `help`."""
-    rng = generator(seed, "alfworld_side_by_side")
     with TemporaryDirectory() as scratch:
         write_game(household, Path(scratch) / "game.tw-pddl")
         theirs = TextWorld(path=scratch, turns=turns)
         ours = AlfWorld(household=household, turns=turns)
         first, info = theirs.reset(0)
         observation, own = ours.reset(0)
-        yield Exchange(
-            "",
-            Told(observation, 0.0, False, _commands(own)),
-            Told(first.removeprefix(_BANNER).strip(), 0.0, False, _commands(info)),
-        )
+        begun = Told(first.removeprefix(_BANNER).strip(), 0.0, False, _commands(info))
+        yield Exchange("", Told(observation, 0.0, False, _commands(own)), begun)
         over = False
         while not over:
-            command = _command(rng, ours, household)
+            command = choose(ours)
             told, over = _answer(ours, command)
             yield Exchange(command, told, _answer(theirs, command)[0])
         theirs.close()
@@ -209,14 +202,20 @@ def _commands(info: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(info["admissible"]) - {"help"}
 
 
-def _command(rng: np.random.Generator, world: AlfWorld, household: Household) -> str:
-    """Something to say."""
-    draw = rng.random()
-    if draw < 0.5:
-        return world.expert()
-    if draw < 0.85:
-        verb = rng.choice(sorted({verb_of(command) for command in world.actions()}))
-        return str(rng.choice([command for command in world.actions() if verb_of(command) == verb]))
+def mixed(household: Household, seed: int, expert: float = 0.5) -> Callable[[AlfWorld], str]:
+    """A policy to compare engines with: a share of commands is the `expert`'s, 0.15 are things that could be said, the others
+    are drawn from those that are admissible, every verb as often."""
+    rng = generator(seed, "alfworld_mixed")
     names = [*household.receptacles, *household.objects, "", "moon 1", "mug 77"]
-    form = str(rng.choice(_SAYINGS))
-    return form.format(*(str(name) for name in rng.choice(names, size=2))).strip()
+
+    def choose(world: AlfWorld) -> str:
+        draw = rng.random()
+        if draw < expert:
+            return world.expert()
+        if draw < 0.85:
+            verb = rng.choice(sorted({verb_of(command) for command in world.actions()}))
+            return str(rng.choice([command for command in world.actions() if verb_of(command) == verb]))
+        form = str(rng.choice(_SAYINGS))
+        return form.format(*(str(name) for name in rng.choice(names, size=2))).strip()
+
+    return choose

@@ -267,7 +267,7 @@ def test_games_that_cannot_be_played_are_named(tmp_path: Path) -> None:
 def test_it_answers_as_the_engine_of_alfworld_did(game: dict[str, Any]) -> None:
     """Transcripts of alfworld 0.4.2, made by `benchmarks/alfworld_transcripts.py --store`."""
     household = Household(**{key: value for key, value in game.items() if key != "steps"})
-    world = AlfWorld(household=household)
+    world = AlfWorld(household=household, turns=len(game["steps"]))
     (_, first, _, admissible), *steps = game["steps"]
     observation, info = world.reset(0)
     assert (observation, digest(info["admissible"])) == (first, admissible)
