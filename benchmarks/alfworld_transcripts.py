@@ -1,7 +1,7 @@
 """Our household engine and ALFWorld's own, side by side: the same rooms, the same commands, what each answers.
 
     pip install alfworld
-    python benchmarks/alfworld_transcripts.py [--games 60] [--store FILE]
+    python benchmarks/alfworld_transcripts.py [--games 48] [--store FILE]
 
 Rooms of all task types and many sizes are drawn by `alfworld`, written as games for ALFWorld's engine (its domain, its grammar,
 Fast Downward's states) and played in both: half of the commands (in every second game a tenth) are our expert's, 0.15 are drawn
@@ -15,6 +15,7 @@ capital letters and `put O in/on X`, which ours also takes.
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -127,10 +128,12 @@ def store(path: Path) -> None:
 def main() -> None:
     """The command."""
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--games", type=int, default=60)
+    arguments.add_argument("--games", type=int, default=48)
     arguments.add_argument("--store", type=Path)
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
+    given = sys.argv[1:]  # before Fast Downward sets it to something else
+    command = " ".join(["python benchmarks/alfworld_transcripts.py", *given])
     if options.store:
         store(options.store)
         return
@@ -158,7 +161,7 @@ def main() -> None:
         "ours_steps_per_second": steps_a_second(),
     }
     print(table(["figure", "value"], [[name, f"{value:.4f}"] for name, value in figures.items()]))
-    write_result("alfworld_transcripts", figures, options.out)
+    write_result("alfworld_transcripts", figures, options.out, command)
 
 
 if __name__ == "__main__":

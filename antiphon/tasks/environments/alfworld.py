@@ -28,7 +28,7 @@ class AlfWorld:
 
     `task_types` are those that a seed draws from: `pick_and_place`, `look_in_light`, `clean_and_place`, `heat_and_place`,
     `cool_and_place`, `pick_two_and_place`; all by default. A room has at most `receptacles` places, of which some must be
-    opened, and about `objects` things, one or two of them those that the task is about. Rooms are drawn from tables of ours:
+    opened, and at most `objects` things, one or two of them those that the task is about. Rooms are drawn from tables of ours:
     success rates do not compare to those published for ALFWorld's games, which `textworld` plays where they are at hand. What
     may be done and what it does is as there (`benchmarks/alfworld_transcripts.py` compares).
 
@@ -37,8 +37,8 @@ class AlfWorld:
     `commands: listed` an observation names all that may be done, with `lettered` a letter before each, which is an action too:
     for models that cannot spell. What cannot be done is answered `Nothing happens.`
 
-    Who draws from what may be done does 1 of 150 of these tasks in 50 turns, and a third of `look_in_light` with 4 receptacles
-    and 3 things. A step takes some 50 microseconds.
+    Chance, that is who draws from what may be done, does 1 in 100 of the default tasks, and 1 in 3 of `look_in_light` with 4
+    receptacles and 3 things. A step takes some 50 microseconds.
 
     The done task is worth 1 and ends the episode, as does the last of `turns`. From what cannot be read as a command
     `format_penalty` is taken off. `info` also has `admissible`, the commands that do something now.
