@@ -12,6 +12,7 @@ from antiphon.types import Prompt
 ENVIRONMENTS = Registry(
     "environment",
     {
+        "alfworld": "antiphon.tasks.environments.alfworld:AlfWorld",
         "countdown": "antiphon.tasks.environments.countdown:Countdown",
         "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
         "gem": "antiphon.tasks.environments.adapters:Gem",
@@ -23,6 +24,7 @@ ENVIRONMENTS = Registry(
         "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
         "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
         "textarena": "antiphon.tasks.environments.adapters:TextArena",
+        "textworld": "antiphon.tasks.environments.textworld:TextWorld",
         "tool_user": "antiphon.tasks.environments.tool_user:ToolUser",
         "tools": "antiphon.tasks.environments.tools:ToolUse",
         "webshop": "antiphon.tasks.environments.webshop:WebShop",
