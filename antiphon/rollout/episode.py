@@ -177,6 +177,11 @@ class Played:
     failure: Failure | None
     timing: Timing
 
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(int(segment.loss_mask.sum()) for segment in self.segments)
+
     def trajectory(self, score: Score, finished: float) -> Trajectory:
         """What it comes to with this score."""
         failure = self.failure
@@ -194,7 +199,7 @@ class Played:
             score=score,
             failure=failure,
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(map(len, sampled)),
+            completion_tokens=self.completion_tokens,
             turns=sum(len(segment.turns) for segment in self.segments),
             truncated=self.transcript.truncated,
             timing=Timing(queued=self.timing.queued, started=self.timing.started, finished=finished),

@@ -321,4 +321,4 @@ def test_a_thousand_attempts_at_once_leave_nothing(renderer, many_files):
     assert all(len(captured.segments) == 1 and captured.counts.turns == 2 for captured in ended)
     del ended
     gc.collect()
-    assert not [one for one in gc.get_objects() if isinstance(one, Attempt)]
+    assert not [one for one in gc.get_objects() if type(one) is Attempt]
