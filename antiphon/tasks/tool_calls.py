@@ -1,4 +1,4 @@
-"""How a policy writes calls of tools, by name of the format: `hermes`, which is also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
+"""How a policy writes calls of tools, by name of the format: `hermes`, also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
 
 Whatever a policy says can be parsed; what looks like a call and is none is told as a problem, and never guessed at. What stands
 in a `<think>` block at the beginning is not looked at.
@@ -147,7 +147,7 @@ class Qwen3Coder(_Tagged):
     """
 
     _TAGS = ("</parameter>", "</function>", OPEN, CLOSE)
-    _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>\s*(.*?)\s*</function>\s*" + CLOSE, re.DOTALL)
+    _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*" + CLOSE, re.DOTALL)
     _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 
     def explain(self) -> str:
@@ -165,7 +165,7 @@ class Qwen3Coder(_Tagged):
         found = self._FUNCTION.match(text)
         if not found:
             raise ValueError(f"it has not the form <function=name>...</function>{CLOSE}")
-        name, body = found.groups()
+        name, body = found[1], found[2].strip()
         arguments, end = {}, 0
         while parameter := self._PARAMETER.match(body, end):
             arguments[parameter[1]] = self._value(name, parameter[1], parameter[2])

@@ -223,9 +223,12 @@ class Attempt(Session):
         sampling: Sampling,
         *,
         priority: int = 0,
+        max_turns: int = 0,
         seed: int = 0,
     ) -> None:
+        """`max_turns` bounds the replies that are asked for; 0 does not."""
         super().__init__(model)
+        self._max_turns = max_turns
         self._prompt = prompt
         self._name, self._group = str(attempt), str(attempt.group)
         self._started = started
@@ -268,6 +271,8 @@ class Attempt(Session):
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         """See `Session.request`."""
         number = next(self._numbers)
+        if self._max_turns and number >= self._max_turns:
+            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, "max_turns")
         seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
         return GenerateRequest(
             id=f"{self._name}/{number}",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import DataError
 from antiphon.rollout.gateway import anthropic, openai
+from antiphon.rollout.gateway.chat import Refused
 from antiphon.types import FinishReason, Message
 from tests.unit.rollout.gateway_support import SAMPLING, TEMPLATES, Logger, attempt, make
 
@@ -433,13 +434,19 @@ def test_a_call_that_has_to_be_made_is_begun_for_the_policy_and_not_trained(plai
 
 
 def test_a_prompt_that_fills_the_model_is_refused_as_clients_know_it(plain):
-    from antiphon.rollout.gateway.chat import Refused
-
     session = attempt(plain, Logger(plain), max_length=20)
     with pytest.raises(Refused, match="prompt is too long: 59 tokens > 19") as refused:
         ask(session, ("user", "x" * 55))
     assert refused.value.code == "context_length_exceeded"
     assert session.captured().segments == ()
+
+
+def test_an_attempt_has_so_many_turns(plain):
+    session = attempt(plain, Logger(plain), max_turns=2)
+    ask(session, ("user", "Hi"), n=2)
+    with pytest.raises(Refused, match="its 2 turns"):
+        ask(session, ("user", "Hi"))
+    assert session.captured().counts.turns == 2
 
 
 def test_tool_messages_reach_the_template(plain):
