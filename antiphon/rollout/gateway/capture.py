@@ -257,7 +257,7 @@ def _answered(messages: Sequence[Message]) -> Iterator[int]:
         for call in message.tool_calls:
             numbers[call.id] = count
             count += 1
-        yield numbers.get(message.tool_call_id, NONE)
+        yield numbers.get(message.tool_call_id, NONE) if message.role == "tool" else NONE
 
 
 def _key(message: Message, call: int) -> Key:

@@ -92,6 +92,9 @@ def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
         assert outcome.result.startswith("42 [") and (not elsewhere or outcome.result.endswith("403"))
         crashed = played(renderer, BoxedAgent(command="echo no >&2; exit 3", rooms=rooms, waits=Waits()))
         assert crashed.failure.source == "agent" and "exit code 3: no" in crashed.failure.message
+        late = played(renderer, BoxedAgent(command="sleep 1000", rooms=rooms, waits=Waits()), seconds=1.0)
+        assert late.failure.source == "agent" and "took more than 1 s" in late.failure.message
+        assert not [path for path in rooms.path.iterdir() if path.is_dir()]
     finally:
         rooms.close()
 
