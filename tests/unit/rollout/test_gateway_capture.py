@@ -196,7 +196,7 @@ def act(draw, conversation):
     return conversation
 
 
-@settings(max_examples=25, phases=[Phase.generate])
+@settings(max_examples=25, phases=[Phase.generate])  # to shrink a whole conversation takes minutes
 @given(st.data())
 def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
     draw = data.draw
@@ -447,6 +447,16 @@ def test_an_attempt_has_so_many_turns(plain):
     with pytest.raises(Refused, match="its 2 turns"):
         ask(session, ("user", "Hi"))
     assert session.captured().counts.turns == 2
+
+
+def test_an_attempt_that_has_ended_begins_no_answer(plain):
+    engine = Logger(plain)
+    session = attempt(plain, engine)
+    asked = session.ask(openai.read({"messages": [{"role": "user", "content": "Hi"}]}))
+    session.end()
+    with pytest.raises(Refused, match="has ended"):
+        run(session.answer(asked))
+    assert engine.log == [] and session.captured().segments == ()
 
 
 def test_tool_messages_reach_the_template(plain):
