@@ -104,8 +104,8 @@ def served(directory, tmp_path_factory):
 def test_a_served_model_speaks_to_any_client_that_has_the_token(served):
     address, token = served
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "stop": ["k"]}
-    assert httpx.post(f"{address}/v1/chat/completions", json=body).status_code == 401
-    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token})
+    assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 401
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token}, timeout=60)
     choice = answer.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("abcdefghij", "stop")
 
@@ -262,7 +262,8 @@ def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
     def ask(address):
         announced.append(address)
         body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
-        answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"authorization": "Bearer sesame-1"})
+        headers = {"authorization": "Bearer sesame-1"}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=60)
         os.kill(os.getpid(), signal.SIGTERM)
         announced.append(answer.json()["usage"]["completion_tokens"])
 

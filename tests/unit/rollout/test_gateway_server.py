@@ -40,7 +40,10 @@ def serving(renderer, test, engine=None):
     engine = engine or Logger(renderer)
 
     async def run():
-        async with Gateway(model(renderer, engine)) as gateway, httpx.AsyncClient(base_url=gateway.address) as client:
+        async with (
+            Gateway(model(renderer, engine)) as gateway,
+            httpx.AsyncClient(base_url=gateway.address, timeout=None) as client,
+        ):
             key = open_attempt(gateway)
             client.headers["authorization"] = f"Bearer {key}"
             return await test(gateway, client, key, engine)
