@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
-from antiphon.config import inherited
+from antiphon.config import environment
 from antiphon.errors import ConfigError, SandboxError, StallError, UnsupportedError
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Captured
@@ -107,12 +107,13 @@ async def play(
     *,
     seconds: float,
     priority: int = 0,
+    max_turns: int = 0,
 ) -> Outcome:
-    """Let an agent play one attempt, for at most so many seconds. The named boundary at which its errors become data; those
-    of the engines are raised."""
+    """Let an agent play one attempt, for at most so many seconds and replies (0: any number). The named boundary at which its
+    errors become data; those of the engines are raised."""
     loop = asyncio.get_running_loop()
     began, result, failure = loop.time(), None, None
-    key = gateway.open(prompt, attempt, started, sampling, priority)
+    key = gateway.open(prompt, attempt, started, sampling, priority=priority, max_turns=max_turns)
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -195,7 +196,7 @@ class UnconfinedAgent:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**inherited(*INHERITED), **access.environment(prompt)},
+                env={**environment(*INHERITED), **access.environment(prompt)},
                 start_new_session=True,
             )
             try:

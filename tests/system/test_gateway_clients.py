@@ -4,13 +4,14 @@ The model says what it was built to say: its next token depends on the one befor
 """
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import string
 import subprocess
 import sys
-from itertools import pairwise
+import threading
 
 import httpx
 import numpy as np
@@ -23,11 +24,13 @@ from antiphon.build import start_engines
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
+from antiphon.errors import ConfigError, DataError
 from antiphon.record.events import Events
 from antiphon.rollout.agents import FunctionAgent, play
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
+from antiphon.serve import configured, serve
 from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.waits import Waits
@@ -70,7 +73,7 @@ def directory(tmp_path_factory):
         parrot.lm_head.weight.zero_()
         for mark, said in SAID.items():
             path = [words.index(word) for word in (mark, *said, "<eos>")]
-            for now, then in pairwise(path):
+            for now, then in itertools.pairwise(path):
                 parrot.lm_head.weight[then, now] = 5.0
     parrot.save_pretrained(directory)
     return directory
@@ -101,8 +104,8 @@ def served(directory, tmp_path_factory):
 def test_a_served_model_speaks_to_any_client_that_has_the_token(served):
     address, token = served
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "stop": ["k"]}
-    assert httpx.post(f"{address}/v1/chat/completions", json=body).status_code == 401
-    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token})
+    assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 401
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token}, timeout=60)
     choice = answer.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("abcdefghij", "stop")
 
@@ -240,3 +243,36 @@ def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
         sampled = sum(len(s.tokens[s.loss_mask]) for s in outcome.captured.segments)
         assert sampled == sum(turn.stop - turn.start for s in outcome.captured.segments for turn in s.turns)
         assert all(np.isfinite(s.logprobs).all() for s in outcome.captured.segments)
+
+
+# --- a run that is served ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
+    config = project.config(
+        steps=1, engine={"slots": 3, "device": "cpu"}, checkpoint={"every": 1}, cluster={"debug": True}
+    )
+    done = project.run("train", config)
+    assert done.returncode == 0, done.stderr
+    target, settings = configured(str(project.folder / "runs" / "run"), None, ["port=0", "engine.threads=2"])
+    assert target.endswith("step_000001")
+    assert (settings.engine.slots, settings.engine.threads, settings.engine.device) == (3, 2, "cpu")
+    announced = []
+
+    def ask(address):
+        announced.append(address)
+        body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
+        headers = {"authorization": "Bearer sesame-1"}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        announced.append(answer.json()["usage"]["completion_tokens"])
+
+    serve(target, settings, "sesame-1", lambda address: threading.Thread(target=ask, args=(address,)).start())
+    assert 1 <= announced[1] <= 4
+
+
+def test_what_cannot_be_served_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="a function that makes a model"):
+        configured("mytask:build", None, [])
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        serve(str(tmp_path), configured(str(tmp_path), None, ["port=0"])[1], "sesame-1", print)

@@ -13,6 +13,7 @@ THINKING = ("thinking", "redacted_thinking")  # blocks that we give to nobody: w
 ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

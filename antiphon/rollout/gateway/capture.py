@@ -202,14 +202,13 @@ class Capture:
         return tuple(found)
 
     def counts(self, **more: Any) -> Counts:
-        """The numbers; `more` are those that only the server knows."""
+        """The numbers; `more` are those that only others know."""
         drafts = {turn.draft for turn in self._turns}
         places = {(draft.parent, draft.place) for draft in drafts}
         parents = {draft.parent for draft in drafts}
         return Counts(
             turns=len(self._turns),
             appended=sum(turn.draft.parent is not None for turn in self._turns),
-            segments=len(self.segments()),
             forks=len(places) - len(parents),
             retries=len(drafts) - len(places),
             rerendered=sum(draft.rerendered for draft in drafts),
@@ -257,7 +256,7 @@ def _answered(messages: Sequence[Message]) -> Iterator[int]:
         for call in message.tool_calls:
             numbers[call.id] = count
             count += 1
-        yield numbers.get(message.tool_call_id, NONE)
+        yield numbers.get(message.tool_call_id, NONE) if message.role == "tool" else NONE
 
 
 def _key(message: Message, call: int) -> Key:

@@ -45,10 +45,27 @@ class Gateway:
     # --- keys ----------------------------------------------------------------------------------------------------------
 
     def open(
-        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling, priority: int = 0
+        self,
+        prompt: Prompt,
+        attempt: AttemptId,
+        started: PolicyVersion,
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        max_turns: int = 0,
     ) -> str:
-        """A new key, for an attempt that begins now. Its tokens are drawn with `sampling`."""
-        session = Attempt(self.model, prompt, attempt, started, sampling, priority=priority, seed=self._seed)
+        """A new key, for an attempt that begins now. Its tokens are drawn with `sampling`; it gets `max_turns` replies, or
+        any number if that is 0."""
+        session = Attempt(
+            self.model,
+            prompt,
+            attempt,
+            started,
+            sampling,
+            priority=priority,
+            max_turns=max_turns,
+            seed=self._seed,
+        )
         return self._admit(secrets.token_urlsafe(24), session)
 
     def close(self, key: str) -> Captured:

@@ -96,6 +96,7 @@ class Session(ABC):
         self._numbers = itertools.count()  # of requests
         self._replies = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended = False
 
     @abstractmethod
     def sampling(self, chat: Chat, room: int) -> Sampling:
@@ -128,6 +129,8 @@ class Session(ABC):
 
     async def answer(self, asked: Asked, tell: Tell | None = None) -> list[Reply]:
         """The replies. `tell` is given text of the only reply as it comes, where it may be."""
+        if self._ended:  # after it had been asked
+            raise Refused("the attempt has ended", 401, "invalid_api_key")
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -137,7 +140,8 @@ class Session(ABC):
             self._tasks.discard(task)
 
     def end(self) -> None:
-        """Answer no more."""
+        """Answer no more: what is not answered by now is not kept."""
+        self._ended = True
         for task in self._tasks:
             task.cancel()
 
@@ -223,9 +227,12 @@ class Attempt(Session):
         sampling: Sampling,
         *,
         priority: int = 0,
+        max_turns: int = 0,
         seed: int = 0,
     ) -> None:
+        """`max_turns` bounds the replies that are asked for; 0 does not."""
         super().__init__(model)
+        self._max_turns = max_turns
         self._prompt = prompt
         self._name, self._group = str(attempt), str(attempt.group)
         self._started = started
@@ -236,21 +243,19 @@ class Attempt(Session):
         self._messages: tuple[Message, ...] = ()
         self._overridden: Counter[str] = Counter()
         self._cancelled = self._unreadable = 0
-        self._ended = False
         self.error: AntiphonError | None = None
         """What the engines failed with."""
 
     def captured(self) -> "Captured":
         """What there is."""
+        segments = self._capture.segments()
         counts = self._capture.counts(
-            cancelled=self._cancelled, unreadable_calls=self._unreadable, overridden=dict(self._overridden)
+            segments=len(segments),
+            cancelled=self._cancelled,
+            unreadable_calls=self._unreadable,
+            overridden=dict(self._overridden),
         )
-        return Captured(self._capture.segments(), self._messages, counts, self.error)
-
-    def end(self) -> None:
-        """See `Session.end`. What is not answered by now is not kept."""
-        self._ended = True
-        super().end()
+        return Captured(segments, self._messages, counts, self.error)
 
     def sampling(self, chat: Chat, room: int) -> Sampling:
         """As configured. Of what the client wants, its stop strings hold, and a limit below the configured one."""
@@ -268,6 +273,8 @@ class Attempt(Session):
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         """See `Session.request`."""
         number = next(self._numbers)
+        if self._max_turns and number >= self._max_turns:
+            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, "max_turns")
         seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
         return GenerateRequest(
             id=f"{self._name}/{number}",

@@ -93,5 +93,5 @@ def model(renderer, engine, **more):
     return Model(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
 
 
-def attempt(renderer, engine, sampling=SAMPLING, **more):
-    return Attempt(model(renderer, engine, **more), PROMPT, AttemptId(0, 0, 0), STARTED, sampling)
+def attempt(renderer, engine, sampling=SAMPLING, *, max_turns=0, **more):
+    return Attempt(model(renderer, engine, **more), PROMPT, AttemptId(0, 0, 0), STARTED, sampling, max_turns=max_turns)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import DataError
 from antiphon.rollout.gateway import anthropic, openai
+from antiphon.rollout.gateway.chat import Refused
 from antiphon.types import FinishReason, Message
 from tests.unit.rollout.gateway_support import SAMPLING, TEMPLATES, Logger, attempt, make
 
@@ -195,7 +196,7 @@ def act(draw, conversation):
     return conversation
 
 
-@settings(max_examples=25, phases=[Phase.generate])
+@settings(max_examples=25, phases=[Phase.generate])  # to shrink a whole conversation takes minutes
 @given(st.data())
 def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
     draw = data.draw
@@ -346,6 +347,57 @@ def test_ids_of_calls_tell_which_of_two_equal_replies_is_meant(plain):
     assert asked.prompt.tolist()[: len(said)] == said
 
 
+def sent_back(said, calls):
+    """A request that goes on from a reply with these calls, each (id, arguments), and answers both in one order."""
+    return {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": said,
+                "tool_calls": [{"id": i, "function": {"name": "f", "arguments": text}} for i, text in calls],
+            },
+            {"role": "tool", "tool_call_id": "c00001000", "content": "one"},
+            {"role": "tool", "tool_call_id": "c00001001", "content": "two"},
+        ],
+        "tools": [{"type": "function", "function": TOOLS[0]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "calls", "same"),
+    [
+        (" So. ", [("c00001000", '{"a": 1.0, "b": [2]}'), ("c00001001", "{}")], True),
+        ("So.", [("c00001000", '{"b":[2],"a":1}'), ("c00001001", "")], True),  # in its own way
+        ("So!", [("c00001000", '{"a": 1.0, "b": [2]}'), ("c00001001", "{}")], False),  # other words
+        ("So.", [("c00001000", '{"a": 1.5, "b": [2]}'), ("c00001001", "{}")], False),  # another value
+        ("So.", [("c00001000", '{"a": 1.0, "b": [2]}')], False),  # a call less
+    ],
+)
+def test_what_clients_make_of_a_reply_without_changing_it(plain, said, calls, same):
+    first, second = CALL % '{"a": 1.0, "b": [2]}', CALL % "{}"
+    session = attempt(plain, Logger(plain, (f"  So. {first}{second}", FinishReason.STOP)))
+    tools = sent_back("", [])["tools"]
+    ask(session, ("user", "Hi"), tools=tools)
+    run(session.answer(session.ask(openai.read(sent_back(said, calls)))))
+    assert session.captured().counts.appended == same
+    assert session.captured().counts.forks == (not same)
+
+
+def test_answers_that_go_with_other_calls_are_another_conversation(plain):
+    first, second = CALL % '{"a": 1}', CALL % "{}"
+    session = attempt(plain, Logger(plain, (first + second, FinishReason.STOP)))
+    right, swapped = ([(i, "{}" if n else '{"a": 1}') for n, i in enumerate(ids)] for ids in (IDS, IDS[::-1]))
+    ask(session, ("user", "Hi"), tools=sent_back("", [])["tools"])
+    for calls in (right, swapped):
+        run(session.answer(session.ask(openai.read(sent_back("", calls)))))
+    counts = session.captured().counts
+    assert (counts.turns, counts.forks, counts.retries) == (3, 1, 0)
+
+
+IDS = ("c00001000", "c00001001")
+
+
 def test_what_the_configuration_says_holds_and_what_the_client_wanted_is_counted(plain):
     engine = Logger(plain)
     session = attempt(plain, engine, replace(SAMPLING, stop=("END",)))
@@ -382,13 +434,29 @@ def test_a_call_that_has_to_be_made_is_begun_for_the_policy_and_not_trained(plai
 
 
 def test_a_prompt_that_fills_the_model_is_refused_as_clients_know_it(plain):
-    from antiphon.rollout.gateway.chat import Refused
-
     session = attempt(plain, Logger(plain), max_length=20)
     with pytest.raises(Refused, match="prompt is too long: 59 tokens > 19") as refused:
         ask(session, ("user", "x" * 55))
     assert refused.value.code == "context_length_exceeded"
     assert session.captured().segments == ()
+
+
+def test_an_attempt_has_so_many_turns(plain):
+    session = attempt(plain, Logger(plain), max_turns=2)
+    ask(session, ("user", "Hi"), n=2)
+    with pytest.raises(Refused, match="its 2 turns"):
+        ask(session, ("user", "Hi"))
+    assert session.captured().counts.turns == 2
+
+
+def test_an_attempt_that_has_ended_begins_no_answer(plain):
+    engine = Logger(plain)
+    session = attempt(plain, engine)
+    asked = session.ask(openai.read({"messages": [{"role": "user", "content": "Hi"}]}))
+    session.end()
+    with pytest.raises(Refused, match="has ended"):
+        run(session.answer(asked))
+    assert engine.log == [] and session.captured().segments == ()
 
 
 def test_tool_messages_reach_the_template(plain):
