@@ -123,9 +123,14 @@ def _recorded(run: Path) -> Iterator[tuple[dict[str, Any], Trajectory]]:
 
 
 def _transcript(prompt: Prompt, trajectory: Trajectory, renderer: Renderer) -> Transcript:
-    segment = trajectory.segments[-1]
-    messages = [*prompt.messages, *_said(segment, renderer)]
-    return Transcript(messages, segment.turns, segment.turns[-1].finish is FinishReason.LENGTH)
+    """What the reward is told; of samples after the first, the prompt is there as the chat template rendered it."""
+    messages = list(prompt.messages)
+    for number, segment in enumerate(trajectory.segments):
+        if number:
+            messages.append(Message("user", renderer.decode(segment.tokens[: segment.turns[0].start])))
+        messages += _said(segment, renderer)
+    turns = [turn for segment in trajectory.segments for turn in segment.turns]
+    return Transcript(messages, turns, turns[-1].finish is FinishReason.LENGTH)
 
 
 def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:

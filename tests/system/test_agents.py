@@ -142,6 +142,10 @@ def test_what_an_episode_becomes(worlds, samples):
         if samples == "turn":
             assert len(trajectory.segments) == len(turns)
             assert {segment.turns[0].start for segment in trajectory.segments} == {1}  # a digit, and no turn before it
+    again = worlds.run("regrade", directory, "--code", worlds.folder)
+    assert again.returncode == 0 and f"0 of {len(trajectories)} scores changed" in again.stdout, (
+        again.stdout + again.stderr
+    )
 
 
 def test_supervised_examples_of_their_own(worlds):
