@@ -3,7 +3,8 @@
     python benchmarks/mixed_domains.py [--seeds 3] [--resume]
 
 A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published,
-until the last of its scores is there: with rewards that took no time it could have begun so much earlier. The proportions are
+until the last of its scores is there. That holds the run up only if the engine has nothing to do meanwhile: `idle` is the share
+of the time in which neither it nor the learner has, whatever the reason. The proportions are
 counted in the order in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact
 share.
 
@@ -22,6 +23,8 @@ from typing import Any
 import matplotlib
 from _common import ROOT, table, write_result
 from _runs import Finished, run
+
+from antiphon.record.timeline import union
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -83,6 +86,13 @@ class Trace:
                 last[group] = max(last.get(group, 0.0), second)
         return last
 
+    def idle(self) -> float:
+        """Share of the time in which nothing is sampled and nothing trained on."""
+        since, until = self.steps[0][1], self.steps[-1][1]
+        spans = [(placed, self.served[attempt]) for attempt, placed in self.placed.items() if attempt in self.served]
+        spans += [(taken, published) for taken, published, _ in self.steps]
+        return 1 - union((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (until - since)
+
     def grading(self, task: str) -> list[float]:
         """Seconds from the last token of each attempt to its score."""
         return [
@@ -122,7 +132,7 @@ def main() -> None:
         rows.append([f"seed {seed}", *(f"{value:.3f}" for value in measured.values())])
         print(table(["", *measured], rows[-1:]), flush=True)
     print("\n" + table(["", *measured], rows))
-    for name in ("share_of_time_waiting_for_rewards", "furthest"):
+    for name in ("share_of_time_waiting_for_rewards", "idle", "furthest"):
         figures[name] = max(figures[f"seed_{seed}_{name}"] for seed in range(options.seeds))
     draw_curves(finished, CONFIG.parent / "curve.png")
     draw_trace(traces[0], CONFIG.parent / "trace.png")
@@ -134,6 +144,7 @@ def measure(run_: Finished, trace: Trace) -> dict[str, float]:
     waits = trace.waits()
     figures = {
         "share_of_time_waiting_for_rewards": sum(waits) / (trace.steps[-1][1] - trace.steps[0][1]),
+        "idle": trace.idle(),
         "steps_that_waited_for_rewards": mean(wait > 0.01 for wait in waits),
         "furthest": trace.furthest(),
         "train_seconds": run_.summary["train_seconds"],

@@ -20,7 +20,6 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from antiphon.start import start_engines
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
@@ -31,6 +30,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
 from antiphon.serve import configured, serve
+from antiphon.start import start_engines
 from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.waits import Waits
