@@ -184,7 +184,7 @@ def draw_trace(trace: Trace, target: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 3.4), dpi=120)
 
     def task_of(attempt: str) -> str:
-        return trace.task[attempt.partition(".")[0]]
+        return trace.task.get(attempt.partition(".")[0], "")  # evaluations have no group
 
     def alive(begin: dict[str, float], end: dict[str, float], tasks: Iterable[str]) -> list[int]:
         spans = [
