@@ -3,19 +3,15 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
-from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
@@ -29,25 +25,20 @@ from antiphon.registry import import_path
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
-from antiphon.rollout.judge import asking
-from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
+from antiphon.start import graders, model_directory, start_models, start_rollouts
+from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
-from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.graders import Graders
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
-from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import shared_directory
-from antiphon.workers import Worker, WorkerHandle
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
-RECEIVE = "antiphon.weights.shared_memory:receive"  # the engines' end of the weight channel
-ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
 def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
@@ -101,7 +92,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
         mixture = Mixture.load(config.tasks, config.seed)
-        examples = Mixture.load(config.tasks, derive(config.seed, "sft"))
+        examples = Mixture.load(_examples(config), derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)
 
         view = make_view(config.record.live)
@@ -147,7 +138,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
             await _check_at_start(config, mixture, grading, view.message)
         models, learners = await start_models(cluster, model, config)
         response = config.sft.response if config.sft else ""
-        pool, episodes, renderer = await _start_rollouts(cluster, model, grading, config, waits, events, view.message)
+        pool, episodes, renderer = await start_rollouts(
+            cluster, model, grading, config, waits, events, stack, view.message
+        )
 
         yield Run(
             Parts(
@@ -177,6 +170,13 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         )
 
 
+def _examples(config: RunConfig) -> Sequence[TaskConfig]:
+    """What supervised fine-tuning learns from."""
+    if config.sft is None or config.sft.prompts is None:
+        return config.tasks
+    return (TaskConfig(name="sft", prompts=config.sft.prompts),)
+
+
 def _siblings(config: RunConfig, episodes: Episodes, grading: Graders, waits: Waits) -> Siblings | None:
     rollout, tasks = config.rollout, config.judged_together
     if not tasks:
@@ -198,120 +198,6 @@ def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View
     return found
 
 
-async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tuple[Models, list[WorkerHandle]]:
-    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for teachers and for
-    critics with a path of theirs."""
-    handles: list[WorkerHandle] = []
-
-    def start(name: str, kind: str, path: Path, *more: Any, settings: LearnerConfig = config.learner) -> WorkerLearner:
-        handles.append(cluster.spawn(name, kind, str(path), settings, derive(config.seed, name), *more))
-        return WorkerLearner(handles[-1])
-
-    async def directory(path: str) -> Path:
-        return await model_directory(cluster, path, Path(), config.seed) if path else model
-
-    kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
-    paths = [await directory(teacher.path) for teacher in config.teachers]
-    began = await directory(critic.path if critic else "")
-    for path in {*paths, began} - {model}:
-        check_tokenizers(model, path)
-    unadapted = config.learner.model_copy(update={"lora": None})
-    learner = start("learner", kind, model)
-    reference: Scorer | None = None
-    if "reference_logprobs" in config.algorithm.needed:
-        reference = BaseOf(learner) if config.learner.lora else start("reference", kind, model)
-    models = Models(
-        learner=learner,
-        reference=reference,
-        critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
-        teachers=[start(f"teacher-{number}", kind, path, settings=unadapted) for number, path in enumerate(paths)],
-    )
-    return models, handles
-
-
-def check_tokenizers(model: Path, other: Path) -> None:
-    """`DataError` unless the tokens of two model directories are the same: log-probs of others cannot be compared."""
-    ours, theirs = (Renderer(directory).vocabulary() for directory in (model, other))
-    if ours != theirs:
-        token = next(iter(sorted(ours.items() ^ theirs.items())))
-        raise DataError(
-            f"{other}: its tokenizer is not that of {model} ({token[0]!r} is token {ours.get(token[0])} there and "
-            f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared"
-        )
-
-
-@asynccontextmanager
-async def graders(
-    cluster: Cluster, config: RunConfig, waits: Waits, tell: Callable[[str], None] = print
-) -> AsyncIterator[tuple[Graders, list[EnginePool]]]:
-    """What grades the tasks of a run, started, and the engines of the judges among it."""
-    asked, pools = {}, []
-    for task in config.tasks:
-        if (judge := task.judge) is not None:
-            model = await model_directory(cluster, judge.path, Path(), config.seed)
-            settings = config.engine.model_copy(update={"replicas": judge.replicas})
-            own = config.model_copy(update={"engine": settings})
-            pool, longest = await _start_engines(cluster, f"judge-{task.name}", model, own, waits, Events(), tell)
-            asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
-            pools.append(pool)
-    async with Graders(config.tasks, config.grading, waits, asked) as grading:
-        yield grading, pools
-
-
-async def _start_engines(
-    cluster: Cluster,
-    name: str,
-    model: Path,
-    config: RunConfig,
-    waits: Waits,
-    events: Events,
-    tell: Callable[[str], None],
-) -> tuple[EnginePool, int]:
-    """Engines that run a model, and the most tokens that one takes."""
-    names = (f"{name}-{number}" for number in count())
-
-    async def engine() -> WorkerEngine:
-        args = (config.engine.kind, str(model), config.engine, RECEIVE)
-        made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=config.engine.python))
-        await made.ready()
-        return made
-
-    ready = asyncio.gather(*(engine() for _ in range(config.engine.replicas)))
-    engines = await waits.wait(
-        ready, name="start", owner="run", on="engines to load the model", deadline=config.rollout.timeout
-    )
-    pool = EnginePool(engines, waits, config.rollout, events=events, on_loss=tell, respawn=engine)
-    return pool, min(engine.max_length for engine in engines)
-
-
-async def _start_rollouts(
-    cluster: Cluster,
-    model: Path,
-    grading: Graders,
-    config: RunConfig,
-    waits: Waits,
-    events: Events,
-    tell: Callable[[str], None] = print,
-) -> tuple[EnginePool, Episodes, Renderer]:
-    """Engines, and what runs episodes on them."""
-    renderer = Renderer(model)
-    pool, longest = await _start_engines(cluster, "engine", model, config, waits, events, tell)
-    episodes = Episodes(
-        tokenizer=renderer,
-        generate=pool.generate,
-        grade=grading.score,
-        environments={
-            task.name: environment_factory(task.environment, task.environment_options)
-            for task in config.tasks
-            if task.environment
-        },
-        config=config.rollout,
-        max_length=longest,
-        seed=config.seed,
-    )
-    return pool, episodes, renderer
-
-
 async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders, tell: Callable[[str], None]) -> None:
     """`ConfigError` if a reward is not what a run takes for granted."""
     found: list[Finding] = []
@@ -329,9 +215,9 @@ async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders,
 
 
 async def findings(config: RunConfig, mixture: Mixture, grading: Graders, prompts: int) -> AsyncIterator[Finding]:
-    """What comes of each task's reward on so many prompts; where a world pays, there is nothing to try."""
+    """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
-        if prompts and not task.environment:
+        if prompts and not task.environment and not task.agent:
             sample = mixture.sample(task.name, prompts)
             yield await check(task, sample, grading.score, task.grading or config.grading)
 
@@ -349,35 +235,6 @@ def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
             await cluster.close()
 
     return asyncio.run(run())
-
-
-class ModelBuilder(Worker):
-    """Runs the user's function that writes a model, so that what it imports stays out of the controller."""
-
-    def build(self, path: str, target: Path, seed: int) -> None:
-        """Call package.module:function with (target, seed)."""
-        import_path(path, "model")(target, seed)
-
-
-async def model_directory(cluster: Cluster, path: str, target: Path, seed: int) -> Path:
-    """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
-    Face id."""
-    if Path(path).is_dir():
-        return Path(path)
-    if ":" in path:
-        builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
-        await builder.call("build", path, target, seed)
-        await builder.close()
-        return target
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise DataError(
-            f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}"
-        ) from error
 
 
 def _held_out(config: RunConfig, which: str, limit: int) -> list[Prompt]:
@@ -400,7 +257,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits))
-        pool, episodes, _ = await _start_rollouts(cluster, directory, grading, config, waits, Events())
+        pool, episodes, _ = await start_rollouts(cluster, directory, grading, config, waits, Events(), stack)
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)

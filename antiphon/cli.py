@@ -18,9 +18,13 @@ import typer
 
 from antiphon import __version__
 from antiphon.errors import AntiphonError, ConfigError
+from antiphon.sandbox.base import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from antiphon.run_config import RunConfig
+    from antiphon.workers import WorkerHandle
+
+SERVE_TOKEN_VARIABLE = "ANTIPHON_SERVE_TOKEN"
 
 app = typer.Typer(
     help="Asynchronous reinforcement-learning post-training for language models and agents.",
@@ -356,9 +360,40 @@ def export(
         print(copy(run / "checkpoints", target))
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model directory, or that of a run: its newest checkpoint.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as port=8000 engine.slots=16.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the token of clients; otherwise {SERVE_TOKEN_VARIABLE}, or a new one."),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI and Anthropic do, to clients that have the token."""
+    with _outcome():
+        from antiphon.config import import_folder, set_environment
+
+        set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+        token, given = _token(token_file, SERVE_TOKEN_VARIABLE)
+        from antiphon.serve import configured
+        from antiphon.serve import serve as run
+
+        if config is not None:
+            import_folder(config)
+        target, settings = configured(model, config, overrides or ())
+        _require_model(target)
+        if not given:
+            print(f"token: {token}", flush=True)
+        run(target, settings, token, lambda text: print(text, flush=True))
+
+
 sandbox = typer.Typer(help="Where untrusted code runs.", no_args_is_help=True)
 app.add_typer(sandbox, name="sandbox")
-TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"
 
 
 @sandbox.command(name="serve")
@@ -376,27 +411,24 @@ def serve_sandboxes(
 ) -> None:
     """Serve sandboxes and environments over HTTP, as ROCK does, to clients that have the token."""
     with _outcome():
-        from antiphon.cluster.config import ClusterConfig
-        from antiphon.cluster.local import LocalCluster
         from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs_prompt
+        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             import_folder(config)
-        token, given = _token(token_file)
-        names = [name for name in (*ENVIRONMENTS.built_in, *(environment or ())) if not needs_prompt(name)]
+        token, given = _token(token_file, TOKEN_VARIABLE)
+        names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
+        names += [name for name in environment or () if "prompt" not in needs(name)]
         for name in names:
             environment_factory(name, {})
         serve(
             settings,
             token,
             names,
-            lambda name: LocalCluster(ClusterConfig()).spawn(
-                "environment", "antiphon.tasks.environments.worker:EnvironmentWorker", name
-            ),
+            _spawn_environment,
             lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
         )
 
@@ -454,10 +486,19 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     return run
 
 
-def _token(file: Path | None) -> tuple[str, bool]:
-    """The token of the sandbox service, and whether it was given. What is in the environment is taken out of it."""
-    token = os.environ.pop(TOKEN_VARIABLE, None) or None
-    where = TOKEN_VARIABLE
+def _spawn_environment(name: str) -> "WorkerHandle":
+    """An environment of the sandbox service, in a process of its own."""
+    from antiphon.cluster.config import ClusterConfig
+    from antiphon.cluster.local import LocalCluster
+
+    factory = "antiphon.tasks.environments.worker:EnvironmentWorker"
+    return LocalCluster(ClusterConfig()).spawn("environment", factory, name)
+
+
+def _token(file: Path | None, variable: str) -> tuple[str, bool]:
+    """The token of a service, and whether it was given. What is in the environment is taken out of it."""
+    token = os.environ.pop(variable, None) or None
+    where = variable
     if file is not None:
         where = str(file)
         try:
@@ -551,6 +592,9 @@ OPTIONAL = {
     "megatron-core": "megatron",
     "peft": "peft",
     "gymnasium": "envs",
+    "bm25s": "envs",
+    "rapidfuzz": "envs",
+    "mcp": "envs",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }

@@ -316,6 +316,11 @@ def _say(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def environment(*names: str) -> dict[str, str]:
+    """Those of these environment variables that are set, for a program that is to have no others."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def set_environment(**variables: str) -> None:
     """Set environment variables, each unless the user has: for libraries that take a setting in no other way. It is here
     because nothing else in the package touches the environment."""

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.build import check_tokenizers, model_directory
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.errors import DataError
@@ -33,6 +32,7 @@ from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory, writable
 from antiphon.record.trackers import Tracker, open_trackers
 from antiphon.seeds import derive, generator
+from antiphon.start import check_tokenizers, model_directory
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 from antiphon.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch

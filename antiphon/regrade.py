@@ -17,12 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from antiphon.build import graders, model_directory
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import ConfigError
 from antiphon.record import schema, trajectories
 from antiphon.record.run_dir import staged, writable
 from antiphon.run_config import RunConfig
+from antiphon.start import graders, model_directory
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
@@ -123,9 +123,14 @@ def _recorded(run: Path) -> Iterator[tuple[dict[str, Any], Trajectory]]:
 
 
 def _transcript(prompt: Prompt, trajectory: Trajectory, renderer: Renderer) -> Transcript:
-    segment = trajectory.segments[-1]
-    messages = [*prompt.messages, *_said(segment, renderer)]
-    return Transcript(messages, segment.turns, segment.turns[-1].finish is FinishReason.LENGTH)
+    """What the reward is told; of samples after the first, the prompt is there as the chat template rendered it."""
+    messages = list(prompt.messages)
+    for number, segment in enumerate(trajectory.segments):
+        if number:
+            messages.append(Message("user", renderer.decode(segment.tokens[: segment.turns[0].start])))
+        messages += _said(segment, renderer)
+    turns = [turn for segment in trajectory.segments for turn in segment.turns]
+    return Transcript(messages, turns, turns[-1].finish is FinishReason.LENGTH)
 
 
 def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:

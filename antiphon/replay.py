@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.rewards import Controllers, restored
-from antiphon.build import model_directory, start_models
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import AntiphonError, RecordError
 from antiphon.learning.batch import digest, samples_of
@@ -32,6 +31,7 @@ from antiphon.record.resume import Returning, begin, returning
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run_config import RunConfig
+from antiphon.start import model_directory, start_models
 from antiphon.tasks.mixture import Mixture
 from antiphon.types import (
     AttemptId,

@@ -30,7 +30,8 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS
 from antiphon.tasks.prompts import SOURCES
-from antiphon.tasks.rewards import ASYNCHRONOUS, GROUP_REWARDS, REWARDS
+from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
+from antiphon.tasks.tool_calls import TOOL_FORMATS
 
 
 class ModelConfig(Config):
@@ -156,6 +157,17 @@ def _names(config: RunConfig) -> Found:
         yield from _registered(STAGES, stage, f"learner.stages.{index}")
     if config.rollout.filter is not None:
         yield from _registered(FILTERS, config.rollout.filter, "rollout.filter")
+    yield from _registered(TOOL_FORMATS, config.rollout.tool_format, "rollout.tool_format")
+
+
+def _agent(config: RunConfig, task: TaskConfig, at: str) -> Found:
+    if task.agent and task.environment:
+        yield (
+            f"{at}.agent",
+            f"task {task.name!r} has an environment: it is played by turns, or by an agent, not by both",
+        )
+    if task.agent and config.rollout.deterministic:
+        yield f"{at}.agent", "when an agent asks is up to it: not with rollout.deterministic"
 
 
 def _tasks(config: RunConfig) -> Found:
@@ -167,7 +179,7 @@ def _tasks(config: RunConfig) -> Found:
                 yield from _registered(SOURCES, prompts.source, f"{at}.{field}.source")
         yield from _registered(REWARDS, task.reward, f"{at}.reward")
         if task.judge is not None:
-            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS:
+            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"reward {task.reward!r} asks no model"
             if config.rollout.deterministic:
                 yield (
@@ -175,6 +187,7 @@ def _tasks(config: RunConfig) -> Found:
                     "what engines of its own say depends on who asks when: not with rollout.deterministic",
                 )
         yield from _group_reward(config, task, at)
+        yield from _agent(config, task, at)
         if task.environment:
             yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             if config.rollout.max_turns == 1:

@@ -89,11 +89,22 @@ class WeightsUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the policy asks for. `id` is what the tool's answer refers to."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
+    """One chat message. An assistant may call tools; a tool answers the call `tool_call_id`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +361,7 @@ class AttemptStatus(StrEnum):
 class Failure:
     """Why a rollout has nothing to train on; data, not an exception."""
 
-    source: Literal["engine", "environment", "reward", "episode"]
+    source: Literal["engine", "environment", "agent", "reward", "episode"]
     message: str
 
 

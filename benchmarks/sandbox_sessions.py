@@ -17,8 +17,10 @@ from pathlib import Path
 
 from _common import table, write_result
 
-from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.files import Files
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from antiphon.config import Config
+from antiphon.tasks.config import PromptsConfig
 
 
 class OptimizerConfig(Config):
@@ -118,6 +119,8 @@ class SftConfig(Config):
     """Examples of one optimiser step."""
     response: str = "response"
     """Key of the target text in a prompt's payload."""
+    prompts: PromptsConfig | None = None
+    """Examples to be tuned on, instead of the prompts of the tasks: what tasks in environments need."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     stop_accuracy: float = Field(0.0, ge=0.0, le=1.0)
     """Stop when the validation accuracy, sampled at temperature 1, reaches this; 0 runs all steps."""

@@ -87,10 +87,25 @@ class RolloutConfig(Config):
     """Dead engines that are replaced in one run."""
     environment_timeout: float = Field(120.0, gt=0.0)
     """Seconds an environment may take to reset or to step; then the attempt has failed."""
+    episode_tokens: int = Field(0, ge=0)
+    """Tokens that one episode may sample in all its turns; then it is over, and judged as it is. 0 means no limit."""
+    episode_seconds: float = Field(0.0, ge=0.0)
+    """Seconds after which no further turn of an episode begins; it is then judged as it is. 0 means no limit."""
+    samples: Literal["trajectory", "turn", "joined"] = "trajectory"
+    """What an episode of several turns becomes. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
+    sample a turn, whose prompt is the conversation as the chat template renders it anew. `joined`: as `turn`, but turns whose
+    prompt goes on exactly where the last ended are one sample."""
+    tool_format: str = "hermes"
+    """How the policy writes calls of tools to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
+    history: int | None = Field(None, ge=0)
+    """Turns before the present one that a prompt shows, after the messages of the task; null means all. Fewer than all are
+    for samples: turn, or joined."""
     sampling: SamplingConfig
 
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":
+        if self.history is not None and self.samples == "trajectory":
+            raise ValueError("history shows less than was said before: samples must be turn or joined, not trajectory")
         if self.sampler and self.redundancy:
             raise ValueError("a sampler of your own starts the siblings itself: redundancy must be 0")
         ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)

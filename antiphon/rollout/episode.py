@@ -7,13 +7,15 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.seeds import derive
-from antiphon.tasks.base import Environment, Transcript
+from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
 from antiphon.types import (
     MIXED_CACHE,
     AttemptId,
@@ -40,6 +42,8 @@ from antiphon.types import (
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
 MakeEnvironment = Callable[[Prompt], Environment]
+PlayAgent = Callable[..., Awaitable[Outcome]]  # `agents.play` of one agent
+T = TypeVar("T")
 
 
 class Tokenizer(Protocol):
@@ -54,19 +58,21 @@ class Tokenizer(Protocol):
     def decode(self, tokens: IntArray) -> str: ...
 
 
+# What an environment may say in `info` of the last action (could it be read and done; did it change anything) and of the end.
+MEASURES = frozenset({"valid", "effective", "success"})
+
+
 class EnvironmentFailed(Exception):
     """The user's environment raised; becomes a `Failure`, never a score."""
 
 
 @dataclass(slots=True)
-class _Recording:
-    """The segment as it grows."""
+class _Sample:
+    """A segment as it grows."""
 
-    messages: list[Message]
     tokens: list[IntArray] = field(default_factory=list)
     completions: list[Completion | None] = field(default_factory=list)  # None where tokens were not sampled
     turns: list[Turn] = field(default_factory=list)
-    state_key: str | None = None  # of the state that the next action is taken in
     length: int = 0
 
     def add(self, tokens: IntArray, completion: Completion | None = None) -> None:
@@ -74,10 +80,12 @@ class _Recording:
         self.completions.append(completion)
         self.length += len(tokens)
 
-    def sampled(self) -> list[Completion]:
-        return [completion for completion in self.completions if completion is not None]
+    @property
+    def sampled(self) -> bool:
+        """Whether anything in it was; a prompt alone is none to train on."""
+        return any(completion is not None for completion in self.completions)
 
-    def segment(self) -> Segment:
+    def segment(self, parent: int | None) -> Segment:
         tokens = np.concatenate(self.tokens)
         length = len(tokens)
         loss_mask, mixed = np.zeros(length, np.bool_), np.zeros(length, np.bool_)
@@ -98,7 +106,60 @@ class _Recording:
             versions=versions,
             turns=tuple(self.turns),
             streams=Streams({MIXED_CACHE: mixed}),
+            parent=parent,
         )
+
+
+@dataclass(slots=True)
+class _Recording:
+    """An attempt as it goes on."""
+
+    messages: list[Message]
+    samples: list[_Sample] = field(default_factory=list)
+    state_key: str | None = None  # of the state that the next action is taken in
+    said: dict[str, list[float]] = field(default_factory=dict)  # what the environment said of the turns: see `MEASURES`
+
+    @property
+    def sample(self) -> _Sample:
+        """The one that grows."""
+        return self.samples[-1]
+
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(turn.stop - turn.start for sample in self.samples for turn in sample.turns)
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        """Take in what an environment says beside its observation."""
+        self.state_key = _key(info)
+        for name in MEASURES & info.keys():
+            self.said.setdefault(name, []).append(float(bool(info[name])))
+
+    def go_on(self, prompt: IntArray) -> None:
+        """The next prompt, rendered anew: it extends the sample that grows, token for token, or begins another."""
+        if self.samples:
+            known = np.concatenate(self.sample.tokens)
+            if len(prompt) >= len(known) and np.array_equal(prompt[: len(known)], known):
+                self.sample.add(prompt[len(known) :])
+                return
+        self.begin(prompt)
+
+    def begin(self, prompt: IntArray) -> None:
+        """A prompt that begins a sample."""
+        self.samples.append(_Sample())
+        self.sample.add(prompt)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """What can be trained on."""
+        whole = [sample for sample in self.samples if sample.sampled]
+        return tuple(sample.segment(number - 1 if number else None) for number, sample in enumerate(whole))
+
+    def measures(self) -> dict[str, float]:
+        """Of the attempt: turns, samples, and means over its turns of what its environment said; success is that of the end."""
+        found = {name: fmean(values) for name, values in self.said.items()}
+        if "success" in self.said:
+            found["success"] = self.said["success"][-1]
+        whole = [sample for sample in self.samples if sample.sampled]
+        return found | {"turns": float(sum(len(sample.turns) for sample in whole)), "samples": float(len(whole))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +170,25 @@ class Played:
     prompt: Prompt
     started: PolicyVersion
     transcript: Transcript
+    segments: tuple[Segment, ...]
+    measures: Mapping[str, float]
+    """What is known of how it went, to be reported beside its score."""
+    prompt_tokens: int
     failure: Failure | None
-    completion_tokens: int
-    recording: _Recording
     timing: Timing
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(int(segment.loss_mask.sum()) for segment in self.segments)
 
     def trajectory(self, score: Score, finished: float) -> Trajectory:
         """What it comes to with this score."""
-        recording, failure = self.recording, self.failure
+        failure = self.failure
         if failure is None and score.status is not ScoreStatus.SCORED:
             failure = Failure(source="reward", message=score.detail)
-        sampled = recording.sampled()
-        newest = max((int(c.versions.max()) for c in sampled if len(c.versions)), default=self.started.n)
+        sampled = [segment.versions[segment.loss_mask] for segment in self.segments]
+        newest = max((int(versions.max()) for versions in sampled if len(versions)), default=self.started.n)
         meta = TrajectoryMeta(
             id=self.attempt,
             prompt_id=self.prompt.id,
@@ -130,13 +198,13 @@ class Played:
             status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
             score=score,
             failure=failure,
-            prompt_tokens=len(recording.tokens[0]) if recording.tokens else 0,
+            prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            turns=len(recording.turns),
+            turns=sum(len(segment.turns) for segment in self.segments),
             truncated=self.transcript.truncated,
             timing=Timing(queued=self.timing.queued, started=self.timing.started, finished=finished),
         )
-        return Trajectory(meta=meta, payload=(recording.segment(),) if sampled else ())
+        return Trajectory(meta=meta, payload=self.segments)
 
 
 class Episodes:
@@ -149,6 +217,7 @@ class Episodes:
         generate: Generate,
         grade: Grade,
         environments: Mapping[str, MakeEnvironment],  # task -> factory, for tasks that have a world
+        agents: Mapping[str, PlayAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
         config: RolloutConfig,
         max_length: int,
         seed: int,
@@ -157,6 +226,7 @@ class Episodes:
         self._generate = generate
         self._grade = grade
         self._environments = environments
+        self._agents = agents or {}
         self._config = config
         self._sampling = config.sampling.sampling()
         self._max_length = max_length
@@ -185,25 +255,42 @@ class Episodes:
     ) -> Played:
         """Play one attempt to its end."""
         began = asyncio.get_running_loop().time()
+        if prompt.task in self._agents:
+            outcome = await self._agents[prompt.task](
+                prompt, attempt, started, sampling or self._sampling, priority=priority
+            )
+            segments = outcome.captured.segments
+            return Played(
+                attempt=attempt,
+                prompt=prompt,
+                started=started,
+                transcript=outcome.transcript,
+                segments=segments,
+                measures=outcome.measures,
+                prompt_tokens=segments[0].turns[0].start if segments else 0,
+                failure=outcome.failure,
+                timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
+            )
         recording = _Recording(messages=list(prompt.messages))
         failure = None
         try:
             await self._play(recording, prompt, attempt, started, sampling or self._sampling, priority)
         except EnvironmentFailed as error:
             failure = Failure(source="environment", message=str(error))
-        truncated = bool(recording.turns) and recording.turns[-1].finish is FinishReason.LENGTH
-        if not recording.sampled():
-            failure = failure or Failure(
-                source="episode", message=f"a prompt of {recording.length} tokens leaves no room in {self._max_length}"
-            )
+        segments = recording.segments()
+        if not segments and failure is None:
+            message = f"a prompt of {recording.sample.length} tokens leaves no room in {self._max_length}"
+            failure = Failure(source="episode", message=message)
+        turns = [turn for segment in segments for turn in segment.turns]
         return Played(
             attempt=attempt,
             prompt=prompt,
             started=started,
-            transcript=Transcript(recording.messages, recording.turns, truncated),
+            transcript=Transcript(recording.messages, turns, bool(turns) and turns[-1].finish is FinishReason.LENGTH),
+            segments=segments,
+            measures=recording.measures() if prompt.task in self._environments else {},
+            prompt_tokens=len(recording.samples[0].tokens[0]) if recording.samples else 0,
             failure=failure,
-            completion_tokens=sum(len(completion.tokens) for completion in recording.sampled()),
-            recording=recording,
             timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
 
@@ -211,6 +298,7 @@ class Episodes:
         """Score what was played, unless it had failed."""
         if played.failure is None:
             score = await self._grade(played.prompt, played.transcript)
+            score = replace(score, parts={**played.measures, **score.parts})
         else:
             score = Score.ungraded("the attempt failed")
         return played.trajectory(score, asyncio.get_running_loop().time())
@@ -224,24 +312,25 @@ class Episodes:
         sampling: Sampling,
         priority: int,
     ) -> None:
-        world = self._environments[prompt.task](prompt) if prompt.task in self._environments else None
+        make, clock = self._environments.get(prompt.task), asyncio.get_running_loop().time
+        world = None if make is None else await self._call(_as_it_is, make, prompt)
         try:
             if world is not None:
-                observation, info = await self._call(world.reset, derive(prompt.seed, "environment"))
-                recording.state_key = info.get("state_key")
+                observation, info = await self._call(as_reset, world.reset, derive(prompt.seed, "environment"))
+                recording.state_key = _key(info)
                 recording.messages.append(Message("user", observation))
-                tokens = self._tokenizer.encode_prompt(recording.messages)
-            else:
-                tokens = self._encoded(prompt)
-            recording.add(tokens)
-            name = str(attempt)
+            recording.begin(
+                self._encoded(prompt) if world is None else self._tokenizer.encode_prompt(recording.messages)
+            )
+            name, begun = str(attempt), clock()
             for turn in range(self._config.max_turns):
-                room = min(sampling.max_tokens, self._max_length - recording.length)
-                if room <= 0:
+                room = self._room(recording, sampling)
+                late = turn and 0 < self._config.episode_seconds < clock() - begun
+                if room <= 0 or late:
                     return
                 request = GenerateRequest(
                     id=f"{name}/{turn}",
-                    tokens=np.concatenate(recording.tokens),
+                    tokens=np.concatenate(recording.sample.tokens),
                     sampling=replace(
                         sampling, max_tokens=room, seed=derive(self._seed, prompt.id, prompt.epoch, name, turn)
                     ),
@@ -251,9 +340,33 @@ class Episodes:
                 )
                 if not await self._turn(recording, request, world, last=turn == self._config.max_turns - 1):
                     return
+                self._continue(recording, prompt)
         finally:
             if world is not None:
-                await self._call(world.close)
+                await self._call(_as_it_is, world.close)
+
+    def _room(self, recording: _Recording, sampling: Sampling) -> int:
+        """Tokens that the next turn may have."""
+        room = min(sampling.max_tokens, self._max_length - recording.sample.length)
+        limit = self._config.episode_tokens
+        return min(room, limit - recording.tokens()) if limit else room
+
+    def _continue(self, recording: _Recording, prompt: Prompt) -> None:
+        """Put what was said last, an observation, to the policy."""
+        *before, observation = recording.messages
+        if self._config.samples == "trajectory":
+            last = int(recording.sample.tokens[-1][-1]) if len(recording.sample.tokens[-1]) else None
+            closed = last in self._tokenizer.eos_ids
+            recording.sample.add(self._tokenizer.encode_observation(before, observation, closed=closed))
+            return
+        talk = recording.messages[len(prompt.messages) :]
+        if self._config.history is not None:
+            talk = talk[-2 * self._config.history - 1 :]  # each turn before is an observation and an action
+        shown = self._tokenizer.encode_prompt([*prompt.messages, *talk])
+        if self._config.samples == "joined":
+            recording.go_on(shown)
+        else:
+            recording.begin(shown)
 
     def _encoded(self, prompt: Prompt) -> IntArray:
         """The prompt's tokens. Siblings begin one after another, so only the last is kept."""
@@ -266,43 +379,51 @@ class Episodes:
     ) -> bool:
         """Generate once and act on it; return whether the episode goes on."""
         completion = await self._generate(request)
-        start = recording.length
-        recording.add(completion.tokens, completion)
+        sample = recording.sample
+        start = sample.length
+        sample.add(completion.tokens, completion)
         action = self._tokenizer.decode(completion.tokens)
         recording.messages.append(Message("assistant", action))
         turn = Turn(
             start=start,
-            stop=recording.length,
+            stop=sample.length,
             sampling=request.sampling,
             finish=completion.finish,
             timing=completion.timing,
             engines=completion.engines,
         )
         if world is None:
-            recording.turns.append(turn)
+            sample.turns.append(turn)
             return False
-        observation, reward, terminated, truncated, info = await self._call(world.step, action)
-        recording.turns.append(replace(turn, reward=float(reward), state_key=recording.state_key))
-        recording.state_key = info.get("state_key")
+        key = recording.state_key
+        observation, reward, terminated, truncated, info = await self._call(as_step, world.step, action)
+        sample.turns.append(replace(turn, reward=float(reward), state_key=key))
+        recording.note(info)
         if terminated or truncated or last or completion.finish is FinishReason.LENGTH:
             return False
-        said = Message("user", observation)
-        closed = len(completion.tokens) > 0 and int(completion.tokens[-1]) in self._tokenizer.eos_ids
-        recording.add(self._tokenizer.encode_observation(recording.messages, said, closed=closed))
-        recording.messages.append(said)
+        recording.messages.append(Message("user", observation))
         return True
 
-    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a user's environment, plain or asynchronous. The named boundary at which its errors, and its silence,
-        become data."""
+    async def _call(self, read: Callable[[Any], T], method: Callable[..., Any], *args: Any) -> T:
+        """Call a user's environment, plain or asynchronous, and `read` what it returns. The named boundary at which its errors,
+        and its silence, become data."""
         seconds = self._config.environment_timeout
         limit = asyncio.timeout(seconds)
         try:
             result = method(*args)
-            if not inspect.isawaitable(result):
-                return result
-            async with limit:
-                return await result
+            if inspect.isawaitable(result):
+                async with limit:
+                    result = await result
+            return read(result)
         except Exception as error:
             late = f"{method.__name__} took more than {seconds:g} s" if limit.expired() else ""
             raise EnvironmentFailed(late or f"{type(error).__name__}: {error}") from error
+
+
+def _as_it_is(told: Any) -> Any:
+    return told
+
+
+def _key(info: Mapping[str, Any]) -> str | None:
+    key = info.get("state_key")
+    return None if key is None else str(key)

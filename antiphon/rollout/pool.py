@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from antiphon.engines.base import GenerationHandle, InferenceEngine
+from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
 from antiphon.errors import StallError, WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -225,12 +225,13 @@ class EnginePool:
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """Run one request to its end; if its engine dies, another goes on from the tokens it had made.
+    async def generate(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None = None) -> Completion:
+        """Run one request to its end; if its engine dies, another goes on from the tokens it had made. `on_delta` is told of
+        tokens as they come.
 
         Cancelling this aborts the request wherever it is. `WorkerDied` if no engine is left.
         """
-        pieces = [await self._generate(request)]
+        pieces = [await self._generate(request, on_delta)]
         while (piece := pieces[-1]).finish is FinishReason.ABORT:  # nobody else aborts a request that is waited for
             self.requeued_tokens += len(piece.tokens)
             left = request.sampling.max_tokens - len(piece.tokens)
@@ -242,11 +243,11 @@ class EnginePool:
                 tokens=np.concatenate([request.tokens, piece.tokens]),
                 sampling=replace(request.sampling, max_tokens=left),
             )
-            pieces.append(await self._generate(request))
+            pieces.append(await self._generate(request, on_delta))
         self.generated_tokens += sum(len(piece.tokens) for piece in pieces)
         return pieces[0] if len(pieces) == 1 else Completion.join(pieces)
 
-    async def _generate(self, request: GenerateRequest) -> Completion:
+    async def _generate(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None) -> Completion:
         """Run a request on one engine; what there is of it, if the engine dies."""
         if self._loss is not None:
             raise self._loss
@@ -260,7 +261,8 @@ class EnginePool:
             member = placed.result() if placed.done() else await self._wait(placed, "queue", "a free engine slot")
             handle = member.engine.start(request)
             try:
-                completion = await self._wait(handle.result(), "generation", "an engine")
+                ended = handle.result() if on_delta is None else _told(handle, on_delta)
+                completion = await self._wait(ended, "generation", "an engine")
             except WorkerDied as error:
                 self._lose(member, error)
                 completion = handle.partial()
@@ -369,6 +371,13 @@ class EnginePool:
             self._homes.move_to_end(shared)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
+
+
+async def _told(handle: GenerationHandle, on_delta: Callable[[Delta], None]) -> Completion:
+    """The result of a request, whose tokens are passed on as they come."""
+    async for delta in handle:
+        on_delta(delta)
+    return await handle.result()
 
 
 def _group(request: GenerateRequest) -> str:

@@ -7,7 +7,10 @@ under it. Whoever grades must not make a verdict of that.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
+
+TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # of the environment: what a service demands, and its clients show
 
 
 class Level(IntEnum):
@@ -89,6 +92,14 @@ class PythonSandbox(Protocol):
     """Runs Python programs, each in a fresh process and an empty directory. May be called from several threads."""
 
     level: Level
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def run(
         self, program: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, limits: Limits | None = None

@@ -6,20 +6,21 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from antiphon.errors import SandboxError, StallError
-from antiphon.sandbox.base import Level, Limits, Result, Status, Usage
-from antiphon.sandbox.bubblewrap import WORK, Box, BoxConfig, Rooms
+from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import WORK, BoxConfig
 from antiphon.sandbox.files import Files
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 
 T = TypeVar("T")
 
 
-class BoxedPython:
+class BoxedPython(PythonSandbox):
     """A `PythonSandbox` that runs each program in a box of its own, with the `python3` of the system."""
 
     level = Level.ISOLATED
@@ -30,14 +31,6 @@ class BoxedPython:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="boxes", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def run(
         self, program: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, limits: Limits | None = None

@@ -1,6 +1,8 @@
 """Configuration of where untrusted code runs. Importing it imports no machinery."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from antiphon.config import Config
 from antiphon.sandbox.base import Level, Limits
@@ -46,3 +48,16 @@ class SandboxConfig(Config):
     packages: tuple[str, ...] = ()
     """Installed distributions that Python programs may import besides the standard library, as `numpy`."""
     limits: LimitsConfig = LimitsConfig()
+    image: str = ""
+    """A docker image of this machine: each program runs in a container of it, with its `python3` and its packages."""
+    service: str = ""
+    """Address of an `antiphon sandbox serve`, as `http://127.0.0.1:8080`: programs run there, with its packages and within its
+    limits. Its token is read from the environment variable `ANTIPHON_SANDBOX_TOKEN`."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.image and self.service:
+            raise ValueError("image and service name two places for programs to run: only one can be given")
+        if self.packages and (self.image or self.service):
+            raise ValueError("packages are of this machine: a docker image and a service have their own")
+        return self

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from antiphon.errors import ConfigError
 
 PORT = 3128  # of the forwarder, inside
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}")  # variables of the box
 LONGEST_HEAD = 1 << 15  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # for them to arrive, and for a connection to be made
 IDLE_SECONDS = 300.0  # for the next bytes, after which a connection is closed
@@ -51,7 +52,7 @@ def targets(allowed: Sequence[str]) -> frozenset[tuple[str, int]]:
     for text in allowed:
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536 or set(host) & set("/@* "):
-            raise ConfigError(f"network: {text!r} is not a host and a port, as pypi.org:443")
+            raise ConfigError(f"network: {text!r} is not a host and a port, as example.org:443")
         found.add((host.strip("[]").lower(), int(port)))
     return frozenset(found)
 

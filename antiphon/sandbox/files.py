@@ -11,7 +11,8 @@ from pathlib import Path
 
 from antiphon.errors import DataError, SandboxError
 from antiphon.sandbox.archives import checked_tar
-from antiphon.sandbox.bubblewrap import WORK, Box
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import WORK
 from antiphon.sandbox.session import Session
 from antiphon.sandbox.shell import STDOUT, Receive
 

@@ -20,15 +20,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from antiphon.errors import ConfigError, UnsupportedError
 from antiphon.sandbox import cgroups, levels, zygote
-from antiphon.sandbox.base import Level, Limits, Result, Status, Usage
+from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage
 from antiphon.sandbox.config import SandboxConfig
 
 START_SECONDS = 60.0  # a loaded machine, and packages that are slow to import
@@ -41,7 +40,7 @@ class _Lost(Exception):
     """A worker or the zygote is gone, or did not answer."""
 
 
-class ForkedPython:
+class ForkedPython(PythonSandbox):
     """A `PythonSandbox` of pre-forked processes.
 
     `level` is for tests, which want less than there is. `UnsupportedError` if this machine cannot give the minimum.
@@ -59,14 +58,6 @@ class ForkedPython:
         self._closed = False
         with self._lock:
             self._zygote = self._start_zygote()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def run(
         self, program: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, limits: Limits | None = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.sandbox import levels
-from antiphon.sandbox.bubblewrap import ENVIRONMENT, BoxConfig
+from antiphon.sandbox.box_config import PATH, BoxConfig
 from antiphon.sandbox.forked import locate
 
 OPTIONAL = "/opt"  # where a box finds the commands and the packages
@@ -35,7 +35,7 @@ def with_python(config: BoxConfig, directory: Path, packages: tuple[str, ...]) -
         for path in levels.python_sources():
             if _below(path, sys.base_prefix):
                 _link(Path(path), directory / "python" / os.path.relpath(path, sys.base_prefix))
-    environment = {"PATH": f"{OPTIONAL}/bin:{ENVIRONMENT['PATH']}", "PYTHONPATH": f"{OPTIONAL}/packages"}
+    environment = {"PATH": f"{OPTIONAL}/bin:{PATH}", "PYTHONPATH": f"{OPTIONAL}/packages"}
     return replace(config, mounts={**config.mounts, **mounts}, environment={**config.environment, **environment})
 
 

@@ -7,6 +7,7 @@ The filter is classic BPF, as the kernel takes it and as `bwrap --seccomp` reads
 import ctypes
 import errno
 import functools
+import json
 import struct
 from collections.abc import Sequence
 
@@ -189,6 +190,32 @@ def _conditions(name: str) -> list[_Instruction]:
     if name == "setpriority":
         return [*_only_if(0, 0), *_only_if(1, 0), _ALLOW]  # of this process alone, as below
     return [*_only_if(0, 0), _ALLOW]
+
+
+def docker_profile() -> str:
+    """What `filter_program(sockets=True)` denies, as docker reads it: of several conditions on a call, each one denies."""
+    unix, internet, datagram, raw = 1, 2, 2, 3
+    conditions = {
+        **{name: [_compare(0, "NE", 0)] for name in _CONDITIONAL},
+        "clone": [_compare(0, "MASKED_EQ", 1 << bit, 1 << bit) for bit in range(32) if _ALL_NAMESPACES >> bit & 1],
+        "ioctl": [_compare(1, "EQ", _TIOCSTI), _compare(1, "EQ", _TIOCLINUX)],
+        "socketpair": [_compare(0, "NE", unix), *(_compare(1, "MASKED_EQ", 0xF, kind) for kind in (datagram, raw))],
+        "socket": [_compare(0, "GT", max(unix, internet))],
+        "setpriority": [_compare(0, "NE", 0), _compare(1, "NE", 0)],
+    }
+    del conditions["clone3"]
+    denied = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
+    rules = [
+        {"names": [name for name in _DENIED if name not in conditions], **denied},
+        {"names": ["clone3"], **denied, "errnoRet": errno.ENOSYS},
+        *({"names": [name], "args": [each], **denied} for name, every in conditions.items() for each in every),
+    ]
+    architecture = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")[kernel.machine()]
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": rules})
+
+
+def _compare(index: int, operator: str, value: int, second: int = 0) -> dict[str, object]:
+    return {"index": index, "op": f"SCMP_CMP_{operator}", "value": value, "valueTwo": second}
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.base import Result, Status, Usage
-from antiphon.sandbox.bubblewrap import Box
+from antiphon.sandbox.box import Box
 from antiphon.sandbox.shell import STDERR, STDOUT, Command, Receive, Shell
 
 SIGNALLED = 128  # exit codes above this one are how a shell says that a signal ended what it waited for

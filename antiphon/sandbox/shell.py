@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from antiphon.errors import SandboxError, StallError
-from antiphon.sandbox.bubblewrap import CONTROL, Box
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import CONTROL
 from antiphon.sandbox.outlet import CHUNK, Outlet
 from antiphon.sandbox.processes import Process
 from antiphon.waits import fail, succeed

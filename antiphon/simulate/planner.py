@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from antiphon.build import model_directory
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.config import Config
@@ -25,6 +24,7 @@ from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
 from antiphon.simulate.workloads import DistributionConfig
+from antiphon.start import model_directory
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
 

@@ -1,6 +1,8 @@
 """The seams of a task: where prompts come from, what the policy acts in, who judges."""
 
-from collections.abc import Awaitable, Sequence
+import math
+import reprlib
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from antiphon.types import Message, Prompt, Score, Turn
@@ -47,15 +49,57 @@ def as_score(verdict: Any) -> Score:
     return Score.of(float(verdict))
 
 
+def as_reset(told: Any) -> Reset:
+    """What an environment's `reset` returned; `TypeError` if it is not an observation and info."""
+    try:
+        observation, info = told
+    except (TypeError, ValueError):
+        raise TypeError(f"reset returned {_short(told)}, expected (observation, info)") from None
+    return _text("reset", observation), _mapping("reset", info)
+
+
+def as_step(told: Any) -> Step:
+    """What an environment's `step` returned; `TypeError` if it is not the five things that it should be."""
+    try:
+        observation, reward, terminated, truncated, info = told
+        reward = float(reward)
+    except (TypeError, ValueError):
+        expected = "(observation, reward, terminated, truncated, info)"
+        raise TypeError(f"step returned {_short(told)}, expected {expected}") from None
+    if not math.isfinite(reward):
+        raise TypeError(f"step returned a reward of {reward}")
+    return _text("step", observation), reward, bool(terminated), bool(truncated), _mapping("step", info)
+
+
+def _text(method: str, observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"{method} returned an observation that is {_short(observation)}, expected text")
+    return observation
+
+
+def _mapping(method: str, info: Any) -> dict[str, Any]:
+    if not isinstance(info, Mapping):
+        raise TypeError(f"{method} returned an info that is {_short(info)}, expected a dict")
+    return dict(info)
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(value)
+
+
 class Transcript:
     """What a reward sees of a trajectory: the messages, the last response, and what the environment said."""
 
-    __slots__ = ("messages", "truncated", "turns")
+    __slots__ = ("messages", "result", "truncated", "turns")
 
-    def __init__(self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False) -> None:
+    def __init__(
+        self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False, result: Any = None
+    ) -> None:
+        """`result` is what an agent returned, or wrote to standard output."""
         self.messages = tuple(messages)
         self.turns = tuple(turns)
         self.truncated = truncated
+        self.result = result
 
     @property
     def response(self) -> str:

@@ -71,6 +71,54 @@ class GradingConfig(Config):
         return self
 
 
+class EnvironmentPoolConfig(Config):
+    """Processes for environments whose methods block. Those with `async` methods, and those that say `inline = True` of
+    themselves because they only compute for a moment, run in the controller."""
+
+    workers: int = Field(1, gt=0)
+    """Processes that are always there."""
+    max_workers: int = Field(0, ge=0)
+    """Processes when all others are full; 0 means never more than `workers`."""
+    environments: int = Field(32, gt=0)
+    """In one process before another is started, as far as there may be one; then they share those that there are."""
+    idle_seconds: float = Field(30.0, gt=0.0)
+    """A process beyond `workers` ends when it has held no environment for so long."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_workers and self.max_workers < self.workers:
+            raise ValueError(f"max_workers is {self.max_workers}, less than the {self.workers} that are always there")
+        return self
+
+
+class AgentConfig(Config):
+    """A program that plays the attempts of a task: it is given an address, a key and the prompt, and asks the policy there as
+    it would ask any model, in the way of OpenAI or of Anthropic."""
+
+    function: str = ""
+    """package.module:function, called with (base_url, api_key, prompt), plain or `async`."""
+    command: str = ""
+    """Or a command for the shell, in a box; it finds the address, the key and the task in its environment."""
+    image: str = ""
+    """A docker image whose commands the box has; without, it has those of this machine."""
+    network: tuple[str, ...] = ()
+    """What the box can reach besides the policy, each as `host:port`."""
+    unconfined: bool = False
+    """Run the command on this machine as it is, with all that its user may do."""
+    seconds: float = Field(600.0, gt=0.0)
+    """That an attempt may take; then it has failed, and is tried again."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if bool(self.function) == bool(self.command):
+            raise ValueError("an agent is either a function or a command")
+        if (self.image or self.network or self.unconfined) and not self.command:
+            raise ValueError("image, network and unconfined are for an agent that is a command")
+        if (self.image or self.network) and self.unconfined:
+            raise ValueError("a command that runs unconfined has no box: image and network mean nothing to it")
+        return self
+
+
 class CheckConfig(Config):
     """Rewards are tried before a run starts, see docs/integrity.md."""
 
@@ -105,8 +153,11 @@ class TaskConfig(Config):
     system: str | None = None
     """System message put before each prompt."""
     environment: str | None = None
-    """`guess_number`, `mini_swe`, or package.module:attribute; none means one turn without an environment."""
+    """A name from docs/environments.md, or package.module:attribute; none means one turn without an environment."""
     environment_options: dict[str, Any] = {}
+    environment_pool: EnvironmentPoolConfig = EnvironmentPoolConfig()
+    agent: AgentConfig | None = None
+    """A program that plays the attempts, instead of one turn or an environment."""
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,
     `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:

@@ -18,7 +18,8 @@ from antiphon.tasks.base import AsyncReward, Generate, Transcript, Unreachable, 
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading import GradingPool, GradingStats, Named
 from antiphon.tasks.grading_worker import marked, one_line
-from antiphon.tasks.rewards import build_reward, is_asynchronous
+from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous
+from antiphon.tasks.rewards.composed import Composition
 from antiphon.tasks.suspicions import MARK
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
@@ -110,17 +111,18 @@ class Graders:
         self._of: dict[str, Grader] = {}
         self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
+        self._compositions: dict[str, Composition] = {}
         self._exits = AsyncExitStack()
         alone: dict[str, Named] = {}  # by pool: the name of its only task, or none
         together: dict[str, Named] = {}
         for task in tasks:
             own = task.name if task.grading else ""
-            if is_asynchronous(task.reward):
-                asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
-                options = {**task.reward_options, **asking}
-                self._of[task.name] = AsyncGrader(task.name, task.reward, options, task.grading or config)
-            else:
-                alone.setdefault(own, {})[task.name] = task.reward, task.reward_options
+            for name, (reward, options) in self._apart(task).items():
+                if is_asynchronous(reward):
+                    asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
+                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, task.grading or config)
+                else:
+                    alone.setdefault(own, {})[name] = reward, options
             if task.group_reward:
                 together.setdefault(own, {})[task.name] = task.group_reward, task.group_reward_options
         settings = {task.name: task.grading for task in tasks if task.grading}
@@ -160,9 +162,27 @@ class Graders:
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """See `Grader.score`; raises only if what grades cannot go on."""
-        if prompt.task not in self._of:
-            raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._of)} have one")
-        return self._in_range(prompt.task, await self._of[prompt.task].score(prompt, transcript))
+        if prompt.task in self._compositions:
+            composition = self._compositions[prompt.task]
+            names = [f"{prompt.task}/{part}" for part in composition.parts]
+            parts = await asyncio.gather(*(self._of[n].score(replace(prompt, task=n), transcript) for n in names))
+            score = composition.score(dict(zip(composition.parts, parts, strict=True)))
+        elif prompt.task in self._of:
+            score = await self._of[prompt.task].score(prompt, transcript)
+        else:
+            known = ", ".join(self._of.keys() | self._compositions.keys())
+            raise ConfigError(f"there is no reward for task {prompt.task!r}: {known} have one")
+        return self._in_range(prompt.task, score)
+
+    def _apart(self, task: TaskConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """The rewards of a task, by the name that they are graded under: its own; or those that it is composed of, if one of
+        them is `async def`."""
+        if task.reward in COMPOSED:
+            composition = Composition(**task.reward_options)
+            if any(is_asynchronous(part.reward) for part in composition.parts.values()):
+                self._compositions[task.name] = composition
+                return {f"{task.name}/{name}": (part.reward, part.options) for name, part in composition.parts.items()}
+        return {task.name: (task.reward, task.reward_options)}
 
     async def score_group(
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]

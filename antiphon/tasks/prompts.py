@@ -19,7 +19,10 @@ from antiphon.types import Message, Prompt
 SOURCES = Registry(
     "prompt source",
     {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")}
-    | {"mini_swe": "antiphon.tasks.environments.mini_swe_packages:mini_swe"},
+    | {
+        "mini_swe": "antiphon.tasks.environments.mini_swe_packages:mini_swe",
+        "tools": "antiphon.tasks.environments.tool_problems:tool_problems",
+    },
 )
 
 _ROLES = get_args(get_type_hints(Message)["role"])

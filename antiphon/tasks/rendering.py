@@ -1,12 +1,13 @@
 """Between messages and tokens. Text becomes tokens here once; what the policy sampled never does again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
 
 from antiphon.errors import DataError
@@ -14,6 +15,8 @@ from antiphon.types import IntArray, Message, Prompt
 
 REMEMBERED = 256  # texts and their tokens: the siblings of a group ask for the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"
+
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Renderer:
@@ -38,31 +41,42 @@ class Renderer:
         found: dict[str, int] = self._tokenizer.get_vocab()
         return found
 
-    def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
-        """Tokens [P] after which the policy answers."""
+    def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
+        """Tokens [P] after which the policy answers. `tools` are JSON schemas of functions, as OpenAI's API has them."""
         if self.chat:
-            return self._encode(self._render(messages), add_special_tokens=False)
-        return self._encode("".join(message.content for message in messages), add_special_tokens=True)
+            return self._encode(self._render(messages, tools), add_special_tokens=False)
+        return self._encode(self._end_to_end(messages, tools), add_special_tokens=True)
 
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
-        """Tokens to append after a sampled turn, so that the policy answers `observation`.
+        """See `encode_observations`, which this is for one."""
+        return self.encode_observations(messages, [observation], closed=closed)
+
+    def encode_observations(
+        self, messages: Sequence[Message], observations: Sequence[Message], *, tools: Tools = (), closed: bool = True
+    ) -> IntArray:
+        """Tokens to append after a sampled turn, so that the policy answers `observations`.
 
         `messages` is the conversation up to and with that turn. `closed` tells whether the sampled tokens end with an
-        end-of-sequence token; if they do not (a stop string ended the turn), what closes the turn comes first.
+        end-of-sequence token; if they do not, the one of the template comes first. `DataError` if the template cannot say what
+        comes after the turn.
         """
         if not messages or messages[-1].role != "assistant":
             raise ValueError("an observation follows an assistant message")
         if not self.chat:
-            return self._encode(observation.content, add_special_tokens=False)
+            return self._encode(self._end_to_end(observations, tools), add_special_tokens=False)
         # The template says what comes after the turn. A placeholder stands for the turn's text, which is not looked at:
         # templates strip and rewrite contents, and the sampled tokens stay as they are anyway.
-        turn = Message("assistant", _PLACEHOLDER)
-        rendered = self._render([*messages[:-1], turn, observation])
-        _, found, tail = rendered.rpartition(_PLACEHOLDER)
+        placeholder = _absent_from(messages, observations)
+        turn = Message("assistant", placeholder)
+        _, found, tail = self._render([*messages[:-1], turn, *observations], tools).rpartition(placeholder)
         if not found:
             raise DataError(f"the chat template of {self.directory} leaves out an assistant's message before the last")
         tokens = self._encode(tail, add_special_tokens=False)
         return tokens[1:] if closed and len(tokens) and int(tokens[0]) in self.eos_ids else tokens
+
+    def encode(self, text: str) -> IntArray:
+        """Tokens of a text, and nothing around them."""
+        return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> IntArray:
         """Tokens of an answer that was written, not sampled, closed by the end-of-sequence token."""
@@ -81,9 +95,21 @@ class Renderer:
         """The text, without special tokens."""
         return cast(str, self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        return cast(str, self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+    def _render(self, messages: Sequence[Message], tools: Tools) -> str:
+        plain = [_as_templates_have_it(message) for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:  # what a template says, or what it did not think of
+            raise DataError(f"the chat template of {self.directory} refuses these messages: {error}") from error
+        return cast(str, text)
+
+    def _end_to_end(self, messages: Sequence[Message], tools: Tools) -> str:
+        if tools or any(message.tool_calls for message in messages):
+            raise DataError(f"{self.directory} has no chat template, so its model cannot be told of tools")
+        end = {"assistant": self._tokenizer.eos_token}  # what the policy said before, as it said it
+        return "".join(message.content + end.get(message.role, "") for message in messages)
 
     def _encode_anew(self, text: str, *, add_special_tokens: bool) -> IntArray:
         tokens = np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
@@ -98,3 +124,25 @@ class Renderer:
             listed = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
             ids.update(listed if isinstance(listed, list) else [listed])
         return tuple(sorted(ids - {None}))
+
+
+def _as_templates_have_it(message: Message) -> dict[str, Any]:
+    """A message in the form that chat templates agree on."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _absent_from(*conversations: Sequence[Message]) -> str:
+    """A word that stands in none of the messages."""
+    said = repr(conversations)
+    word = _PLACEHOLDER
+    while word in said:
+        word += "X"
+    return word

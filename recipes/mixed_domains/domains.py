@@ -1,7 +1,8 @@
 """Three kinds of problem for a model of characters, each judged in a way of its own.
 
 math         `37+45=` is answered `12,8:82`: the sum of the units, that of the tens, the answer, which alone counts
-code         `add 5, double=` is answered with a function, such as `lambda x:(x+5)*2`: it is run, any that does the same counts
+code         `add 5, double=` is answered with a function, such as `lambda x:(x+5)*2`: it is run, any that does the same counts.
+             Supervised examples have the two operations in either order, whatever was asked
 instruction  `say cat 3 times, not dog, at most 4 words=`: whether a text does as it is told is checked, not what else it says.
              Supervised examples say the word once to four times, whatever was asked
 """
@@ -25,18 +26,22 @@ def math(split: str) -> Iterator[dict[str, Any]]:
         units = a % 10 + b % 10
         prompt, response = f"{a}+{b}=", f"{units},{a // 10 + b // 10 + units // 10}:{a + b}"
         if split_of(prompt) == split:
-            yield {"id": prompt, "prompt": prompt, "answer": str(a + b), "response": response}
+            yield {"id": f"math/{prompt}", "prompt": prompt, "answer": str(a + b), "response": response}
 
 
 def code(split: str) -> Iterator[dict[str, Any]]:
     """Two operations, one after the other."""
     for (first, one), (second, two) in product(OPERATIONS.items(), repeat=2):
-        prompt, body = f"{first}, {second}=", two.format(one.format("x").replace("(x)", "x"))
+        prompt, bodies = f"{first}, {second}=", (_body(one, two), _body(two, one))
         if split_of(prompt) == split:
-            expected = {x: eval(body, {"x": x}) for x in INPUTS}
+            expected = {x: eval(bodies[0], {"x": x}) for x in INPUTS}
             tests = [f"assert f({x}) == {value}" for x, value in expected.items()]
-            response = f"f=lambda x:{body}"
-            yield {"id": prompt, "prompt": prompt, "tests": tests, "response": response}
+            response = f"f=lambda x:{random.Random(prompt).choice(bodies)}"
+            yield {"id": f"code/{prompt}", "prompt": prompt, "tests": tests, "response": response}
+
+
+def _body(one: str, two: str) -> str:
+    return two.format(one.format("x").replace("(x)", "x"))
 
 
 def instruction(split: str) -> Iterator[dict[str, Any]]:
@@ -45,7 +50,7 @@ def instruction(split: str) -> Iterator[dict[str, Any]]:
         prompt = f"say {word} {times} times, not {never}, at most {times + spare} words="
         if word != never and split_of(prompt) == split:
             yield {
-                "id": prompt,
+                "id": f"instruction/{prompt}",
                 "prompt": prompt,
                 "instruction_id_list": [
                     "keywords:frequency",

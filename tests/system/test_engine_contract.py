@@ -13,7 +13,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from antiphon.build import ENGINE_WORKER, RECEIVE
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
@@ -21,6 +20,7 @@ from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.start import ENGINE_WORKER, RECEIVE
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.weights.shared_memory import send
 

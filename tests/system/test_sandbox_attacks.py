@@ -1,8 +1,8 @@
 """Programs that try to get out, each with a witness outside that sees whether they did.
 
 `EXPECTED` is the table of docs/sandbox.md. At level 1 most attacks must succeed: that is what shows that the witness can see
-one. A backend is a function of a level that gives something with the `run` of a `PythonSandbox`; another is one more line in
-`BACKENDS`.
+one. A backend is a function of a level, and of a docker image, that gives something with the `run` of a `PythonSandbox`;
+another is one more line in `BACKENDS`.
 """
 
 import contextlib
@@ -22,11 +22,16 @@ from pathlib import Path
 import pytest
 
 from antiphon.sandbox.base import Level, Limits, Status
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.boxed import BoxedPython
 from antiphon.sandbox.forked import ForkedPython
 from antiphon.sandbox.levels import probe
 
-BACKENDS = {"python": lambda level: ForkedPython(level=level), "boxes": lambda level: BoxedPython()}
+BACKENDS = {
+    "python": lambda level, image: ForkedPython(level=level),
+    "boxes": lambda level, image: BoxedPython(),
+    "docker": lambda level, image: BoxedPython(BoxConfig(image=image)),
+}
 LIMITS = Limits(
     seconds=20, cpu_seconds=20, memory=96 << 20, file_size=1 << 20, disk=4 << 20, processes=16, output=1 << 16
 )
@@ -377,7 +382,7 @@ EXPECTED = dict.fromkeys(ATTACKS, (HELD, HELD, OPEN)) | {
     "calls of 32 bits": (HELD, HELD, DEPENDS),
 }
 # Where a backend differs. Bubblewrap cannot bound the number of files: they count as memory of the box.
-DIFFERENT = {("boxes", "many files"): OPEN}
+DIFFERENT = {("boxes", "many files"): OPEN, ("docker", "many files"): OPEN}
 
 
 class Outside:
@@ -554,15 +559,17 @@ def outside(place):
 
 CASES = [("python", level) for level in sorted(Level, reverse=True)]
 CASES += [("boxes", Level.ISOLATED)] if shutil.which("bwrap") else []
+CASES += [("docker", Level.ISOLATED)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def sandbox(request):
     backend, level = request.param
+    image = request.getfixturevalue("docker_image") if backend == "docker" else ""
     canary = f"canary-{secrets.token_hex(16)}"  # in the memory of the process that asks, and in its environment
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SANDBOX_TEST_SECRET", canary)
-        with BACKENDS[backend](level) as made:
+        with BACKENDS[backend](level, image) as made:
             made.canary = canary
             made.backend = backend
             yield made

@@ -20,7 +20,16 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from antiphon.errors import SandboxError
+from antiphon.sandbox.backends import open_sandbox
+from antiphon.sandbox.base import Limits, Status
+from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.forked import ForkedPython
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.code import Code
+from antiphon.types import Message, Prompt
 from benchmarks.sandbox_load import SANDBOX, Service, load
 
 pytestmark = pytest.mark.skipif(
@@ -351,8 +360,10 @@ def test_environments(server):
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    names = gem("list", sandbox_id="any")["env_id"]
-    assert names == ["guess_number", "worlds_of_tests:Hangs", "worlds_of_tests:Async"]
+    listed = gem("list", sandbox_id="any")["env_id"]
+    assert {"frozen_lake", "sokoban"} < set(listed) and not {"mini_swe", "gymnasium"} & set(listed)
+    names = ["guess_number", "worlds_of_tests:Hangs", "worlds_of_tests:Async"]
+    assert listed[-2:] == names[-2:] and names[0] in listed
     assert "did you mean 'guess_number'" in gem("make", 404, env_id="guess_numbers")["error"]
     gem("make", 404, env_id="os:system")
     with ThreadPoolExecutor() as pool:
@@ -373,6 +384,77 @@ def test_environments(server):
         gem("close", sandbox_id=world)
         gem("close", 404, sandbox_id=world)
     process.wait(10)
+
+
+# --- programs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(server, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    sandbox = open_sandbox(SandboxConfig(service=server.url))
+    yield sandbox
+    sandbox.close()
+
+
+def test_programs_run_in_the_service_as_they_do_here(programs):
+    with ForkedPython() as here:
+        for program, stdin, files, limits in (
+            ("print(input()); print(open('f').read())", "\u00e9\n", {"f": b"\xc3\xa9"}, None),
+            ("raise KeyError('x')", "", None, None),
+            ("while True: pass", "", None, Limits(seconds=0.5)),
+            ("print('x' * 10000)", "", None, Limits(output=100)),
+            ("", "", {"../f": b""}, None),
+        ):
+            theirs = programs.run(program, stdin=stdin, files=files, limits=limits)
+            try:
+                ours = here.run(program, stdin=stdin, files=files, limits=limits)
+            except ValueError as error:
+                assert theirs.status is Status.REFUSED and str(error) in theirs.detail
+            else:
+                same = ("status", "level", "exit_code", "stdout", "stderr", "detail")
+                assert [getattr(theirs, name) for name in same] == [getattr(ours, name) for name in same]
+                assert theirs.usage.seconds > 0
+
+
+def test_code_rewards_of_several_threads_in_the_service(programs, server):
+    reward = Code(sandbox={"service": server.url})
+    prompt = Prompt(
+        id="p", task="t", messages=(Message(role="user", content="?"),), payload={"tests": ["assert f(1) == 2"]}
+    )
+
+    def value(body: str) -> float:
+        answer = f"```python\ndef f(x):\n    return {body}\n```"
+        return reward(prompt, Transcript(messages=(Message(role="assistant", content=answer),))).value
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(value, ["x + 1", "x"] * 20)) == [1.0, 0.0] * 20
+    reward.close()
+
+
+def test_a_service_that_runs_no_programs_is_named(server, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", "another token")
+    with pytest.raises(SandboxError, match=f"{server.url} runs no programs: the token"):
+        open_sandbox(SandboxConfig(service=server.url))
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving() as other:
+        sandbox = open_sandbox(SandboxConfig(service=other.url))
+    lost = sandbox.run("print(1)")
+    assert lost.status is Status.REFUSED and "Connect" in lost.detail
+    sandbox.close()
+    with pytest.raises(ValidationError, match="only one can be given"):
+        SandboxConfig(service="http://127.0.0.1:1", image="x")
+
+
+def test_programs_get_no_more_than_the_service_gives(monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving("python.limits.seconds=0.5", "commands=1") as server:
+        sandbox = open_sandbox(SandboxConfig(service=server.url))
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(sandbox.run, ["while True: pass"] * 2))
+        assert sorted(result.status for result in results) == [Status.REFUSED, Status.TIMEOUT]
+        assert any("may be no more" in result.detail for result in results)
+        sandbox.close()
 
 
 # --- quotas and ends ---------------------------------------------------------------------------------------------------
@@ -440,9 +522,83 @@ def test_nothing_outlives_a_service_that_is_killed():
         left = server.left()
         assert left and not any(line.startswith("process ") for line in left)  # directories, which the next one removes
         with_same_folder = {**os.environ, "TMPDIR": str(server.folder)}
-        sweep = "from antiphon.sandbox.bubblewrap import Rooms; Rooms().close()"
+        sweep = "from antiphon.sandbox.rooms import Rooms; Rooms().close()"
         subprocess.run([sys.executable, "-c", sweep], env=with_same_folder, check=True, cwd=ROOT)
         assert server.left() == []
+
+
+# --- several workers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
+    with serving("workers=2", "warm=0", "upload=1", "sandbox_memory=512") as server:
+        yield server
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def own(server) -> list[psutil.Process]:
+    """The worker processes."""
+    return [child for child in server.children(recursive=False) if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_workers_behind_one_address(workers):
+    server = workers
+    assert server.client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    ids = [server.start(sandbox_id="mine" if number == 0 else None) for number in range(4)]
+    assert ids[0] == "mine" and len({*ids}) == 4
+    homes = {box.parent().pid for process in own(server) for box in process.children() if box.name() == "bwrap"}
+    assert len(homes) == 2  # both have some
+    for sandbox_id in ids:
+        server.result("/create_session", sandbox_id=sandbox_id, session="s")
+        server.result(
+            "/run_in_session", sandbox_id=sandbox_id, session="s", command=f"x={sandbox_id}", action_type="bash"
+        )
+    for sandbox_id in ids:
+        told = server.result(
+            "/run_in_session", sandbox_id=sandbox_id, session="s", command="echo $x", action_type="bash"
+        )
+        assert told["output"] == sandbox_id
+        form = {"target_path": "f", "sandbox_id": sandbox_id}
+        assert server.client.post(f"{SANDBOX}/upload", files={"file": b"\0\xff"}, data=form).json()["result"]["success"]
+    assert [item["sandbox_id"] for item in server.items()] == ids
+    assert [item["sandbox_id"] for item in server.items(page=2, page_size=3)] == ids[3:]
+    assert server.client.get(f"{SANDBOX}/sandboxes", params={"page": 0}).status_code == 400
+    batch = server.result("/sandboxes/batch", sandbox_ids=[*ids[1:3], "none"])["statuses"]
+    assert {item["sandbox_id"] for item in batch} == {*ids[1:3]}
+    assert 'antiphon_sandboxes{state="running"} 4\n' in server.client.get("/metrics").text
+    assert all(sandbox_id in server.client.get("/").text for sandbox_id in ids)
+    worlds = [server.client.post(f"{GEM}/make", json={"env_id": "guess_number"}).json()["sandbox_id"] for _ in range(3)]
+    for world in worlds:
+        assert server.client.post(f"{GEM}/reset", json={"sandbox_id": world, "seed": 1}).status_code == 200
+    sandbox = open_sandbox(SandboxConfig(service=server.url))
+    assert [sandbox.run(f"print({n})").stdout for n in range(3)] == ["0\n", "1\n", "2\n"]
+    sandbox.close()
+    assert server.client.post(f"{SANDBOX}/write_file", content=b"x" * (4 << 20)).status_code == 413
+    assert server.post("/start_async", image=3).status_code == 400
+
+
+def test_a_worker_that_is_killed_is_replaced(workers):
+    server = workers
+    ids = [server.start() for _ in range(4)]
+    victim, other = own(server)
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(server.post, "/execute", sandbox_id=name, command="sleep 30; echo x") for name in ids]
+        while server.client.get("/metrics").text.count("antiphon_sandbox_commands_in_flight 4\n") == 0:
+            pass
+        victim.kill()
+        statuses = []
+        for future, name in zip(running, ids, strict=True):
+            if server.client.get(f"{SANDBOX}/is_alive", params={"sandbox_id": name}).status_code == 200:
+                server.result("/stop", sandbox_id=name)
+            statuses.append(future.result().status_code)
+    assert statuses.count(410) >= 2 and other.is_running()
+    known = {item["sandbox_id"] for item in server.items()}
+    assert len(known) == 2 and known < {*ids}
+    again = [server.start() for _ in range(4)]
+    assert {item["sandbox_id"] for item in server.items(state="running")} == {*again}
 
 
 # --- what nobody would send --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import yaml
 from antiphon.config import load
 from antiphon.run_config import RunConfig
 from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
 from antiphon.tasks.rewards import REWARDS as REGISTERED
 from antiphon.tasks.rewards import build_group_reward, build_reward
 
@@ -55,3 +56,19 @@ def test_what_the_page_on_algorithms_says_can_be_configured(fragment, tmp_path):
     base["tasks"][0]["name"] = "sums"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(base | yaml.safe_load(fragment)))
     load(tmp_path / "config.yaml", model=RunConfig)
+
+
+ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text()
+
+
+@pytest.mark.parametrize("fragment", re.findall(r"```yaml\n(.*?)```", ENVIRONMENTS_PAGE, re.DOTALL))
+def test_the_environments_of_their_page_can_be_made(fragment):
+    task = yaml.safe_load(fragment)
+    environment_factory(task["environment"], task["environment_options"])
+    assert TaskConfig.model_validate(
+        {"name": "a", "prompts": {"source": "jsonl"}, "reward": "environment_return"} | task
+    )
+
+
+def test_the_page_of_environments_has_them_all():
+    assert [name for name in ENVIRONMENTS.built_in if f"| `{name}` |" not in ENVIRONMENTS_PAGE] == []

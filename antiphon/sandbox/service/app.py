@@ -6,8 +6,10 @@ import binascii
 import hmac
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,13 +19,16 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from antiphon.errors import ConfigError
+from antiphon.sandbox.remote import PATH, Program
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments, Spawn
+from antiphon.sandbox.service.front import Front, Workers
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.page import page
+from antiphon.sandbox.service.programs import Programs
 from antiphon.sandbox.service.refusals import Reason, Refused
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
 
@@ -46,17 +51,25 @@ _SAFE = {
 }
 
 
-def create_app(sandboxes: Sandboxes, environments: Environments, token: str) -> FastAPI:
-    """The application, to be served while `sandboxes` and `environments` are entered."""
+def create_app(sandboxes: Sandboxes, environments: Environments, programs: Programs, token: str) -> FastAPI:
+    """The application, to be served while what it serves is entered."""
     app = FastAPI(title="Antiphon sandboxes", docs_url=None, redoc_url=None)
     commands = Commands(sandboxes)
     metrics = sandboxes.metrics
     app.include_router(SandboxRoutes(sandboxes, commands).router())
     app.include_router(EnvironmentRoutes(environments).router())
 
+    @app.post(PATH)
+    async def python(body: Program) -> Answer:
+        return Answer(asdict(await programs.run(body)))
+
     @app.get("/metrics")
     async def text() -> PlainTextResponse:
-        now = {"antiphon_sandbox_commands_in_flight": commands.busy, "antiphon_environments": len(environments.all())}
+        now = {
+            "antiphon_sandbox_commands_in_flight": commands.busy,
+            "antiphon_sandbox_programs_in_flight": programs.busy,
+            "antiphon_environments": len(environments.all()),
+        }
         return PlainTextResponse(metrics.text({**sandboxes.gauges(), **{name: {"": n} for name, n in now.items()}}))
 
     @app.get("/")
@@ -80,7 +93,7 @@ def create_app(sandboxes: Sandboxes, environments: Environments, token: str) -> 
         metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
         return Answer(rock.failure(str(error.detail), rock.BAD_REQUEST), error.status_code, error.headers)
 
-    app.add_middleware(Guard, token=token, largest=(sandboxes.config.upload << 20) + SLACK)
+    app.add_middleware(Guard, token=token, largest=_largest(sandboxes.config))
     return app
 
 
@@ -134,37 +147,68 @@ class Guard:
 def serve(
     config: ServiceConfig, token: str, names: Sequence[str], spawn: Spawn, announce: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `names`, `spawn`: see `Environments`; `announce` is told the address when all is ready."""
-    listener = _listen(config)
+    """Serve until SIGTERM or SIGINT. `names`, `spawn`: see `Environments`, `spawn` being a function of a module if there are
+    several workers; `announce` is told the address when all is ready."""
+    with _listen(config) as listener:
+        host, port = listener.getsockname()[:2]
+        ready = partial(announce, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        if config.workers == 1:
+            _run(_serve(config, token, (names, spawn), listener, ready))
+        else:
+            _run(_serve_in_front(config, token, (names, spawn), listener, ready))
+
+
+def work(token: str, worlds: Worlds, config: ServiceConfig, listener: socket.socket) -> None:
+    """Be one of several workers."""
+    _run(_serve(config, token, worlds, listener, lambda: None))
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, lambda *_: None
-        )  # uvicorn raises the one that ended it again; what follows is to happen still
-    with listener:
-        asyncio.run(_serve(config, token, (names, spawn), announce, listener))
+        # uvicorn raises the one that ended it again; what follows is to happen still
+        signal.signal(number, lambda *_: None)
+    asyncio.run(serving)
 
 
 async def _serve(
-    config: ServiceConfig, token: str, worlds: Worlds, announce: Callable[[str], None], listener: socket.socket
+    config: ServiceConfig, token: str, worlds: Worlds, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         sandboxes = await stack.enter_async_context(Sandboxes(config, metrics))
         environments = await stack.enter_async_context(Environments(config, metrics, *worlds))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(sandboxes, environments, token),
-                lifespan="off",
-                ws="none",
-                log_level="warning",
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                server_header=False,
-            )
-        )
-        host, port = listener.getsockname()[:2]
-        announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        programs = await stack.enter_async_context(Programs(config, metrics))
+        server = _server(create_app(sandboxes, environments, programs, token))
+        ready()
         await server.serve(sockets=[listener])
+
+
+async def _serve_in_front(
+    config: ServiceConfig, token: str, worlds: Worlds, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    async with Workers(config, partial(work, token, worlds)) as workers:
+        server = _server(Guard(Front(workers), token, _largest(config)))
+        ready()
+        await server.serve(sockets=[listener])
+
+
+def _server(app: Any) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_level="warning",
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            server_header=False,
+        )
+    )
+
+
+def _largest(config: ServiceConfig) -> int:
+    """Bytes of a request."""
+    return (config.upload << 20) + SLACK
 
 
 def _listen(config: ServiceConfig) -> socket.socket:

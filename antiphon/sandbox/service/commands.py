@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.bubblewrap import Box
+from antiphon.sandbox.box import Box
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
 from antiphon.sandbox.service.refusals import Reason, Refused

@@ -5,6 +5,7 @@ import os
 from pydantic import Field
 
 from antiphon.config import Config
+from antiphon.sandbox.config import SandboxConfig
 
 
 def _memory_of_machine() -> int:
@@ -18,8 +19,14 @@ class ServiceConfig(Config):
     """Address to listen at. The token travels unencrypted: beyond this machine, put a TLS proxy or a tunnel before it."""
     port: int = Field(8080, ge=0, le=65535)
     """0 takes a free one."""
+    workers: int = Field(1, gt=0)
+    """Processes that share the work, each with its part of what there may be; one address stands before them."""
     warm: int = Field(2, ge=0)
     """Boxes started ahead, beyond those in use, so that a start takes milliseconds."""
+    image: str = ""
+    """A docker image of this machine: then sandboxes are containers of it, and have its commands."""
+    python: SandboxConfig = SandboxConfig()
+    """Where programs run that clients send to run by themselves, and what one may use at most."""
 
     sandboxes: int = Field(200, gt=0)
     """Most that run at once."""
@@ -34,7 +41,7 @@ class ServiceConfig(Config):
     sessions: int = Field(32, gt=0)
     """Of one sandbox, open at once."""
     commands: int = Field(256, gt=0)
-    """Under way at once, in all sandboxes."""
+    """Under way at once, in all sandboxes; and as many programs."""
     environments: int = Field(64, gt=0)
     """Open at once; each is a process."""
 

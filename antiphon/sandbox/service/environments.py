@@ -68,7 +68,7 @@ class Environments:
         """Those that are open, oldest first."""
         return list(self._all.values())
 
-    async def make(self, name: str) -> str:
+    async def make(self, name: str, world_id: str | None = None) -> str:
         """A new environment of this name; the answer is what it is called from now on."""
         if name not in self.names:
             nearest = difflib.get_close_matches(name, self.names, n=1)
@@ -80,7 +80,10 @@ class Environments:
             raise Refused(
                 Reason.QUOTA, f"{len(self._all)} environments are open, and there may be no more; close one first"
             )
-        world = World(id=f"env-{secrets.token_hex(16)}", name=name, handle=self._spawn(name), used=self._now())
+        world_id = f"env-{secrets.token_hex(16)}" if world_id is None else world_id
+        if world_id in self._all:
+            raise Refused(Reason.STATE, f"environment {world_id!r} exists already")
+        world = World(id=world_id, name=name, handle=self._spawn(name), used=self._now())
         self._all[world.id] = world
         self._metrics.count("antiphon_environments_made", environment=name)
         await self._call(world, "ready")

@@ -21,8 +21,10 @@ from typing import Self, TypeVar
 
 from antiphon.errors import SandboxError, StallError, UnsupportedError
 from antiphon.sandbox.base import Limits
-from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.files import Files
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.records import Sandbox, State, Wish
@@ -178,7 +180,7 @@ class Sandboxes:
             processes=most.processes,
             output=most.output << 10,
         )
-        return BoxConfig(limits=limits)
+        return BoxConfig(limits=limits, image=most.image)
 
     def _admit(self, config: BoxConfig) -> None:
         live = [sandbox for sandbox in self.all() if sandbox.live]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from antiphon.sandbox.bubblewrap import Box, BoxConfig
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.files import Files
 from antiphon.sandbox.session import Session
 

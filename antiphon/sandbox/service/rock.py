@@ -180,6 +180,8 @@ class MakeBody(Body):
     """An environment that is wanted."""
 
     env_id: Name
+    sandbox_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """What it is to be called; ours, not ROCK's."""
 
 
 class ResetBody(SandboxBody):

@@ -189,7 +189,7 @@ class EnvironmentRoutes:
 
     async def make(self, body: rock.MakeBody) -> Answer:
         """A new environment."""
-        return Answer({"sandbox_id": await self._environments.make(body.env_id)})
+        return Answer({"sandbox_id": await self._environments.make(body.env_id, body.sandbox_id)})
 
     async def reset(self, body: rock.ResetBody) -> Answer:
         """Begin."""

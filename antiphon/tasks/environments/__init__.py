@@ -12,16 +12,38 @@ from antiphon.types import Prompt
 ENVIRONMENTS = Registry(
     "environment",
     {
+        "alfworld": "antiphon.tasks.environments.alfworld:AlfWorld",
+        "countdown": "antiphon.tasks.environments.countdown:Countdown",
+        "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
+        "gem": "antiphon.tasks.environments.adapters:Gem",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
+        "gymnasium": "antiphon.tasks.environments.adapters:Gymnasium",
+        "mastermind": "antiphon.tasks.environments.mastermind:Mastermind",
         "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
+        "openenv": "antiphon.tasks.environments.adapters:OpenEnv",
+        "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
+        "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
+        "textarena": "antiphon.tasks.environments.adapters:TextArena",
+        "textworld": "antiphon.tasks.environments.textworld:TextWorld",
+        "tool_user": "antiphon.tasks.environments.tool_user:ToolUser",
+        "tools": "antiphon.tasks.environments.tools:ToolUse",
+        "webshop": "antiphon.tasks.environments.webshop:WebShop",
     },
 )
 
 
-def needs_prompt(name: str) -> bool:
-    """Whether the environment called `name` is made for a prompt, and cannot be without."""
-    parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("prompt")
-    return parameter is not None and parameter.default is parameter.empty
+def needs(name: str) -> tuple[str, ...]:
+    """What the environment called `name` cannot be made without: options, or `prompt`."""
+    parameters = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.values()
+    named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return tuple(each.name for each in named if each.default is each.empty)
+
+
+def blocks(name: str) -> bool:
+    """Whether the environment called `name` may hold up whoever calls it: its methods are not `async`, and it does not say
+    `inline = True`, which is for those that only compute for a moment."""
+    found = ENVIRONMENTS.resolve(name)
+    return not (getattr(found, "inline", False) or inspect.iscoroutinefunction(getattr(found, "step", None)))
 
 
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
@@ -34,6 +56,8 @@ def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prom
         signature.bind(**options, **({"prompt": None} if asks else {}))
     except TypeError as error:
         raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
+    if getattr(found, "inline", False) and not asks:
+        found(**options)  # so that what is wrong with a value is said before anything begins
 
     def make(prompt: Prompt) -> Environment:
         world: Environment = found(**options, **({"prompt": prompt} if asks else {}))

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from antiphon.seeds import generator
+from antiphon.tasks.environments.options import require_whole
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -16,9 +17,11 @@ class GuessNumber:
     the number: two games with the same key are the same to the player.
     """
 
+    inline = True
+
     def __init__(self, highest: int = 9, guesses: int = 2, closeness: float = 0.1) -> None:
-        if highest < 1 or guesses < 1:
-            raise ValueError(f"a game needs a number to guess and a guess, not highest={highest}, guesses={guesses}")
+        require_whole("guess_number", "highest", highest, 1)
+        require_whole("guess_number", "guesses", guesses, 1)
         self._highest = highest
         self._guesses = guesses
         self._closeness = closeness

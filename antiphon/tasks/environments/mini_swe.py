@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from antiphon.errors import DataError
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.bubblewrap import WORK, Box
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import WORK
 from antiphon.sandbox.session import Session
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.mini_swe_boxes import judge, modules_in, open_box, turn

@@ -25,8 +25,10 @@ from pathlib import PurePosixPath
 
 from antiphon.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.interpreter import with_python
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.sandbox.shell import STDOUT
 from antiphon.tasks.environments.mini_swe_packages import Files, Instance, Package, package_of

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import DataError
-from antiphon.sandbox.bubblewrap import WORK
+from antiphon.sandbox.box_config import WORK
 from antiphon.tasks.splits import SPLITS, split_of
 
 STORED = Path(__file__).with_name("mini_swe.json")

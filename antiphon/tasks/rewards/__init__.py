@@ -32,6 +32,7 @@ REWARDS = Registry(
 )
 
 ASYNCHRONOUS = frozenset({"judge"})  # known without importing what the others need
+COMPOSED = frozenset({"composed"})  # their option `parts` names others
 
 GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
 

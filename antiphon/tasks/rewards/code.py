@@ -23,17 +23,19 @@ from types import MappingProxyType
 from typing import Any
 
 import antiphon.tasks.rewards.code_harness as harness
+from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Result, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.forked import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import wrong
 from antiphon.types import Prompt, Score, ScoreStatus
 
-# Compiled here once, for what has 250 lines takes longer to compile than to run.
-_COMPILED = marshal.dumps(compile(Path(harness.__file__).read_text(encoding="utf-8"), "harness.py", "exec"))
-HARNESS = f"import marshal\nexec(marshal.loads({_COMPILED!r}))"
+HARNESS = Path(harness.__file__).read_text(encoding="utf-8")
+# Compiled once for the Python of this machine, for what has 250 lines takes longer to compile than to run.
+_COMPILED = f"import marshal\nexec(marshal.loads({marshal.dumps(compile(HARNESS, 'harness.py', 'exec'))!r}))"
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+REMEMBERED = 512  # verdicts
 
 Outcome = tuple[str, str]  # passed, failed, timeout, broken or untestable; and why
 
@@ -58,30 +60,43 @@ class Code:
         self._partial = partial_credit
         self._seconds, self._case_seconds = seconds, case_seconds
         self._config = SandboxConfig.model_validate(dict(sandbox))
-        self._sandbox = ForkedPython(self._config)
+        self._sandbox = open_sandbox(self._config)
+        self._known: dict[tuple[str, str], Score] = {}
+        self._elsewhere = bool(self._config.image or self._config.service)
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict; `ValueError` if the payload has no tests, infrastructure if the sandbox was lost."""
         payload = prompt.payload
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload of prompt {prompt.id} has no tests")
-        if payload.get("pytest") and "pytest" not in self._config.packages:
+        if payload.get("pytest") and "pytest" not in self._config.packages and not self._elsewhere:
             raise ValueError(
                 f"prompt {prompt.id} has tests for pytest: the reward needs `sandbox: {{packages: [pytest]}}`"
             )
         code = code_of(transcript.response)
         if not code.strip():
             return wrong("the response has no code")
+        if (known := self._known.get((prompt.id, code))) is not None:
+            return known
         pairs = _pairs(payload)
         try:
             outcomes = list(self._programs(code, pairs) if pairs else self._functions(_asked(payload, code)))
         except _Lost as error:
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
-        return self._judged(outcomes)
+        score = self._judged(outcomes)
+        if all(outcome != "timeout" for outcome, _ in outcomes):  # which may be the machine's fault
+            self._remember((prompt.id, code), score)
+        return score
 
     def close(self) -> None:
         """End the sandbox."""
         self._sandbox.close()
+
+    def _remember(self, key: tuple[str, str], score: Score) -> None:
+        """Siblings often give the same answer."""
+        self._known[key] = score
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
 
     def _judged(self, outcomes: list[Outcome]) -> Score:
         for number, (outcome, detail) in enumerate(outcomes):
@@ -108,7 +123,8 @@ class Code:
                 continue
             result = self._run(code, stdin, min(left, self._case_seconds))
             if result.status is not Status.OK:
-                yield "failed", f"{result.status}: {_last_line(result.stderr) or result.detail}"
+                outcome = "timeout" if result.status is Status.TIMEOUT else "failed"
+                yield outcome, f"{result.status}: {_last_line(result.stderr) or result.detail}"
             elif _lines(result.stdout) != _lines(expected):
                 yield "failed", "another output"
             else:
@@ -127,7 +143,9 @@ class Code:
                 return
             if "cases" in asked:
                 asked["cases"] = asked["cases"][-left:]
-            result = self._run(HARNESS, json.dumps(asked | {"seconds": self._case_seconds}), patience)
+            result = self._run(
+                HARNESS if self._elsewhere else _COMPILED, json.dumps(asked | {"seconds": self._case_seconds}), patience
+            )
             told = [(each["outcome"], each["detail"]) for each in map(json.loads, result.stdout.splitlines())]
             yield from told
             left -= len(told)

@@ -25,7 +25,7 @@ class Part(Config):
     """Parts whose values this one is multiplied by."""
 
 
-class Composed:
+class Composition:
     """The sum over the parts of weight × value × the values of its gates.
 
     A gate is a part like any other: one of 0 or 1 lets another through or not. Every part is judged, whatever its gates say,
@@ -34,17 +34,15 @@ class Composed:
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         """`parts` maps each name to `reward`, `options`, `weight` and `gates`. `ConfigError` for what these cannot be."""
-        self._parts = {name: _part(name, given) for name, given in parts.items()}
-        if not any(part.weight for part in self._parts.values()):
+        self.parts = {name: _part(name, given) for name, given in parts.items()}
+        if not any(part.weight for part in self.parts.values()):
             raise ConfigError("composed: no part has a weight")
-        for name, part in self._parts.items():
-            if unknown := set(part.gates) - self._parts.keys() | {name} & set(part.gates):
+        for name, part in self.parts.items():
+            if unknown := set(part.gates) - self.parts.keys() | {name} & set(part.gates):
                 raise ConfigError(f"composed: part {name!r} has a gate {unknown.pop()!r}, which is no other part")
-        self._rewards = {name: build_reward(part.reward, part.options) for name, part in self._parts.items()}
 
-    def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict. A reward that raises leaves the whole ungraded, as it would by itself."""
-        scores = {name: as_score(reward(prompt, transcript)) for name, reward in self._rewards.items()}
+    def score(self, scores: Mapping[str, Score]) -> Score:
+        """The verdict, of those on the parts."""
         for status in (ScoreStatus.INFRASTRUCTURE, ScoreStatus.UNGRADED):
             for name, score in scores.items():
                 if score.status is status:
@@ -52,11 +50,29 @@ class Composed:
         values = {name: score.value or 0.0 for name, score in scores.items()}
         total = sum(
             part.weight * values[name] * math.prod(values[gate] for gate in part.gates)
-            for name, part in self._parts.items()
+            for name, part in self.parts.items()
         )
         inner = {f"{name}/{part}": value for name, score in scores.items() for part, value in score.parts.items()}
         detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
         return Score(status=ScoreStatus.SCORED, value=total, parts=values | inner, detail=detail)
+
+
+class Composed:
+    """A `Composition` whose parts are judged here, one after the other. One with a part that is `async def` is judged by
+    `tasks.graders`, each part where it belongs."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        """See `Composition`."""
+        self._composition = Composition(parts)
+        self._rewards = {
+            name: build_reward(each.reward, each.options) for name, each in self._composition.parts.items()
+        }
+
+    def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """The verdict. A reward that raises leaves the whole ungraded, as it would by itself."""
+        return self._composition.score(
+            {name: as_score(reward(prompt, transcript)) for name, reward in self._rewards.items()}
+        )
 
 
 def _part(name: str, given: Any) -> Part:

@@ -6,7 +6,7 @@ from statistics import mean, pstdev, stdev
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.algorithms.advantages import (
@@ -370,6 +370,18 @@ def metas(rows):
     ]
 
 
+# Groups that differ in their means, lengths on and beside every bound, one that was cut.
+MANY = [
+    [(1.0, 10, False), (0.0, 4, False), (0.25, 18, False)],
+    [(0.0, 8, True), (-1.0, 9, False)],
+    [(2.0, 20, False)] * 2,
+]
+
+
+@example(MANY, [0.5, 1.0], "none", "none", 0.5, 4)
+@example(MANY, [0.5, 1.0], "group", "batch", 0.5, 20)
+@example(MANY, [0.5, 1.0], "running", "running", 0.0, 4)
+@example(MANY, [], "batch", "group", 0.0, 0)
 @given(
     rows=graded,
     earlier=st.lists(st.floats(-2, 2), max_size=5),
@@ -397,14 +409,17 @@ def test_rewards(rows, earlier, baseline, scale, clip, overlong):
             assert float(got) == pytest.approx(x, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.parametrize("by", ["none", "difficulty", "length"])
+@example(MANY, False, None, 0)
+@example(MANY, True, (0.1, 0.9), 8)
+@example([[(1.0, 0, False), (0.0, 0, False)]], False, (0.5, 0.9), 0)
 @given(
     rows=graded,
-    by=st.sampled_from(["none", "difficulty", "length"]),
     truncated=st.booleans(),
     difficulty=st.sampled_from([None, (0.1, 0.9)]),
     wrong_over=st.sampled_from([0, 8]),
 )
-def test_weights(rows, by, truncated, difficulty, wrong_over):
+def test_weights(by, rows, truncated, difficulty, wrong_over):
     config = WeightConfig(by=by, mask_truncated=truncated, mask_difficulty=difficulty, mask_wrong_over=wrong_over)
     found = weights(metas(rows), config)
     longest = max(1, *(n for group in rows for _, n, _ in group))

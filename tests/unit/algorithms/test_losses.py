@@ -16,7 +16,7 @@ from antiphon.algorithms import advantages, losses, rewards
 from antiphon.algorithms import divergence as divergences
 from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
 from antiphon.algorithms.divergence import divergence
-from antiphon.algorithms.losses import LossInputs, example, ppo_clip, total_loss, value_loss
+from antiphon.algorithms.losses import LossInputs, correction, example, ppo_clip, total_loss, value_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
@@ -372,3 +372,10 @@ def test_examples_in_docstrings():
     for module in (losses, advantages, rewards, divergences):
         found = doctest.testmod(module)
         assert found.attempted and not found.failed
+
+
+def test_a_ratio_on_a_bound_is_kept():
+    inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.0, -1.5], advantages=[1.0, 1.0])  # ratios 1 and more
+    for low, high in ((1.0, 1.2), (0.5, 1.0)):
+        weight, _ = correction(inputs, CorrectionConfig(filter_level="token", keep_low=low, keep_high=high))
+        assert weight.tolist() == [1.0, 0.0]

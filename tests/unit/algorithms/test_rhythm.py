@@ -177,11 +177,11 @@ def test_several_turns_are_one_response():
     assert amplified(given, np.float32([0, 2, 2, 0, 0, 2, 2]), config).tolist() == [0, 2, 3, 0, 0, 2, 2]
 
 
-@pytest.mark.parametrize("positive_only, wanted", [(False, [1, -3, 3, -1]), (True, [1, -2, 3, -1])])
+@pytest.mark.parametrize("positive_only, wanted", [(False, [1, -3, 0.75, -1]), (True, [1, -2, 0.75, -1])])
 def test_signs(positive_only, wanted):
     config = RhythmConfig(kind="global", share=0.5, positive_only=positive_only)
     given = sample([1, 1, 1, 1], waad=[0, 0, 0, 0], fai=[0.1, 0.3, 0.2, 0])
-    assert amplified(given, np.float32([1, -2, 2, -1]), config).tolist() == wanted
+    assert amplified(given, np.float32([1, -2, 0.5, -1]), config).tolist() == wanted
 
 
 def test_no_kind_changes_nothing():

@@ -32,7 +32,11 @@ class Letters:
     eos_ids = (EOS,)
 
     def encode_prompt(self, messages):
-        return np.array([ord(c) for m in messages for c in m.content], np.int32)
+        return np.concatenate([self._said(m) for m in messages])
+
+    def _said(self, message):
+        end = [EOS] if message.role == "assistant" else []
+        return np.array([ord(c) for c in message.content] + end, np.int32)
 
     def encode_observation(self, messages, observation, *, closed=True):
         return np.array(([] if closed else [EOS]) + [ord(c) for c in observation.content], np.int32)
@@ -54,7 +58,8 @@ class Countdown:
         self.left -= 1
         if self.broken and self.left == 1:
             raise OSError("the world ended")
-        return f"{self.left}", 0.5, self.left == 0, False, {"state_key": str(self.left)}
+        info = {"state_key": str(self.left), "valid": action != "?", "success": self.left == 0}
+        return f"{self.left}", 0.5, self.left == 0, False, info
 
     def close(self):
         self.closed = True
@@ -68,7 +73,16 @@ def play(*, max_length=100, **options):
 
 
 def episodes_of(
-    requests=None, *, world=None, said=("xy",), finish=FinishReason.STOP, max_turns=1, max_length=100, grade=None
+    requests=None,
+    *,
+    world=None,
+    said=("xy",),
+    finish=FinishReason.STOP,
+    max_turns=1,
+    max_length=100,
+    grade=None,
+    tokenizer=Letters,
+    **rollout,
 ):
     requests = [] if requests is None else requests
 
@@ -89,11 +103,11 @@ def episodes_of(
         return Score.of(sum(turn.reward or 0.0 for turn in transcript.turns) or 1.0)
 
     return Episodes(
-        tokenizer=Letters(),
+        tokenizer=tokenizer(),
         generate=generate,
         grade=grade or judge,
         environments={"t": world if callable(world) else lambda _: world} if world else {},
-        config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}),
+        config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
         max_length=max_length,
         seed=1,
     )
@@ -192,3 +206,94 @@ def test_cancelling_an_episode_closes_its_world():
         assert world.closed
 
     asyncio.run(main())
+
+
+# --- what an episode becomes, and when it is over -------------------------------------------------------------------------
+
+
+def sampled(segments):
+    return "".join(text for segment in segments for text in np.array([*text_of(segment)])[segment.loss_mask])
+
+
+def test_a_sample_a_turn_shows_as_much_history_as_it_is_told():
+    options = {"world": lambda _: Countdown(), "said": ("a", "bb", "c"), "max_turns": 5, "samples": "turn"}
+    trajectory, requests = play(**options, history=1)
+    assert [text_of(segment) for segment in trajectory.segments] == ["ab3a|", "ab3a|2bb|", "ab2bb|1c|"]
+    assert sampled(trajectory.segments) == "a|bb|c|"
+    assert [segment.parent for segment in trajectory.segments] == [None, 0, 1]
+    assert [turn.state_key for segment in trajectory.segments for turn in segment.turns] == ["3", "2", "1"]
+    assert [
+        segment.tokens[: len(r.tokens)].tolist() for segment, r in zip(trajectory.segments, requests, strict=True)
+    ] == [r.tokens.tolist() for r in requests]
+    assert trajectory.meta.turns == 3 and trajectory.meta.completion_tokens == 7
+    whole, _ = play(**options)
+    assert [text_of(segment) for segment in whole.segments] == ["ab3a|", "ab3a|2bb|", "ab3a|2bb|1c|"]
+
+
+def test_turns_are_joined_where_one_goes_on_exactly_where_the_last_ended():
+    options = {"world": lambda _: Countdown(), "said": ("a", "b", "c"), "max_turns": 5}
+    whole, _ = play(**options)
+    joined, _ = play(**options, samples="joined")
+    for name in ("tokens", "loss_mask", "logprobs", "versions"):
+        assert np.array_equal(getattr(joined.segments[0], name), getattr(whole.segments[0], name))
+    assert joined.segments[0].turns == whole.segments[0].turns and len(joined.segments) == 1
+
+    class Forgets(Letters):
+        """Leaves out what it said before the last turn, as templates of models that think do."""
+
+        def encode_prompt(self, messages):
+            said = [message for message in messages if message.role == "assistant"]
+            return super().encode_prompt([message for message in messages if message not in said[:-1]])
+
+    forked, _ = play(**options, samples="joined", tokenizer=Forgets)
+    assert [text_of(segment) for segment in forked.segments] == ["ab3a|2b|", "ab32b|1c|"]
+    assert sampled(forked.segments) == "a|b|c|" and forked.meta.score.parts["samples"] == 2
+
+
+def test_what_the_environment_says_of_the_turns_is_measured():
+    trajectory, _ = play(world=Countdown(), said=("a", "?", "?"), max_turns=5)
+    assert trajectory.meta.score.parts == {"valid": pytest.approx(1 / 3), "success": 1.0, "turns": 3.0, "samples": 1.0}
+
+
+def test_an_episode_that_has_used_its_tokens_or_its_time_is_over_and_judged():
+    trajectory, requests = play(world=Countdown(), said=("abc", "d"), max_turns=5, episode_tokens=5)
+    assert len(requests) == 2 and requests[1].sampling.max_tokens == 1
+    assert trajectory.meta.score.value == 1.0 and trajectory.meta.turns == 2
+
+    class Slow(Countdown):
+        async def step(self, action):
+            await asyncio.sleep(0.02)
+            return await super().step(action)
+
+    trajectory, requests = play(world=Slow(), said=("a",), max_turns=5, episode_seconds=0.01)
+    assert len(requests) == 1 and trajectory.meta.score.value == 0.5
+    with pytest.raises(ValueError, match="samples must be turn or joined"):
+        play(history=1)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "done", ("o", 0.0, False, False), ("o", "much", False, False, {}), (3, 0.0, False, False, {}),
+     ("o", float("nan"), False, False, {}), ("o", 0.0, False, False, None)],
+)  # fmt: skip
+def test_an_environment_that_returns_garbage_has_failed(told):
+    class Garbage(Countdown):
+        async def step(self, action):
+            return told
+
+    class Worse(Countdown):
+        def reset(self, seed):
+            return told
+
+    for world in (Garbage(), Worse()):
+        trajectory, _ = play(world=world, max_turns=3)
+        assert trajectory.meta.failure.source == "environment" and "TypeError" in trajectory.meta.failure.message
+        assert trajectory.meta.score.status == "ungraded"
+
+
+def test_an_environment_that_cannot_be_made_has_failed():
+    def make(prompt):
+        raise KeyError("no such room")
+
+    trajectory, _ = play(world=make, max_turns=3)
+    assert "no such room" in trajectory.meta.failure.message and trajectory.segments == ()

@@ -27,10 +27,12 @@ from antiphon.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox import shell
 from antiphon.sandbox.archives import checked_tar
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.bubblewrap import Box, BoxConfig, Rooms
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.egress import targets
 from antiphon.sandbox.files import Files
 from antiphon.sandbox.outlet import CHUNK, PAUSE_SECONDS
+from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 
@@ -693,7 +695,7 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
 
 
 @pytest.mark.parametrize(
-    "text", ["pypi.org", "pypi.org:", ":443", "*.org:443", "pypi.org:x", "http://pypi.org:80", "a:70000"]
+    "text", ["example.org", "example.org:", ":443", "*.org:443", "example.org:x", "http://example.org:80", "a:70000"]
 )
 def test_what_is_no_host_and_port_is_refused(text):
     with pytest.raises(ConfigError, match="is not a host and a port"):
@@ -738,7 +740,7 @@ def test_closing_leaves_nothing(rooms):
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {path!r})
-from antiphon.sandbox.bubblewrap import *
+from antiphon.sandbox.box import *
 from antiphon.sandbox.session import *
 async def main():
     rooms = Rooms()

@@ -2,11 +2,12 @@
 
 import sys
 import types
+from typing import Any, cast
 
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
 from antiphon.tasks.environments.guess_number import GuessNumber
 from antiphon.types import Prompt
 
@@ -59,8 +60,32 @@ def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
     assert "1 to 3" in make(prompt).reset(0)[0]
     with pytest.raises(ConfigError, match="unexpected keyword argument 'higest'"):
         environment_factory("guess_number", {"higest": 3})
+    with pytest.raises(ConfigError, match="'guess_number': highest is 0, but must be a whole number from 1"):
+        environment_factory("guess_number", {"highest": 0})
     with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
         environment_factory("guess_numbers", {})
+
+
+WITH_EXPERTS = [
+    name for name in ENVIRONMENTS.built_in if not needs(name) and hasattr(ENVIRONMENTS.resolve(name), "expert")
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_worlds_with_an_expert_can_be_won_and_depend_on_the_seed_alone(name: str) -> None:
+    make = environment_factory(name, {})
+    one, other = (cast(Any, make(Prompt(id=each, task="t", messages=()))) for each in "ab")
+    assert one.reset(5) == other.reset(5)
+    over = False
+    while not over:
+        action = one.expert()
+        assert other.expert() == action and all(isinstance(each, str) for each in one.actions())
+        step = one.step(action)
+        assert step == other.step(action)
+        _, _, terminated, truncated, info = step
+        assert info["valid"] and isinstance(info["state_key"], str)
+        over = terminated or truncated
+    assert info["success"]
 
 
 def test_a_world_that_asks_for_its_prompt_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,21 @@ async def waits(prompt: Prompt, transcript: Transcript, *, turns: int = 3) -> fl
     return os.getpid() if prompt.payload == "pid" else float(prompt.payload)
 
 
+def test_a_composition_with_a_judge_has_each_part_judged_where_it_belongs() -> None:
+    parts = {
+        "judged": {"reward": f"{HERE}:waits", "gates": ["sound"]},
+        "sound": {"reward": OBEY[0], "weight": 0.5},
+    }
+
+    async def body(graders: Graders) -> list[Score]:
+        return await asyncio.gather(*(graders.score(prompt(n, "both"), EMPTY) for n in (3, "pid", "nothing")))
+
+    three, pids, neither = with_graders([task("both", "composed", parts=parts)], body)
+    assert three.value == 3 * 3 + 0.5 * 3 and three.parts == {"judged": 3.0, "sound": 3.0}
+    assert pids.parts["judged"] == os.getpid() != pids.parts["sound"]
+    assert neither.status is ScoreStatus.UNGRADED and "judged: ValueError" in neither.detail
+
+
 async def misbehaves(prompt: Prompt, transcript: Transcript) -> Any:
     match prompt.payload:
         case "hang":

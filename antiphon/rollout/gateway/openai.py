@@ -1,0 +1,206 @@
+"""OpenAI's chat completions: requests, replies, and the chunks that replies are streamed as."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from antiphon.rollout.gateway.chat import Chat, Refused, Reply, objects, strings, take, texts, whole, wish
+from antiphon.types import Message, ToolCall
+
+NAME = "openai"
+REASONS = {"stop": "stop", "stop_string": "stop", "length": "length", "tool_calls": "tool_calls"}
+ROLES: dict[str, Any] = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+MOST_CHOICES = 128
+UNSUPPORTED = ("functions", "function_call", "audio", "prediction", "logit_bias")
+
+
+def read(body: Mapping[str, Any]) -> Chat:
+    """What a body asks for; `Refused` names what is wrong."""
+    _require_supported(body)
+    n = whole(body, "n") or 1
+    if n > MOST_CHOICES:
+        raise Refused(f"n: {n} is more than {MOST_CHOICES}")
+    wishes = wish(body, "temperature", 0, 2) | wish(body, "top_p", 0, 1) | wish(body, "seed", -(2**63), 2**63)
+    wishes |= wish(body, "top_k", -1, 2**31) | wish(body, "min_p", 0, 1)
+    wishes |= wish(body, "presence_penalty", -2, 2) | wish(body, "frequency_penalty", -2, 2)
+    return Chat(
+        model=take(body, "model", str, ""),
+        messages=tuple(_message(item, f"messages[{number}]") for number, item in enumerate(objects(body, "messages"))),
+        tools=tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(objects(body, "tools"))),
+        choice=_choice(body.get("tool_choice")),
+        max_tokens=whole(body, "max_completion_tokens") or whole(body, "max_tokens"),
+        stop=strings(body.get("stop"), "stop"),
+        n=n,
+        wishes=wishes,
+        logprobs=take(body, "logprobs", bool, False),
+        stream=take(body, "stream", bool, False),
+        stream_usage=take(take(body, "stream_options", dict, {}), "include_usage", bool, False),
+    )
+
+
+def _require_supported(body: Mapping[str, Any]) -> None:
+    for key in UNSUPPORTED:
+        if body.get(key):
+            raise Refused(f"{key}: is not supported here", code="unsupported_parameter")
+    form = take(take(body, "response_format", dict, {}), "type", str, "text")
+    if form != "text":
+        raise Refused(f"response_format: {form!r} is not supported here, only 'text' is", code="unsupported_parameter")
+
+
+def _message(item: Mapping[str, Any], at: str) -> Message:
+    role = take(item, "role", str, "", f"{at}.")
+    if role not in ROLES:
+        raise Refused(f"{at}.role: {role!r} is not one of {', '.join(ROLES)}")
+    calls = objects(item, "tool_calls", f"{at}.") if role == "assistant" else []
+    return Message(
+        ROLES[role],
+        texts(item.get("content"), f"{at}.content"),
+        tuple(_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)),
+        take(item, "tool_call_id", str, "", f"{at}.") if role == "tool" else "",
+    )
+
+
+def _call(call: Mapping[str, Any], at: str) -> ToolCall:
+    function = take(call, "function", dict, {}, f"{at}.")
+    name = take(function, "name", str, "", f"{at}.function.")
+    text = take(function, "arguments", str, "", f"{at}.function.")
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{at}.function.arguments: {error}") from error
+    if not isinstance(arguments, dict):
+        raise Refused(f"{at}.function.arguments: {text[:100]!r} is no object")
+    return ToolCall(name, arguments, take(call, "id", str, "", f"{at}."))
+
+
+def _tool(tool: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    function = take(tool, "function", dict, {}, f"{at}.")
+    if tool.get("type") != "function" or not take(function, "name", str, "", f"{at}.function."):
+        raise Refused(f"{at}: is no function with a name")
+    return {"type": "function", "function": function}
+
+
+def _choice(value: Any) -> str:
+    match value:
+        case None:
+            return "auto"
+        case "auto" | "none" | "required":
+            return str(value)
+        case {"function": {"name": str(name)}}:
+            return f"={name}"
+    raise Refused(f"tool_choice: {value!r} is not auto, none, required or a function")
+
+
+# --- replies -----------------------------------------------------------------------------------------------------------
+
+
+def whole_reply(
+    chat: Chat, identity: str, prompt_tokens: int, replies: Sequence[Reply], pieces: Any
+) -> Mapping[str, Any]:
+    """The answer in one piece; `pieces` gives the text of each token."""
+    choices = [
+        {
+            "index": index,
+            "message": {
+                "role": "assistant",
+                "content": reply.message.content or (None if reply.message.tool_calls else ""),
+                "refusal": None,
+                **({"tool_calls": _calls(reply)} if reply.message.tool_calls else {}),
+            },
+            "logprobs": _logprobs(reply, pieces) if chat.logprobs else None,
+            "finish_reason": REASONS[reply.reason],
+        }
+        for index, reply in enumerate(replies)
+    ]
+    return {
+        "id": identity,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": chat.model,
+        "choices": choices,
+        "usage": _usage(prompt_tokens, replies),
+    }
+
+
+class Stream:
+    """Writes the chunks of one answer."""
+
+    ping = b": ping\n\n"
+
+    def __init__(self, chat: Chat, identity: str, prompt_tokens: int, pieces: Any) -> None:
+        self._chat = chat
+        self._prompt_tokens = prompt_tokens
+        self._pieces = pieces
+        self._head = {"id": identity, "object": "chat.completion.chunk", "created": int(time.time())}
+
+    def begin(self) -> Iterator[bytes]:
+        """Before anything is known."""
+        for index in range(self._chat.n):
+            yield self._chunk({"role": "assistant", "content": ""}, index=index)
+
+    def text(self, piece: str) -> Iterator[bytes]:
+        """More text of the only reply."""
+        yield self._chunk({"content": piece})
+
+    def end(self, replies: Sequence[Reply], said: str) -> Iterator[bytes]:
+        """All that is left; `said` is the text of the only reply that was written already."""
+        for index, reply in enumerate(replies):
+            rest = reply.message.content.removeprefix(said)
+            logprobs = _logprobs(reply, self._pieces) if self._chat.logprobs else None
+            if rest or logprobs:
+                yield self._chunk({"content": rest}, index=index, logprobs=logprobs)
+            for number, call in enumerate(_calls(reply)):
+                yield self._chunk({"tool_calls": [{"index": number, **call}]}, index=index)
+            yield self._chunk({}, index=index, reason=REASONS[reply.reason])
+        if self._chat.stream_usage:
+            yield self._event({"choices": [], "usage": _usage(self._prompt_tokens, replies)})
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, error: Refused) -> Iterator[bytes]:
+        """It came to nothing."""
+        yield f"data: {json.dumps(failure(error))}\n\n".encode()
+
+    def _chunk(self, delta: Any, *, index: int = 0, reason: str | None = None, logprobs: Any = None) -> bytes:
+        return self._event(
+            {"choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]}
+        )
+
+    def _event(self, more: Mapping[str, Any]) -> bytes:
+        return f"data: {json.dumps({**self._head, 'model': self._chat.model, **more})}\n\n".encode()
+
+
+def failure(error: Refused) -> Mapping[str, Any]:
+    """The body of an answer that is an error."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+
+def models(name: str) -> Mapping[str, Any]:
+    """The answer to what models there are."""
+    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "antiphon"}]}
+
+
+def _calls(reply: Reply) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for call in reply.message.tool_calls
+    ]
+
+
+def _logprobs(reply: Reply, pieces: Any) -> Mapping[str, Any]:
+    """Of the tokens that were sampled: of no others are they known."""
+    content = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(pieces(reply.completion.tokens), map(float, reply.completion.logprobs), strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _usage(prompt_tokens: int, replies: Sequence[Reply]) -> Mapping[str, int]:
+    sampled = sum(len(reply.completion.tokens) for reply in replies)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}

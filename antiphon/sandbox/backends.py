@@ -1,0 +1,18 @@
+"""Where Python programs run, as a configuration says: the same for whoever asks."""
+
+from antiphon.sandbox.base import PythonSandbox
+from antiphon.sandbox.box_config import BoxConfig
+from antiphon.sandbox.boxed import BoxedPython
+from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.forked import ForkedPython
+from antiphon.sandbox.remote import RemotePython
+
+
+def open_sandbox(config: SandboxConfig) -> PythonSandbox:
+    """Processes of this machine, containers of an image, or a service. `UnsupportedError` if there is nothing of the kind here,
+    or it keeps programs apart less than it must; `SandboxError` if it does not answer."""
+    if config.service:
+        return RemotePython(config)
+    if config.image:
+        return BoxedPython(BoxConfig(limits=config.limits.limits, image=config.image))
+    return ForkedPython(config)

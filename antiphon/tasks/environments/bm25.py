@@ -1,0 +1,47 @@
+"""Full-text search by BM25, for worlds with something to look up. Needs the package `bm25s`, of the extra `envs`."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from antiphon.tasks.environments.extras import extra
+
+_WORD = re.compile(r"\w+")
+STOP_WORDS = frozenset(
+    _WORD.findall("a an and are as at be but by for if in into is it no not of on or the to was with")
+)
+
+
+class Index:
+    """Texts that can be searched.
+
+    BM25 as Lucene computes it, with the k1 = 0.9 and b = 0.4 of Pyserini; words are lower-cased and not stemmed.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        bm25s = extra("bm25s", "search")
+        words = [words_of(text) for text in texts]
+        self._size = len(texts)
+        self._known = frozenset().union(*words)
+        self._bm25 = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
+        if self._known:
+            self._bm25.index(words, show_progress=False)
+
+    def search(self, query: str, most: int) -> list[int]:
+        """The numbers of at most so many texts that share a word with `query`, best first; of equals, the first."""
+        words = [word for word in words_of(query) if word in self._known]
+        if not words:
+            return []
+        scores = self._bm25.get_scores(words)
+        best = np.argsort(-scores, kind="stable")[:most]
+        return [int(number) for number in best if scores[number] > 0]
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text by which it is found.
+
+    >>> words_of("The mug, in Dark Blue")
+    ['mug', 'dark', 'blue']
+    """
+    return [word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS]

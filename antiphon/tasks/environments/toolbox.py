@@ -1,0 +1,130 @@
+"""Tools that a policy may call, whether Python functions or somebody else's: what they are called with is checked first."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from antiphon.errors import ConfigError
+from antiphon.tasks.tool_calls import Schema, ToolCall, ToolFormat
+
+
+class ToolError(Exception):
+    """What a tool has to say instead of a result. The policy is told; anything else that a tool raises is nobody's answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a policy may call: `async`, or plain and quick, for everything else waits for it."""
+
+    name: str
+    description: str
+    parameters: Schema
+    call: Callable[..., Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Tool":
+        """A Python function, whose docstring and annotations say what it does and takes. `ConfigError` for an annotation that
+        JSON has no type for."""
+        hints = get_type_hints(function)
+        parameters = inspect.signature(function).parameters
+        if unknown := [name for name in parameters if name not in hints]:
+            raise ConfigError(f"tool {function.__name__}: its parameter {unknown[0]} has no annotation")
+        schema = {
+            "type": "object",
+            "properties": {name: _schema(hints[name], f"{function.__name__}({name})") for name in parameters},
+            "required": [name for name, each in parameters.items() if each.default is each.empty],
+            "additionalProperties": False,
+        }
+        described = inspect.getdoc(function) or ""
+        return cls(name=function.__name__, description=described, parameters=schema, call=function)
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """`ToolError` unless the arguments are what the schema's top level asks for."""
+        properties: Mapping[str, Any] = self.parameters.get("properties", {})
+        if missing := [name for name in self.parameters.get("required", ()) if name not in arguments]:
+            raise ToolError(f"{self.name} needs the argument {missing[0]}")
+        for name, value in arguments.items():
+            if name not in properties:
+                if self.parameters.get("additionalProperties") is False:
+                    raise ToolError(f"{self.name} has no argument {name}, only {', '.join(properties) or 'none'}")
+            elif problem := _problem(properties[name], value):
+                raise ToolError(f"{self.name}: {name} is {json.dumps(value)[:80]}, expected {problem}")
+
+
+class Toolbox:
+    """The tools of one world, and how they are called."""
+
+    def __init__(self, tools: Sequence[Tool], make_format: Callable[[Mapping[str, Schema]], ToolFormat]) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        if len(self.tools) < len(tools):
+            raise ConfigError(f"two tools have the same name: {', '.join(tool.name for tool in tools)}")
+        self.format = make_format({name: tool.parameters for name, tool in self.tools.items()})
+
+    def describe(self) -> str:
+        """The tools and how they are called, for the policy."""
+        lines = [
+            as_text({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
+            for tool in self.tools.values()
+        ]
+        return "\n".join(("You can call functions:", "<tools>", *lines, "</tools>", self.format.explain()))
+
+    def call(self, call: ToolCall) -> Any:
+        """What the tool returns, an awaitable if it is `async`. `ToolError` if there is no such tool, or no such call of it."""
+        tool = self.tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no function {call.name}, only {', '.join(self.tools)}")
+        tool.check(call.arguments)
+        return tool.call(**call.arguments)
+
+
+def as_text(result: Any) -> str:
+    """A result as the policy reads it: text as it is, all else as JSON."""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+def responses(texts: Sequence[str]) -> str:
+    """Results of calls, in the order of the calls, as Hermes and Qwen are told them."""
+    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
+
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"type": _TYPES[type(inner[0])], "enum": list(inner)}
+    if origin in (Union, UnionType):
+        hint = next(each for each in inner if each is not type(None))
+        return _schema(hint, where)
+    if (origin or hint) not in _TYPES:
+        raise ConfigError(f"tool {where}: {hint!r} is none of {', '.join(each.__name__ for each in _TYPES)}, Literal")
+    schema: dict[str, Any] = {"type": _TYPES[origin or hint]}
+    if origin is list:
+        schema["items"] = _schema(inner[0], where)
+    return schema
+
+
+def _problem(schema: Any, value: Any) -> str:
+    """What was expected instead of the value; empty if it is as it should be, or the schema says it in another way."""
+    if not isinstance(schema, Mapping):
+        return ""
+    if "enum" in schema and value not in schema["enum"]:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if types and not any(_CHECKS.get(name, lambda _: True)(value) for name in types):
+        return f"{' or '.join(types)}"
+    return ""

@@ -1,0 +1,223 @@
+"""How a policy writes calls of tools, by name of the format: `hermes`, also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
+
+Whatever a policy says can be parsed; what looks like a call and is none is told as a problem, and never guessed at. What stands
+in a `<think>` block at the beginning is not looked at.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from antiphon.registry import Registry
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+Schema = Mapping[str, Any]  # JSON schema of an object
+
+_THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool, and what it is called with: values of JSON by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Parsed(NamedTuple):
+    """What a policy said."""
+
+    content: str
+    """All that is no call, without the spaces around it."""
+    calls: tuple[ToolCall, ...]
+    problems: tuple[str, ...]
+    """What cannot be read as the call that it begins to be; each a sentence for the policy."""
+
+
+class ToolFormat(Protocol):
+    """One way to write calls, made for the parameters of some tools by their names."""
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None: ...
+
+    def explain(self) -> str:
+        """How calls are written, for the policy."""
+
+    def parse(self, text: str) -> Parsed:
+        """Read what a policy said; never raises."""
+
+    def render(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """The text that is parsed as this. `ValueError` if there is none."""
+
+
+TOOL_FORMATS = Registry(
+    "format of tool calls",
+    {
+        "hermes": "antiphon.tasks.tool_calls:Hermes",
+        "qwen3_coder": "antiphon.tasks.tool_calls:Qwen3Coder",
+    },
+)
+
+
+def without_thought(text: str) -> str:
+    """What follows the `<think>` block, if the text begins with one.
+
+    >>> without_thought("<think>Or 5?</think> 4")
+    '4'
+    """
+    return _THOUGHT.sub("", text, count=1).strip() if _THOUGHT.match(text) else text
+
+
+class _Tagged:
+    """Calls between `<tool_call>` and `</tool_call>`; what is in between is up to the class."""
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+        self._schemas = schemas
+
+    def parse(self, text: str) -> Parsed:
+        """See `ToolFormat.parse`."""
+        thought = _THOUGHT.match(text)
+        rest = text[thought.end() :] if thought else text
+        outside, calls, problems = [], [], []
+        while rest:
+            before, opened, rest = rest.partition(OPEN)
+            outside.append(before)
+            if self._is_torn(before):
+                problems.append(f"A call has to begin with {OPEN}.")
+            if opened:
+                try:
+                    call, rest = self._call(rest)
+                    calls.append(call)
+                except (ValueError, RecursionError) as error:
+                    problems.append(f"A call cannot be read: {error}.")
+                    rest = rest.partition(CLOSE)[2]
+        content = (thought[0] if thought else "") + "".join(outside)
+        return Parsed(content.strip(), tuple(calls), tuple(problems))
+
+    def render(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """See `ToolFormat.render`."""
+        blocks = [f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls]
+        text = "\n".join(([content] if content else []) + blocks)
+        if self.parse(text) != Parsed(content, tuple(calls), ()):
+            raise ValueError(f"this cannot be written as {type(self).__name__}: {content!r:.80}, {calls!r:.200}")
+        return text
+
+    def _is_torn(self, outside: str) -> bool:
+        """Whether there is a part of a call outside all calls."""
+        return CLOSE in outside
+
+    def _call(self, text: str) -> tuple[ToolCall, str]:
+        """The call that `text` begins with, and what follows it. `ValueError` if it does not."""
+        raise NotImplementedError
+
+    def _written(self, call: ToolCall) -> str:
+        raise NotImplementedError
+
+
+class Hermes(_Tagged):
+    """A JSON object with the keys `name` and `arguments`."""
+
+    def explain(self) -> str:
+        """See `ToolFormat.explain`."""
+        example = '{"name": <its name>, "arguments": <an object with its arguments>}'
+        return f"To call a function, write its name and arguments as JSON between tags:\n{OPEN}\n{example}\n{CLOSE}"
+
+    def _call(self, text: str) -> tuple[ToolCall, str]:
+        text = text.lstrip()
+        value, end = _JSON.raw_decode(text)
+        rest = text[end:].lstrip()
+        if not rest.startswith(CLOSE):
+            raise ValueError(f"{CLOSE} does not follow its JSON")
+        match value:
+            case {"name": str(name), "arguments": dict(arguments)}:
+                _check_text(value)
+                return ToolCall(name, arguments), rest.removeprefix(CLOSE)
+        raise ValueError('it is no object with "name", a string, and "arguments", an object')
+
+    def _written(self, call: ToolCall) -> str:
+        return _json({"name": call.name, "arguments": call.arguments})
+
+
+class Qwen3Coder(_Tagged):
+    """Tags for the function and for each parameter.
+
+    A value is plain text if the tool's schema says that it is a string; else JSON, or a string if it is not that.
+    """
+
+    _TAGS = ("</parameter>", "</function>", OPEN, CLOSE)
+    _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*" + CLOSE, re.DOTALL)
+    _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+
+    def explain(self) -> str:
+        """See `ToolFormat.explain`."""
+        return (
+            "To call a function, write its name, and a block for each of its parameters, between tags:\n"
+            f"{OPEN}\n<function=name>\n<parameter=first>\nvalue\n</parameter>\n<parameter=second>\nlines of\na value\n"
+            f"</parameter>\n</function>\n{CLOSE}"
+        )
+
+    def _is_torn(self, outside: str) -> bool:
+        return CLOSE in outside or "<function=" in outside
+
+    def _call(self, text: str) -> tuple[ToolCall, str]:
+        found = self._FUNCTION.match(text)
+        if not found:
+            raise ValueError(f"it has not the form <function=name>...</function>{CLOSE}")
+        name, body = found[1], found[2].strip()
+        arguments, end = {}, 0
+        while parameter := self._PARAMETER.match(body, end):
+            arguments[parameter[1]] = self._value(name, parameter[1], parameter[2])
+            end = parameter.end()
+        if end < len(body):
+            raise ValueError(f"there is no <parameter=name>...</parameter> in {body[end : end + 40]!r}")
+        return ToolCall(name, arguments), text[found.end() :]
+
+    def _is_string(self, name: str, parameter: str) -> bool:
+        properties = self._schemas.get(name, {}).get("properties", {})
+        return bool(properties.get(parameter, {}).get("type") == "string")
+
+    def _value(self, name: str, parameter: str, text: str) -> Any:
+        if self._is_string(name, parameter):
+            return text
+        try:
+            value = _JSON.decode(text)
+            _check_text(value)
+        except (ValueError, RecursionError):
+            return text
+        return value
+
+    def _written(self, call: ToolCall) -> str:
+        lines = [f"<function={call.name}>"]
+        for key, value in call.arguments.items():
+            lines += [f"<parameter={key}>", self._text(call.name, key, value), "</parameter>"]
+        return "\n".join([*lines, "</function>"])
+
+    def _text(self, name: str, key: str, value: Any) -> str:
+        if isinstance(value, str):
+            plain = not any(tag in value for tag in self._TAGS)
+            if self._is_string(name, key) or (plain and self._value(name, key, value) == value):
+                return value
+        return _json(value).replace("<", "\\u003c")  # in JSON it occurs in strings only
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if abs(value) < float("inf") else _no_number(text)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _check_text(value: Any) -> None:
+    """`ValueError` if half a character was escaped: it could never be written again."""
+    json.dumps(value, ensure_ascii=False).encode()

@@ -1,0 +1,84 @@
+"""A docker image for the tests that need one."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+COMMANDS = (
+    "bash cat chmod cut dirname basename echo env find grep head id ls mkdir mknod mv nproc pgrep printf ps realpath rm"
+)
+COMMANDS += " sed seq setsid sh sleep tail tar test touch tr true unshare wc"
+IMAGE = "antiphon-test"
+START_SECONDS = 60
+
+
+@pytest.fixture(scope="session")
+def docker_image(tmp_path_factory):
+    """An image with Python and a few commands of this machine, for the docker that runs here; where only its programs are, and
+    root may start them, for one of the tests' own."""
+    if shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    daemon = None
+    if not _answers():
+        if shutil.which("dockerd") is None or os.geteuid() != 0:
+            pytest.skip("no docker daemon runs here")
+        daemon = _start(tmp_path_factory.mktemp("docker", numbered=True))
+    try:
+        archive = tmp_path_factory.mktemp("image") / "image.tar"
+        _pack(archive)
+        subprocess.run(["docker", "import", archive, IMAGE], check=True, capture_output=True)
+        yield IMAGE
+        subprocess.run(["docker", "rmi", "--force", IMAGE], check=True, capture_output=True)
+    finally:
+        if daemon is not None:
+            daemon.terminate()
+            daemon.wait()
+            del os.environ["DOCKER_HOST"]
+
+
+def _answers() -> bool:
+    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+
+
+def _start(directory: Path) -> "subprocess.Popen[bytes]":
+    os.environ["DOCKER_HOST"] = f"unix://{directory}/socket"
+    places = [f"--{name}={directory / name}" for name in ("data-root", "exec-root", "pidfile")]
+    command = ["dockerd", "--bridge=none", "--iptables=false", f"--host={os.environ['DOCKER_HOST']}", *places]
+    with (directory / "log").open("wb") as log:
+        daemon = subprocess.Popen(command, stdout=log, stderr=log)
+    until = time.monotonic() + START_SECONDS
+    while not _answers():
+        if daemon.poll() is not None or time.monotonic() > until:
+            daemon.kill()
+            del os.environ["DOCKER_HOST"]
+            pytest.skip(f"dockerd does not start here: {(directory / 'log').read_text()[-300:]}")
+    return daemon
+
+
+def _pack(archive: Path) -> None:
+    """The commands, this Python, and the libraries that they load; all of it below /usr, as the system has it."""
+    programs = [found for name in COMMANDS.split() if (found := shutil.which(name, path="/usr/bin"))]
+    python = os.path.realpath(sys.executable)
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+    loaded = subprocess.run(
+        ["ldd", *programs, python, *map(str, library.glob("lib-dynload/*.so"))], capture_output=True, text=True
+    )
+    libraries = set(re.findall(r"(/\S+) \(0x", loaded.stdout))
+    with tarfile.open(archive, "w", dereference=True) as tar:
+        for path in {*programs, python, *libraries}:
+            tar.add(path)
+        tar.add(
+            library, filter=lambda each: None if re.search("-packages|/test/|idlelib|__pycache__", each.name) else each
+        )
+        for name, target in {"bin": "usr/bin", "usr/bin/python3": python}.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)

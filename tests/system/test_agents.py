@@ -1,0 +1,220 @@
+"""Whole runs in environments: what they become, and environments that hang, raise, exit and return garbage."""
+
+import re
+import shutil
+import sqlite3
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from antiphon.record.trajectories import read
+
+CHAOS = """
+    import os, random, threading
+
+    class Chaotic:
+        # Every attempt has its own luck; what goes well is worth 1.
+        def reset(self, seed):
+            self.luck = random.SystemRandom().choice(["hang", "raise", "exit", "garbage", "well", "well", "well", "well"])
+            return "go", {"state_key": "begin"}
+
+        def step(self, action):
+            match self.luck:
+                case "hang":
+                    threading.Event().wait()
+                case "raise":
+                    raise KeyError("no such room")
+                case "exit":
+                    os._exit(7)
+                case "garbage":
+                    return "nothing of the kind"
+            return "on", 1.0, True, False, {"state_key": "end", "valid": True, "effective": action != "", "success": True}
+
+        def close(self):
+            pass
+
+    class Counts:
+        # Three turns that block for a moment; each says how many are left.
+        def reset(self, seed):
+            self.left = 3
+            return "3", {"state_key": "3"}
+
+        def step(self, action):
+            self.left -= 1
+            reward = float(sum(character.isdigit() for character in action)) / 8
+            return str(self.left), reward, self.left == 0, False, {"state_key": str(self.left), "valid": action != ""}
+
+        def close(self):
+            pass
+
+    def nothing(split):
+        for number in range(50):
+            yield {"id": f"{split}-{number}", "prompt": ""}
+"""
+
+
+@pytest.fixture
+def worlds(project):
+    (project.folder / "worlds.py").write_text(textwrap.dedent(CHAOS))
+    return project
+
+
+AGENTS = """
+    import json, os, urllib.request
+
+    def ask(base_url, key, messages):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        body = json.dumps({"model": "policy", "messages": messages, "temperature": 1.0}).encode()
+        request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+
+    def twice(base_url, api_key, prompt):
+        # Asks, comments on the answer, asks again; forgets all of it, and asks once more.
+        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        for _ in range(2):
+            said = ask(base_url, api_key, messages)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more="}]
+        ask(base_url, api_key, [{"role": "user", "content": "new="}])
+        return sum(map(str.isdigit, said))
+
+    def fails(base_url, api_key, prompt):
+        ask(base_url, api_key, [{"role": "user", "content": "1+1="}])
+        if os.urandom(1)[0] < 64:
+            raise RuntimeError("the agent gave up")
+        return 0
+
+    def result(prompt, transcript):
+        return float(transcript.result)
+
+    if __name__ == "__main__":
+        task = json.loads(os.environ["ANTIPHON_TASK"])
+        said = ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], task["messages"])
+        print(sum(map(str.isdigit, said)))
+"""
+
+
+def in_world(world, **more):
+    return [{"name": "world", "prompts": {"source": "worlds:nothing"}, "environment": f"worlds:{world}"} | more]
+
+
+ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}}
+
+
+def test_environments_that_hang_raise_exit_and_return_garbage_hold_up_nothing_and_are_never_worth_0(worlds):
+    tasks = in_world("Chaotic", reward="environment_return", environment_pool={"workers": 2, "environments": 4})
+    rollout = ROLLOUT | {"max_turns": 2, "environment_timeout": 1.0, "max_attempts": 50}
+    config = worlds.config(steps=6, tasks=tasks, rollout=rollout, record={"events": True})
+    done = worlds.run("train", config)
+    assert done.returncode == 0, done.stderr
+    directory = worlds.folder / "runs" / "run"
+    audit = worlds.run("audit", directory)
+    assert audit.returncode == 0, audit.stdout
+    with sqlite3.connect(directory / "ledger.db") as ledger:
+        scores = ledger.execute("SELECT DISTINCT score FROM attempts WHERE status = 'trained'").fetchall()
+        failures = " ".join(row[0] for row in ledger.execute("SELECT failure FROM attempts WHERE status = 'failed'"))
+    assert scores == [(1.0,)]
+    for reason in ("took more than 1 s", "no such room", "the process of the environment ended", "nothing of the kind"):
+        assert reason in failures
+    last = worlds.metrics()[-1]
+    assert last["reward/part/world/success"] == last["reward/part/world/valid"] == 1.0
+
+
+@pytest.mark.parametrize("samples", ["trajectory", "turn", "joined"])
+def test_what_an_episode_becomes(worlds, samples):
+    tasks = in_world("Counts", reward="environment_return")
+    rollout = ROLLOUT | {"max_turns": 3, "samples": samples} | ({"history": 0} if samples == "turn" else {})
+    done = worlds.run("train", worlds.config(tasks=tasks, rollout=rollout, algorithm={"recipe": "gigpo"}))
+    assert done.returncode == 0, done.stderr
+    directory = worlds.folder / "runs" / "run"
+    assert worlds.run("audit", directory).returncode == 0
+    trajectories = [each for file in (directory / "rollouts").glob("*.parquet") for each in read(file).values()]
+    assert len(trajectories) >= 3 * 8
+    for trajectory in trajectories:
+        turns = [turn for segment in trajectory.segments for turn in segment.turns]
+        whole = sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
+        assert whole == sum(turn.stop - turn.start for turn in turns) == trajectory.meta.completion_tokens
+        assert [turn.state_key for turn in turns] == ["3", "2", "1"][: len(turns)]
+        if samples == "trajectory":
+            assert len(trajectory.segments) == 1
+        if samples == "turn":
+            assert len(trajectory.segments) == len(turns)
+            assert {segment.turns[0].start for segment in trajectory.segments} == {1}  # a digit, and no turn before it
+    again = worlds.run("regrade", directory, "--code", worlds.folder)
+    assert again.returncode == 0 and f"0 of {len(trajectories)} scores changed" in again.stdout, (
+        again.stdout + again.stderr
+    )
+
+
+def test_supervised_examples_of_their_own(worlds):
+    """A task in an environment has no right answers: they come from elsewhere."""
+    sft = {"steps": 40, "prompts": {"source": "mytask:problems"}, "optimizer": {"learning_rate": 1e-2}}
+    tasks = in_world("Counts", reward="environment_return")
+    config = worlds.config(steps=1, tasks=tasks, sft=sft, rollout=ROLLOUT | {"max_turns": 3})
+    done = worlds.run("sft", config)
+    assert done.returncode == 0, done.stderr
+    losses = [line["sft/loss"] for line in worlds.metrics() if "sft/loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# --- agents --------------------------------------------------------------------------------------------------------------
+
+
+def played_by(project, agent, **rollout):
+    (project.folder / "agents.py").write_text(textwrap.dedent(AGENTS))
+    tasks = [{"name": "digits", "prompts": {"source": "mytask:problems"}, "agent": agent, "reward": "agents:result"}]
+    done = project.run("train", project.config(tasks=tasks, rollout=ROLLOUT | {"async_ratio": 1} | rollout))
+    assert done.returncode == 0, done.stderr
+    directory = project.folder / "runs" / "run"
+    assert project.run("audit", directory).returncode == 0
+    return [each for file in (directory / "rollouts").glob("*.parquet") for each in read(file).values()]
+
+
+def test_an_agent_that_is_a_function(project):
+    trajectories = played_by(project, {"function": "agents:twice"})
+    assert len(trajectories) >= 3 * 8
+    for trajectory in trajectories:
+        assert len(trajectory.segments) == 2  # what it forgot, and what it asked then
+        turns = [turn for segment in trajectory.segments for turn in segment.turns]
+        assert len(turns) == 3 == trajectory.meta.turns
+        assert sum(int(segment.loss_mask.sum()) for segment in trajectory.segments) == sum(
+            t.stop - t.start for t in turns
+        )
+    last = project.metrics()[-1]
+    assert last["reward/part/digits/turns"] == 3 and last["reward/part/digits/forks"] == 1
+
+
+def test_an_agent_that_fails_is_tried_again_and_never_worth_0(project):
+    played_by(project, {"function": "agents:fails"}, max_attempts=50)
+    with sqlite3.connect(project.folder / "runs" / "run" / "ledger.db") as ledger:
+        failures = {row[0] for row in ledger.execute("SELECT failure FROM attempts WHERE status = 'failed'")}
+    assert len(failures) == 1 and "the agent gave up" in failures.pop()
+
+
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None or not Path("/usr/bin/python3").exists(), reason="boxes have no Python"
+)
+def test_an_agent_that_is_a_command_in_a_box(project):
+    source = textwrap.dedent(AGENTS)
+    trajectories = played_by(project, {"command": f"python3 - <<'END'\n{source}\nEND"})
+    assert all(len(trajectory.segments) == 1 for trajectory in trajectories)
+
+
+# --- the page ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_on_agents(project):
+    """Its environment and its agent, each in a run of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
+        (project.folder / name).write_text(text)
+    world, agent = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    done = project.run("train", project.config(**world))
+    assert done.returncode == 0, done.stderr
+    assert {"reward/part/higher/valid", "reward/part/higher/success"} <= project.metrics()[-1].keys()
+    pytest.importorskip("openai")
+    done = project.run("train", project.config(**agent, name="agent"))
+    assert done.returncode == 0, done.stderr
+    assert project.metrics("agent")[-1]["reward/part/digits/turns"] == 2

@@ -1,0 +1,119 @@
+"""Boxes that are containers of a docker image: what differs from those that bubblewrap makes. What both must withstand is in
+test_sandbox_attacks.py, and what a session is in tests/unit/sandbox/test_session.py."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from antiphon.errors import SandboxError
+from antiphon.sandbox.backends import open_sandbox
+from antiphon.sandbox.base import Level, Limits, Status
+from antiphon.sandbox.box import Box
+from antiphon.sandbox.box_config import BoxConfig
+from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.files import Files
+from antiphon.sandbox.rooms import Rooms
+from antiphon.sandbox.session import Session
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.code import Code
+from antiphon.types import Message, Prompt
+from antiphon.waits import Waits
+
+LIMITS = Limits(seconds=30, cpu_seconds=60, memory=256 << 20, file_size=16 << 20, disk=32 << 20, processes=40)
+
+
+@pytest.fixture
+def rooms():
+    made = Rooms()
+    yield made
+    made.close()
+
+
+def containers():
+    return subprocess.check_output(["docker", "ps", "--all", "--quiet"], text=True).split()
+
+
+def test_a_session_in_a_container(docker_image, rooms, tmp_path):
+    async def body():
+        async with await Box.start(rooms, BoxConfig(limits=LIMITS, image=docker_image), Waits()) as box:
+            assert len(containers()) == 1
+            session, files = Session(box), Files(box)
+            await session.run("x=5; cd /tmp; f() { echo $x; }")
+            result = await session.run("pwd; f; (exit 3)")
+            assert (result.status, result.exit_code, result.stdout) == (Status.ERROR, 3, "/tmp\n5\n")
+            assert (await session.run("sleep 1000", seconds=0.2)).status is Status.TIMEOUT
+            assert (await session.run("f")).stdout == "5\n"
+            grown = await session.run("python3 -c 'x = bytearray(1 << 29)'")
+            assert grown.exit_code != 0 and (grown.status is Status.MEMORY or os.geteuid() != 0)
+            assert (await session.run("touch /x")).exit_code == 1
+            full = await session.run("for i in $(seq 60); do sleep 100 & done; wait", seconds=2)
+            assert full.status is Status.TIMEOUT
+            assert (await session.run("echo again")).stdout == "again\n"
+            await files.write("a/b", b"\0\xff")
+            await files.snapshot(tmp_path / "kept")
+            await session.run("rm -r /box/a")
+            await files.restore(tmp_path / "kept")
+            assert await files.read("a/b") == b"\0\xff"
+            ended = await session.run("kill -9 $$")
+            assert ended.ended and (await session.run("echo $x")).stdout == "\n"
+
+    asyncio.run(asyncio.wait_for(body(), 200))
+
+
+def test_programs_and_code_rewards(docker_image):
+    config = SandboxConfig(image=docker_image)
+    sandbox = open_sandbox(config)
+    try:
+        result = sandbox.run("import sys; print(input(), open('a').read(), sys.path[1])", stdin="in", files={"a": b"x"})
+        assert (result.status, result.level) == (Status.OK, Level.ISOLATED) and result.stdout.startswith("in x ")
+    finally:
+        sandbox.close()
+    reward = Code(sandbox={"image": docker_image}, seconds=60, case_seconds=30)
+    prompt = Prompt(
+        id="p", task="t", messages=(Message(role="user", content="?"),), payload={"tests": ["assert f(1) == 2"]}
+    )
+    try:
+        for body, value in (("x + 1", 1.0), ("x", 0.0)):
+            answer = f"```python\ndef f(x):\n    return {body}\n```"
+            assert reward(prompt, Transcript(messages=(Message(role="assistant", content=answer),))).value == value
+    finally:
+        reward.close()
+
+
+def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms):
+    async def body():
+        with pytest.raises(SandboxError, match="no-such-image"):
+            await Box.start(rooms, BoxConfig(image="no-such-image"), Waits())
+
+    before = containers()
+    asyncio.run(body())
+    assert containers() == before
+
+
+CONTROLLER = """
+import asyncio
+from antiphon.sandbox.box import *
+from antiphon.sandbox.session import *
+async def main():
+    box = await Box.start(Rooms(), BoxConfig(image={image!r}), Waits())
+    await Session(box).run("sleep 1000 & setsid sleep 1000 &")
+    print("ready", flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+def test_a_killed_controller_leaves_no_container(docker_image):
+    program = CONTROLLER.format(image=docker_image)
+    controller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout.readline() == "ready\n"
+    (container,) = containers()
+    controller.send_signal(signal.SIGKILL)
+    controller.communicate()
+    subprocess.run(["docker", "wait", container], timeout=60, capture_output=True)
+    with_name = ["docker", "ps", "--quiet", "--filter", f"id={container}"]
+    assert subprocess.check_output(with_name) == b""

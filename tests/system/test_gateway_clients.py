@@ -1,0 +1,278 @@
+"""The official clients of OpenAI and Anthropic against engines of ours: a model that is served, and attempts that are captured.
+
+The model says what it was built to say: its next token depends on the one before alone.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import string
+import subprocess
+import sys
+import threading
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.engines.config import EngineConfig
+from antiphon.errors import ConfigError, DataError
+from antiphon.record.events import Events
+from antiphon.rollout.agents import FunctionAgent, play
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.gateway.server import Gateway
+from antiphon.rollout.gateway.sessions import Model
+from antiphon.serve import configured, serve
+from antiphon.start import start_engines
+from antiphon.tasks.rendering import Renderer
+from antiphon.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
+from antiphon.waits import Waits
+
+pytestmark = pytest.mark.system
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "é"}}\n</tool_call>'
+SAID = {"<|alphabet|>": [*string.ascii_lowercase], "<|tools|>": ["I will. ", CALL], "<|told|>": ["It is 42."]}
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.role }}:{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<eos>{% endfor %}"
+    "{% if messages[-1].role == 'tool' %}<|told|>{% elif tools %}<|tools|>{% else %}<|alphabet|>{% endif %}"
+)
+PROMPT = Prompt(id="p", task="t", messages=(Message("user", "Look!"),))
+SCHEMA = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A model that begins with a mark and ends with <eos>, saying what is in `SAID`."""
+    directory = tmp_path_factory.mktemp("parrot")
+    words = ["<eos>", *string.printable, *SAID, "I will. ", CALL, "It is 42."]
+    characters = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "?"))
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SAID]})
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=128, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    parrot = LlamaForCausalLM(config)
+    with torch.no_grad():
+        layer = parrot.model.layers[0]
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        parrot.model.embed_tokens.weight.copy_(torch.eye(128))
+        parrot.lm_head.weight.zero_()
+        for mark, said in SAID.items():
+            path = [words.index(word) for word in (mark, *said, "<eos>")]
+            for now, then in itertools.pairwise(path):
+                parrot.lm_head.weight[then, now] = 5.0
+    parrot.save_pretrained(directory)
+    return directory
+
+
+# --- a model that is served --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(directory, tmp_path_factory):
+    """Address and token of `antiphon serve`."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text("open sesame".replace(" ", "-"))
+    arguments = ["serve", str(directory), "port=0", "engine.slots=4", "engine.device=cpu", "--token-file", str(token)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "antiphon", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().strip(), "open-sesame"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    process.stdout.close()
+
+
+def test_a_served_model_speaks_to_any_client_that_has_the_token(served):
+    address, token = served
+    body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "stop": ["k"]}
+    assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 401
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token}, timeout=60)
+    choice = answer.json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("abcdefghij", "stop")
+
+
+def test_openai_on_a_served_model(served):
+    openai = pytest.importorskip("openai")
+    address, token = served
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["policy"]
+        converse_openai(client)
+        with pytest.raises(openai.BadRequestError, match="too long"):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 2000}])
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+
+
+def test_anthropic_on_a_served_model(served):
+    anthropic = pytest.importorskip("anthropic")
+    address, token = served
+    with anthropic.Anthropic(base_url=address, api_key=token, max_retries=0) as client:
+        converse_anthropic(client)
+        with pytest.raises(anthropic.AuthenticationError):
+            client.with_options(api_key="wrong").messages.create(**ASKED)
+
+
+def converse_openai(client):
+    """Two turns with a tool, the first streamed, and one without."""
+    tools = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA}}]
+    messages = [{"role": "user", "content": "Look!"}]
+    asked = {"model": "m", "temperature": 0, "tools": tools}
+    with client.chat.completions.stream(**asked, messages=messages) as stream:
+        kinds = [event.type for event in stream]
+        first = stream.get_final_completion()
+    assert "content.done" in kinds and "tool_calls.function.arguments.done" in kinds
+    message = first.choices[0].message
+    (call,) = message.tool_calls
+    assert (message.content, call.function.name) == ("I will.", "look")
+    assert json.loads(call.function.arguments) == {"where": "é"} and first.choices[0].finish_reason == "tool_calls"
+    messages += [
+        {"role": "assistant", "content": message.content, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "42"},
+    ]
+    second = client.chat.completions.create(**asked, messages=messages, logprobs=True)
+    assert second.choices[0].message.content == "It is 42."
+    assert second.usage.completion_tokens == len(second.choices[0].logprobs.content) == 2
+
+    plain = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "Hi"}], "stop": "x"}
+    chunks = list(client.chat.completions.create(**plain, stream=True, stream_options={"include_usage": True}))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == string.ascii_lowercase[:23] and chunks[-1].usage.completion_tokens == 24
+
+
+GREEDY = {"temperature": 0}
+ASKED = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": "Look!"}], "extra_body": GREEDY}
+
+
+def converse_anthropic(client):
+    """Two turns with a tool, the first streamed, and one without."""
+    tools = [{"name": "look", "description": "d", "input_schema": SCHEMA}]
+    asked = ASKED | {"tools": tools, "system": [{"type": "text", "text": "Be brief."}]}
+    with client.messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        first = stream.get_final_message()
+    assert {"text", "input_json", "message_stop"} <= set(kinds)
+    text, call = first.content
+    assert (text.text, call.name, call.input, first.stop_reason) == ("I will.", "look", {"where": "é"}, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "42"}]}
+    history = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = client.messages.create(**asked | {"messages": [*asked["messages"], *history]})
+    assert second.content[0].text == "It is 42." and second.stop_reason == "end_turn"
+    assert second.usage.output_tokens == 2
+
+    cut = client.messages.create(**ASKED | {"max_tokens": 3})
+    assert (cut.content[0].text, cut.stop_reason) == ("abc", "max_tokens")
+    stopped = client.messages.create(**ASKED, stop_sequences=["e"])
+    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == ("abcd", "stop_sequence", "e")
+    counted = client.messages.count_tokens(**{key: asked[key] for key in ("model", "messages", "tools", "system")})
+    assert counted.input_tokens == first.usage.input_tokens
+
+
+# --- attempts that are captured ----------------------------------------------------------------------------------------
+
+
+def openai_agent(base_url, key, prompt):
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
+        converse_openai(client)
+
+
+def anthropic_agent(base_url, key, prompt):
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=key, max_retries=0) as client:
+        converse_anthropic(client)
+
+
+def captured(directory, agents):
+    """What comes of agents that play at the same time, on an engine of ours."""
+
+    async def run():
+        waits, cluster = Waits(), LocalCluster(ClusterConfig())
+        rollout = RolloutConfig.model_validate({"groups_per_step": 1, "sampling": {"max_tokens": 40}})
+        settings = EngineConfig(slots=4, device="cpu"), rollout
+        try:
+            pool, longest = await start_engines(cluster, "engine", directory, settings, waits, Events(), print)
+            model = Model(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
+            async with Gateway(model) as gateway:
+                sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)
+                playing = [
+                    play(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
+                    for n, agent in enumerate(agents)
+                ]
+                return await asyncio.gather(*playing)
+        finally:
+            await cluster.close()
+
+    return asyncio.run(run())
+
+
+def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+    renderer = Renderer(directory)
+    for outcome, turns, segments in zip(
+        captured(directory, [openai_agent, anthropic_agent]), (3, 4), (2, 3), strict=True
+    ):
+        assert outcome.failure is None, outcome.failure
+        counts = outcome.captured.counts
+        assert (counts.turns, counts.segments, counts.rerendered) == (turns, segments, 0)
+        first = outcome.captured.segments[0]  # the two turns with the tool, the second on the tokens of the first
+        spoken = [renderer.decode(first.tokens[turn.start : turn.stop]) for turn in first.turns]
+        assert spoken == ["I will. " + CALL, "It is 42."]
+        assert first.turns[0].tool_calls == ({"name": "look", "arguments": {"where": "é"}},)
+        between = renderer._tokenizer.decode(first.tokens[first.turns[0].stop : first.turns[1].start].tolist())
+        assert between == "tool:42<eos><|told|>"
+        sampled = sum(len(s.tokens[s.loss_mask]) for s in outcome.captured.segments)
+        assert sampled == sum(turn.stop - turn.start for s in outcome.captured.segments for turn in s.turns)
+        assert all(np.isfinite(s.logprobs).all() for s in outcome.captured.segments)
+
+
+# --- a run that is served ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
+    config = project.config(
+        steps=1, engine={"slots": 3, "device": "cpu"}, checkpoint={"every": 1}, cluster={"debug": True}
+    )
+    done = project.run("train", config)
+    assert done.returncode == 0, done.stderr
+    target, settings = configured(str(project.folder / "runs" / "run"), None, ["port=0", "engine.threads=2"])
+    assert target.endswith("step_000001")
+    assert (settings.engine.slots, settings.engine.threads, settings.engine.device) == (3, 2, "cpu")
+    announced = []
+
+    def ask(address):
+        announced.append(address)
+        body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
+        headers = {"authorization": "Bearer sesame-1"}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        announced.append(answer.json()["usage"]["completion_tokens"])
+
+    serve(target, settings, "sesame-1", lambda address: threading.Thread(target=ask, args=(address,)).start())
+    assert 1 <= announced[1] <= 4
+
+
+def test_what_cannot_be_served_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="a function that makes a model"):
+        configured("mytask:build", None, [])
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        serve(str(tmp_path), configured(str(tmp_path), None, ["port=0"])[1], "sesame-1", print)

@@ -1,0 +1,387 @@
+"""Environments of other libraries. What is not installed is skipped; reasoning-gym always is."""
+
+import asyncio
+import random
+import socket
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
+from antiphon.tasks.environments.adapters import Gem, GlobalRandom, Gymnasium, OpenEnv, ReasoningGym, TextArena
+from antiphon.tasks.environments.frozen_lake import FrozenLake
+from antiphon.types import Prompt
+from tests.unit.tasks.worlds import at_random, expert, follow, play, success_rate
+
+# The libraries' own: what they say at import and of old versions.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WORDS = ["Left", "Down", "Right", "Up"]
+HARD_ICE = {"desc": ["SFFF", "FHFH", "FFFH", "HFFG"], "is_slippery": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "package"),
+    [
+        ("gem", {"id": "x"}, "gem-llm"),
+        ("gymnasium", {"id": "x"}, "gymnasium"),
+        ("openenv", {"url": "http://localhost:1"}, "websockets"),
+        ("reasoning_gym", {"name": "leg_counting"}, "reasoning-gym"),
+        ("textarena", {"id": "x"}, "textarena"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(name, options, package, monkeypatch):
+    for module in [each for each in sys.modules if each.split(".")[0] in ("gem", "websockets", name)]:
+        monkeypatch.delitem(sys.modules, module)
+    found = sys.meta_path
+
+    class NotInstalled:
+        @staticmethod
+        def find_spec(module, path=None, target=None):
+            if module.split(".")[0] in ("gem", "websockets", name):
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled, *found])
+    with pytest.raises(ConfigError, match=f"{name!r} needs the package {package}, .*: pip install {package}"):
+        environment_factory(name, options)(Prompt(id="p", task="t", messages=()))
+    assert needs(name) == tuple(options)
+
+
+def test_what_environments_cannot_be_made_without():
+    assert needs("mini_swe") == ("prompt",)
+    assert needs("frozen_lake") == needs("guess_number") == ()
+    assert all(isinstance(needs(name), tuple) for name in ENVIRONMENTS.built_in)
+
+
+def test_global_generators_are_kept_apart():
+    ours, theirs = GlobalRandom(1), GlobalRandom(2)
+
+    def draw(world):
+        with world():
+            return random.random(), np.random.random()
+
+    random.seed(0)
+    before = random.getstate()
+    mixed = [draw(world) for world in (ours, theirs, ours, theirs)]
+    assert random.getstate() == before
+    alone = [[draw(world) for _ in range(2)] for world in (GlobalRandom(1), GlobalRandom(2))]
+    assert [mixed[::2], mixed[1::2]] == alone
+
+
+def test_global_generators_are_kept_apart_in_threads():
+    def draws(seed):
+        world, drawn = GlobalRandom(seed), []
+        for _ in range(30):
+            with world():
+                drawn.append(random.random())
+                threading.Event().wait(0)  # lets others go on
+                drawn.append(random.random())
+        return drawn
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draws, range(8))) == list(map(draws, range(8)))
+
+
+# --- Gymnasium ------------------------------------------------------------------------------------------------------------
+
+
+def test_gymnasiums_frozen_lake_is_ours():
+    pytest.importorskip("gymnasium")
+    for seed in range(20):
+        ours = FrozenLake(board=HARD_ICE["desc"], turns=100)
+        theirs = Gymnasium("FrozenLake-v1", HARD_ICE, words=WORDS)
+        assert theirs.reset(seed)[0].startswith("Say one of Left, Down, Right, Up.\n\n[S]FFF\nFHFH")
+        ours.reset(seed)
+        policy = at_random(seed)
+        ended = False
+        while not ended:
+            action = policy(ours)
+            text, *wanted, info = ours.step(action)
+            shown, *found, told = theirs.step(action)
+            assert found == wanted
+            assert told["effective"] == info["effective"] and told.get("success") == info.get("success")
+            board = "".join(shown.split("\n")[1:])  # below the line with the last move
+            assert board.index("[") == text.replace("\n", "").index("P")
+            ended = wanted[1] or wanted[2]
+        theirs.close()
+
+
+def test_gymnasium_in_numbers():
+    pytest.importorskip("gymnasium")
+    pole = Gymnasium("CartPole-v1", format_penalty=0.5)
+    text, info = pole.reset(3)
+    assert text.startswith("Say one of 0, 1.\n\n[") and len(info["state_key"].strip("[]").split()) == 4
+    assert pole.actions() == ("0", "1")
+    refused = pole.step("2")
+    assert refused == (info["state_key"], -0.5, False, False, {**info, "valid": False, "effective": False})
+    assert pole.step("<answer>1</answer>")[1:4] == (1.0, False, False)
+    assert follow(Gymnasium("CartPole-v1"), 5, ["1"] * 99) == follow(Gymnasium("CartPole-v1"), 5, ["1"] * 99)
+    cards = Gymnasium("Blackjack-v1", words=["stick", "hit"], instructions="Come near 21.")
+    assert cards.reset(0)[0].startswith("Come near 21.\n\n(")
+
+
+def test_actions_that_gymnasium_masks_cannot_be_said():
+    pytest.importorskip("gymnasium")
+    taxi = Gymnasium("Taxi", words=["south", "north", "east", "west", "pickup", "dropoff"])
+    taxi.reset(0)
+    assert "dropoff" not in taxi.actions() and set(taxi.actions()) < {"south", "north", "east", "west", "pickup"}
+    assert taxi.step("dropoff")[4]["valid"] is False
+    assert taxi.step(taxi.actions()[0])[4]["valid"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"id": "FrozenLake-v99"}, "cannot make 'FrozenLake-v99'"),
+        ({"id": "FrozenLake-v1", "options": {"slipery": 1}}, "with options {'slipery': 1}: .*slipery"),
+        ({"id": "FrozenLake-v1", "words": ["a", "b"]}, "words is .* must be 4 different words"),
+        ({"id": "Pendulum-v1"}, "whose actions are Discrete or Text, not Box"),
+        ({"id": "FrozenLake-v1", "format_penalty": -1}, "format_penalty is -1"),
+    ],
+)
+def test_options_that_gymnasium_has_not(options, message):
+    pytest.importorskip("gymnasium")
+    with pytest.raises(ConfigError, match=message):
+        Gymnasium(**options)
+
+
+def test_text_in_gymnasium():
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Parrot(gymnasium.Env):
+        observation_space = gymnasium.spaces.Text(20)
+        action_space = gymnasium.spaces.Text(5)
+
+        def reset(self, *, seed=None, options=None):
+            return "speak", {}
+
+        def step(self, action):
+            return f"you say {action}", float(action == "polly"), action == "polly", False, {}
+
+    gymnasium.register("Parrot-v0", Parrot)
+    try:
+        parrot = Gymnasium("Parrot-v0")
+        assert parrot.reset(0) == ("speak", {"state_key": "speak"}) and parrot.actions() == ()
+        assert parrot.step("much too long")[4]["valid"] is False
+        assert parrot.step("hi")[:4] == ("you say hi", 0.0, False, False)
+        assert parrot.step("polly")[1:] == (
+            1.0,
+            True,
+            False,
+            {"state_key": "you say polly", "valid": True, "effective": True, "success": True},
+        )
+    finally:
+        gymnasium.registry.pop("Parrot-v0")
+
+
+# --- reasoning-gym --------------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_with_a_second_try():
+    make = lambda: ReasoningGym("leg_counting", {"max_animals": 3})  # noqa: E731
+    assert success_rate(make, expert, 50) == 1.0
+    world = make()
+    question, info = world.reset(7)
+    assert make().reset(7)[0] == question != make().reset(8)[0]
+    observation, reward, terminated, truncated, after = world.step("no idea")
+    assert (reward, terminated, truncated) == (0.0, False, False) and "Try again" in observation
+    assert after["state_key"] != info["state_key"] and "success" not in after
+    assert world.step(f"<answer>{world.expert()}</answer>")[1:3] == (1.0, True)
+    with pytest.raises(RuntimeError, match="over"):
+        world.step("4")
+
+
+def test_the_last_answer_counts():
+    steps = play(ReasoningGym("leg_counting", tries=3), 0, lambda world: "no idea")
+    assert len(steps) == 3 and steps[-1][1] < 1.0 and steps[-1][4]["success"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "leg_countng"}, "cannot make 'leg_countng' with options {}"),
+        ({"name": "leg_counting", "options": {"max_animal": 3}}, "max_animal"),
+        ({"name": "leg_counting", "options": {"max_animals": 0}}, "cannot make"),
+        ({"name": "leg_counting", "tries": 0}, "tries is 0"),
+    ],
+)
+def test_options_that_reasoning_gym_has_not(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ReasoningGym(**options)
+
+
+# --- GEM ------------------------------------------------------------------------------------------------------------------
+
+
+def test_gem():
+    pytest.importorskip("gem")
+    make = lambda: Gem("game:GuessTheNumber-v0-easy")  # noqa: E731
+    actions = [rf"\boxed{{{number}}}" for number in (5, 3, 8)]
+    first = follow(make(), 3, actions)
+    random.seed(0)
+    before = random.getstate()
+    assert follow(make(), 3, actions) == first and random.getstate() == before
+    assert "1 and 10" in first[0][0] or "1 to 10" in first[0][0]
+    won = [follow(make(), 3, [rf"\boxed{{{number}}}"])[-1] for number in range(1, 11)]
+    assert sum(step[4].get("success", False) for step in won) == 1
+    with pytest.raises(ConfigError, match="cannot make 'game:Nothing'"):
+        Gem("game:Nothing")
+
+
+def test_games_of_gem_that_take_turns_do_not_share_their_chances():
+    pytest.importorskip("gem")
+    alone = [follow(Gem("game:Game2048-v0-easy"), seed, [r"\boxed{up}", r"\boxed{left}"] * 5) for seed in (1, 2)]
+    worlds = [Gem("game:Game2048-v0-easy") for _ in range(2)]
+    mixed = [[world.reset(seed)] for world, seed in zip(worlds, (1, 2), strict=True)]
+    for turn in range(max(map(len, alone)) - 1):
+        for world, said, wanted in zip(worlds, mixed, alone, strict=True):
+            if turn + 1 < len(wanted):
+                said.append(world.step([r"\boxed{up}", r"\boxed{left}"][turn % 2]))
+    assert mixed == alone
+
+
+# --- TextArena ------------------------------------------------------------------------------------------------------------
+
+
+def test_textarena_alone():
+    pytest.importorskip("textarena")
+    make = lambda: TextArena("GuessTheNumber-v0")  # noqa: E731
+    rates = [follow(make(), 4, [f"[{number}]"])[-1] for number in range(1, 21)]
+    assert [step[1] for step in rates].count(1.0) == 1
+    said = follow(make(), 4, ["[1]", "[20]", "[19]", "[2]"])
+    assert said == follow(make(), 4, ["[1]", "[20]", "[19]", "[2]"])
+    assert "Guess The Number" in said[0][0]
+    assert all("Guess The Number" not in step[0] for step in said[1:])  # is not told again
+    with pytest.raises(ConfigError, match="cannot make 'Nothing-v0'"):
+        TextArena("Nothing-v0")
+
+
+def take_all(observation, random):
+    """Wins at Nim when one pile is left."""
+    piles = [line.split(":") for line in observation.split("\n") if line.strip().startswith("pile")][-2:]
+    left = [(name.split()[-1], int(count)) for name, count in piles if int(count)]
+    name, count = left[int(random.integers(len(left)))]
+    return f"[{name} {count}]"
+
+
+def test_textarena_against_an_opponent(monkeypatch):
+    pytest.importorskip("textarena")
+    module = types.ModuleType("opponents")
+    module.take_all = take_all
+    monkeypatch.setitem(sys.modules, "opponents", module)
+
+    def make(seat=0):
+        return TextArena("Nim-v0", {"piles": [1, 2]}, players=2, seat=seat, opponent="opponents:take_all")
+
+    first = make()
+    first.reset(0)
+    observation, _, over, *_ = first.step("[1 1]")
+    assert not over and observation.count("Current Pile") == 2  # of which two are after the opponent's move
+    said = follow(make(), 1, ["[0 1]"])
+    assert said[-1][1:3] == (-1.0, True) and said[-1][4]["success"] is False  # the opponent takes the rest
+    second = make(seat=1)
+    text, _ = second.reset(2)
+    left = "0" if "pile 0: 1" in text.split("Current Pile")[-1] else "1"
+    assert second.step(f"[{left} {1 if left == '0' else 2}]")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"players": 2}, "opponent is None, but must be package.module:function"),
+        ({"opponent": "a:b"}, "left out: there is one player"),
+        ({"seat": 1}, "seat is 1, but must be a whole number from 0 to 0"),
+        ({"state": "board"}, "state is 'board', but must be 'observation' or 'history'"),
+    ],
+)
+def test_options_that_textarena_has_not(options, message):
+    pytest.importorskip("textarena")
+    with pytest.raises(ConfigError, match=message):
+        TextArena("Nim-v0", **options)
+
+
+# --- OpenEnv --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def openenv_server():
+    """A server of OpenEnv's own, whose environment adds numbers up to 10."""
+    pytest.importorskip("openenv")
+    pytest.importorskip("websockets")
+    import uvicorn
+    from openenv.core.env_server.http_server import HTTPEnvServer
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, Observation, State
+
+    class Add(Action):
+        message: str
+
+    class Total(Observation):
+        total: int
+
+    class Adding(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **kwargs):
+            self._total = (seed or 0) % 3
+            return Total(total=self._total, done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **kwargs):
+            self._total += int(action.message)
+            return Total(total=self._total, done=self._total >= 10, reward=float(self._total == 10))
+
+        @property
+        def state(self):
+            return State()
+
+    from fastapi import FastAPI
+
+    app = FastAPI()
+    HTTPEnvServer(Adding, Add, Total, max_concurrent_envs=8).register_routes(app)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_openenv():
+    async def episodes(url):
+        ours = [OpenEnv(url, observation_field="total") for _ in range(2)]
+        assert [(await world.reset(seed))[0] for world, seed in zip(ours, (1, 2), strict=True)] == ["1", "2"]
+        assert (await ours[0].step("<answer>4</answer>"))[:4] == ("5", 0.0, False, False)
+        assert (await ours[1].step("8"))[:3] == ("10", 1.0, True)
+        observation, reward, over, _, info = await ours[0].step("9")
+        assert (observation, reward, over, info["success"]) == ("14", 0.0, True, False)
+        structured = OpenEnv(url, action_field=None, format_penalty=0.5)
+        assert '"total": 0' in (await structured.reset(0))[0]
+        assert (await structured.step("7"))[1] == -0.5
+        assert (await structured.step('{"message": "10"}'))[1] == 1.0
+        wrong = OpenEnv(url)
+        await wrong.reset(0)
+        with pytest.raises(RuntimeError, match="OpenEnv server at ws://"):
+            await wrong.step("no number")
+        missing = OpenEnv(url, observation_field="sum")
+        with pytest.raises(ConfigError, match=r"no observation_field 'sum' in: .*total"):
+            await missing.reset(0)
+        for world in (*ours, structured, wrong, missing):
+            await world.close()
+
+    with openenv_server() as url:
+        asyncio.run(episodes(url))
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(ConfigError, match="url is 'localhost', but must be of the form http"):
+        OpenEnv("localhost")
