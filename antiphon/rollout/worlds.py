@@ -21,10 +21,6 @@ from antiphon.workers import WorkerHandle
 Spawn = Callable[[], WorkerHandle]
 
 
-class WorldLost(SandboxError):
-    """The process of an environment ended under it."""
-
-
 class _Host:
     """One process, as the pool sees it."""
 
@@ -59,7 +55,7 @@ class _Host:
     def _died(self, error: AntiphonError) -> None:
         self._forget(self)
         for answer in self._calls.values():
-            fail(answer, WorldLost(f"the process of the environment ended: {error}"))
+            fail(answer, SandboxError(f"the process of the environment ended: {error}"))
         self._calls.clear()
 
 

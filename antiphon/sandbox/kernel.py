@@ -108,6 +108,11 @@ def map_user(proc: int, inside: int, uid: int, gid: int) -> None:
             os.close(descriptor)
 
 
+def die_with_parent() -> None:
+    """Have this process killed when the thread that started it ends, however that ends. `OSError` if it cannot be."""
+    _prctl("parent death signal", 1, signal.SIGKILL)
+
+
 def become_subreaper() -> None:
     """Become the parent of every orphan among this process's descendants."""
     _prctl("subreaper", 36, 1)

@@ -5,13 +5,11 @@ here, so that workers take turns. A worker that dies takes along what it held, a
 """
 
 import asyncio
-import ctypes
 import itertools
 import json
 import multiprocessing
 import re
 import secrets
-import signal
 import socket
 import tempfile
 import zlib
@@ -27,10 +25,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import SandboxError
+from antiphon.sandbox import kernel
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.config import ServiceConfig
 
-DIE_WITH_PARENT = 1  # of prctl
 GEM, SANDBOX = "/apis/v1/envs/gem", "/apis/envs/sandbox/v1"
 NEW = (f"{SANDBOX}/start", f"{SANDBOX}/start_async", f"{GEM}/make")
 NAMED_IN_PATH = re.compile(f"{SANDBOX}/sandboxes/([^/]+)/restart")
@@ -135,7 +133,7 @@ def _listen(place: Path) -> socket.socket:
 
 def _live(run: Run, config: ServiceConfig, listener: socket.socket) -> None:
     """The life of a worker."""
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    kernel.die_with_parent()
     run(config, listener)
 
 

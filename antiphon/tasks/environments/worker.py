@@ -1,18 +1,15 @@
 """An environment in a process of its own, for whoever cannot wait for it."""
 
 import asyncio
-import ctypes
 import inspect
-import signal
 from typing import Any
 
 from antiphon.errors import SandboxError
+from antiphon.sandbox import kernel
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments import environment_factory
 from antiphon.types import Prompt
 from antiphon.workers import Worker
-
-_DIE_WITH_PARENT = 1  # of prctl
 
 
 class EnvironmentWorker(Worker):
@@ -20,7 +17,7 @@ class EnvironmentWorker(Worker):
 
     def __init__(self, name: str) -> None:
         # A world that hangs does not see that whoever started it has gone.
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        kernel.die_with_parent()
         self._runner = asyncio.Runner()
         nothing = Prompt(id=name, task=name, messages=())  # clients have none
         self._world: Any = self._do("be made", environment_factory(name, {}), nothing)
