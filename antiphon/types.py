@@ -180,9 +180,30 @@ class Streams:
         """A copy that also has (or replaces) one stream."""
         return Streams({**self._arrays, spec: array})
 
+    def only(self, names: Collection[str]) -> "Streams":
+        """A copy that has the streams of these names and no others."""
+        return Streams({spec: array for spec, array in self._arrays.items() if spec.name in names})
+
     def without(self, names: Collection[str]) -> "Streams":
         """A copy that lacks the streams of these names."""
         return Streams({spec: array for spec, array in self._arrays.items() if spec.name not in names})
+
+    @staticmethod
+    def join(pieces: Sequence["Streams"]) -> "Streams":
+        """One after another; all that are not empty have the same."""
+        whole = [piece for piece in pieces if piece.length]
+        return Streams({spec: np.concatenate([piece[spec] for piece in whole]) for spec in (whole or pieces)[-1]})
+
+    @staticmethod
+    def placed(length: int, pieces: Mapping[int, "Streams"]) -> "Streams":
+        """Over `length` tokens, each piece from where it begins on; 0 where there is none."""
+        arrays: dict[StreamSpec, NDArray[Any]] = {}
+        for start, piece in pieces.items():
+            for spec, array in piece._arrays.items():
+                if spec not in arrays:
+                    arrays[spec] = np.zeros((length, *spec.shape), _dtype(spec.dtype))
+                arrays[spec][start : start + len(array)] = array
+        return Streams(arrays)
 
     def check_length(self, owner: str, length: int) -> None:
         """Raise `ValueError` unless the streams, if any, cover `length` tokens."""
@@ -204,6 +225,7 @@ TEACHER_TOKENS = "teacher_tokens"  # [L, K] those that a teacher holds most like
 TEACHER_DISTRIBUTION = (
     "teacher_distribution"  # [L, K + 1] log-probs: theirs, of all others together; [L, V] of all if K is 0
 )
+ROUTED_EXPERTS = "routed_experts"  # [L, layers, k] experts whose output the token was drawn from, plus 1; 0: not known
 MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
 
 
@@ -263,7 +285,7 @@ class Completion:
             logprobs=np.concatenate([piece.logprobs for piece in pieces]),
             versions=np.concatenate([piece.versions for piece in pieces]),
             finish=last.finish,
-            streams=Streams({spec: np.concatenate([p.streams[spec] for p in pieces]) for spec in last.streams}),
+            streams=Streams.join([piece.streams for piece in pieces]),
             timing=Timing(queued=first.timing.queued, started=first.timing.started, finished=last.timing.finished),
             engines=tuple(number for piece in pieces for number in piece.engines),
         )

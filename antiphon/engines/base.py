@@ -5,20 +5,20 @@ engines that run in a worker process of ours. The worker's side is an `EngineCor
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from antiphon.errors import UnsupportedError
 from antiphon.types import (
-    BoolArray,
     Completion,
     FinishReason,
     FloatArray,
     GenerateRequest,
     IntArray,
     OnUpdate,
+    Streams,
     WeightsUpdate,
 )
 
@@ -33,7 +33,7 @@ class Delta:
     tokens: IntArray  # [D]
     logprobs: FloatArray  # [D]
     versions: IntArray  # [D]
-    mixed_cache: BoolArray  # [D]
+    streams: Streams = field(default_factory=Streams)  # [D]
     finish: FinishReason | None = None
     restarted: bool = False
 
@@ -45,7 +45,6 @@ class Delta:
             tokens=np.empty(0, np.int32),
             logprobs=np.empty(0, np.float32),
             versions=np.empty(0, np.int32),
-            mixed_cache=np.empty(0, np.bool_),
             finish=finish,
             restarted=restarted,
         )
@@ -60,7 +59,7 @@ class Delta:
             tokens=np.concatenate([delta.tokens for delta in parts]),
             logprobs=np.concatenate([delta.logprobs for delta in parts]),
             versions=np.concatenate([delta.versions for delta in parts]),
-            mixed_cache=np.concatenate([delta.mixed_cache for delta in parts]),
+            streams=Streams.join([delta.streams for delta in parts]),
             finish=parts[-1].finish,
             restarted=parts[0].restarted,
         )

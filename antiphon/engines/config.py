@@ -28,5 +28,8 @@ class EngineConfig(Config):
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: int = Field(1, gt=0)
     """CPU threads of one engine process."""
+    routed_experts: bool = False
+    """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
+    mixture of experts, in the native engine."""
     options: dict[str, Any] = {}
     """What is special to this kind of engine: of `vllm`, fields of its EngineArgs."""

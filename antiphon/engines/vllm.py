@@ -21,7 +21,7 @@ from antiphon.engines.config import EngineConfig
 from antiphon.engines.stops import Decoder, StopRule, read_decoder
 from antiphon.errors import ConfigError, StateError, UnsupportedError, WeightsError
 from antiphon.seeds import derive
-from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 
 try:
     from vllm import EngineArgs, SamplingParams, envs
@@ -208,7 +208,7 @@ class VLLMEngine:
                 [told[token].logprob for token, told in zip(tokens, completion.logprobs, strict=True)], np.float32
             ),
             versions=np.full(len(tokens), self.version, np.int32),
-            mixed_cache=np.full(len(tokens), running.mixed),
+            streams=Streams({MIXED_CACHE: np.full(len(tokens), running.mixed)}),
             finish=finish,
         )
 
@@ -218,6 +218,8 @@ def _start(model: str, config: EngineConfig) -> Any:
     device = current_platform.device_type
     if config.device not in ("auto", device):
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
+    if config.routed_experts:
+        raise UnsupportedError("engine.routed_experts: only the native engine records them")
     ours: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,

@@ -14,12 +14,10 @@ from antiphon.engines.config import EngineConfig
 from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.registry import Registry, import_path
 from antiphon.types import (
-    MIXED_CACHE,
     Completion,
     FinishReason,
     GenerateRequest,
     OnUpdate,
-    Streams,
     Timing,
     WeightsUpdate,
 )
@@ -249,6 +247,6 @@ class WorkerGeneration:
             logprobs=whole.logprobs,
             versions=whole.versions,
             finish=whole.finish or FinishReason.ABORT,
-            streams=Streams({MIXED_CACHE: whole.mixed_cache}),
+            streams=whole.streams,
             timing=Timing(queued=self._queued, started=self._first, finished=asyncio.get_running_loop().time()),
         )

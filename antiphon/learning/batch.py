@@ -1,7 +1,7 @@
 """From groups to packs: samples, counts, coefficients, mini-batches, micro-batches. Pure numpy."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from antiphon.types import (
     Score,
     Segment,
     Streams,
+    StreamSpec,
     TrainBatch,
     TrajectoryMeta,
     Update,
@@ -50,10 +51,12 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
     ]
 
 
-def pack_samples(samples: Sequence[Sample], tokens_per_pack: int) -> tuple[list[list[int]], list[Pack]]:
-    """Packs that cover all samples, for scoring; and which samples are in each."""
+def pack_samples(
+    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[str] = ()
+) -> tuple[list[list[int]], list[Pack]]:
+    """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each."""
     members = _fill([[sample.segment] for sample in samples], tokens_per_pack)
-    bare = [replace(sample, streams=Streams()) for sample in samples]
+    bare = [replace(sample, streams=sample.streams.only(streams)) for sample in samples]
     return members, [_pack([(bare[i], _counted(bare[i])) for i in pack]) for pack in members]
 
 
@@ -233,6 +236,7 @@ def _pack(rows: Sequence[_Row]) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
     pieces = _pieces(segments)
+    specs = dict.fromkeys(spec for sample in samples for spec in sample.streams)
 
     def laid(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([arrays[piece.member][piece.start : piece.stop] for piece in pieces])
@@ -246,8 +250,13 @@ def _pack(rows: Sequence[_Row]) -> Pack:
         advantages=laid([sample.advantages for sample in samples]),
         coefficients=laid([coefficients for _, coefficients in rows]),
         temperatures=laid([_temperatures(segment) for segment in segments]),
-        streams=Streams({spec: laid([sample.streams[spec] for sample in samples]) for spec in samples[0].streams}),
+        streams=Streams({spec: laid([_stream(sample, spec) for sample in samples]) for spec in specs}),
     )
+
+
+def _stream(sample: Sample, spec: StreamSpec) -> NDArray[Any]:
+    """A stream of the sample; 0 where it has none, as what an engine tells of each token where no token was sampled."""
+    return sample.streams.get(spec, np.zeros((len(sample.segment.tokens), *spec.shape), spec.dtype))
 
 
 def _temperatures(segment: Segment) -> FloatArray:

@@ -39,6 +39,7 @@ from antiphon.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     RETURNS,
+    ROUTED_EXPERTS,
     TEACHER_LOGPROBS,
     TOKEN_AGE,
     VALUES,
@@ -169,8 +170,9 @@ async def _taught(step: Step) -> list[FloatArray]:
 
 async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
     """What each of the models says of each token of each sample, [L, …]."""
-    members, packs = pack_samples(samples, step.training.config.tokens_per_pack)
-    said = await asyncio.gather(*(ask(packs) for ask in asked))
+    members, packs = pack_samples(samples, step.training.config.tokens_per_pack, (ROUTED_EXPERTS,))
+    bare = [replace(pack, streams=Streams()) for pack in packs]  # no other model has the policy's experts
+    said = await asyncio.gather(*(ask(packs if ask == step.training.learner.score else bare) for ask in asked))
     return [split_packs(samples, members, arrays) for arrays in said]
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
+from antiphon.algorithms.routing import Routers
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning import lora
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
@@ -32,7 +33,7 @@ from antiphon.learning.models import head_weight, load_model, resolve_device
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
-from antiphon.types import MIXED_CACHE, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.adapters import flat
 from antiphon.weights.base import Adapters
 from antiphon.weights.shared_memory import send
@@ -62,6 +63,7 @@ class PackLearner(Worker):
             make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
+        self._routers: Routers | None = None  # once there is a choice of experts to replay
         self._writer: threading.Thread | None = None  # of a checkpoint
         self._error: Exception | None = None  # that ended it
 
@@ -242,6 +244,7 @@ class PackLearner(Worker):
     def _states(self, pack: Pack, reader: Reader | None = None) -> tuple[torch.Tensor, PackLayout]:
         """The last hidden states of all tokens, [T, H], and where each token stands."""
         layout = PackLayout.of(pack.lengths, pack.parents, self.device)
+        self._route(pack, layout)
         hidden = self.model.base_model(
             input_ids=self._tensor(pack.tokens).long()[None],
             position_ids=layout.positions[None],
@@ -250,6 +253,17 @@ class PackLearner(Worker):
             reader=reader,
         ).last_hidden_state[0]
         return hidden, layout
+
+    def _route(self, pack: Pack, layout: PackLayout) -> None:
+        """Have the next forward, and what of it is computed again, take the experts that are known."""
+        recorded = next((pack.streams[spec] for spec in pack.streams if spec.name == ROUTED_EXPERTS), None)
+        if recorded is not None:
+            self._routers = self._routers or Routers(self.model)
+            known = torch.from_numpy(np.flatnonzero(recorded.any((1, 2)))).to(self.device)
+            self._routers.replayed = torch.full(recorded.shape, -1, device=self.device)
+            self._routers.replayed[layout.previous[known]] = self._tensor(recorded).long()[known] - 1
+        elif self._routers is not None:
+            self._routers.replayed = None
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")

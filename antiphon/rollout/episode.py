@@ -17,7 +17,6 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.seeds import derive
 from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
 from antiphon.types import (
-    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     Completion,
@@ -88,8 +87,9 @@ class _Sample:
     def segment(self, parent: int | None) -> Segment:
         tokens = np.concatenate(self.tokens)
         length = len(tokens)
-        loss_mask, mixed = np.zeros(length, np.bool_), np.zeros(length, np.bool_)
+        loss_mask = np.zeros(length, np.bool_)
         logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int32)
+        streams: dict[int, Streams] = {}
         start = 0
         for part, completion in zip(self.tokens, self.completions, strict=True):
             stop = start + len(part)
@@ -97,7 +97,7 @@ class _Sample:
                 loss_mask[start:stop] = True
                 logprobs[start:stop] = completion.logprobs
                 versions[start:stop] = completion.versions
-                mixed[start:stop] = completion.streams[MIXED_CACHE]
+                streams[start] = completion.streams
             start = stop
         return Segment(
             tokens=tokens,
@@ -105,7 +105,7 @@ class _Sample:
             logprobs=logprobs,
             versions=versions,
             turns=tuple(self.turns),
-            streams=Streams({MIXED_CACHE: mixed}),
+            streams=Streams.placed(length, streams),
             parent=parent,
         )
 

@@ -490,7 +490,7 @@ class SimulatedGeneration:
             tokens=whole.tokens,
             logprobs=whole.logprobs,
             versions=whole.versions,
-            mixed_cache=whole.streams[MIXED_CACHE],
+            streams=whole.streams,
             finish=whole.finish,
         )
 

@@ -15,6 +15,7 @@ from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import (
+    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     FinishReason,
@@ -119,14 +120,15 @@ def test_log_probs_agree_token_by_token(model, tmp_path, mode, temperature):
     keys = [key for key, found in deltas.items() if sum(len(d.tokens) for d in found)]
     column = {
         name: {key: np.concatenate([getattr(d, name) for d in deltas[key]]) for key in keys}
-        for name in ("tokens", "logprobs", "versions", "mixed_cache")
+        for name in ("tokens", "logprobs", "versions")
     }
+    flags = {key: Streams.join([d.streams for d in deltas[key]])[MIXED_CACHE] for key in keys}
     samples = [sample_of(requests[key], column["tokens"][key]) for key in keys]
     by_version = {v: dict(zip(keys, learner_logprobs(learner, w, samples), strict=True)) for v, w in weights.items()}
     exact, mixed = [], []
     for key in keys:
         prompt = len(requests[key].tokens)
-        for i, (version, is_mixed) in enumerate(zip(column["versions"][key], column["mixed_cache"][key], strict=True)):
+        for i, (version, is_mixed) in enumerate(zip(column["versions"][key], flags[key], strict=True)):
             error = abs(float(column["logprobs"][key][i]) - float(by_version[int(version)][key][prompt + i]))
             (mixed if is_mixed else exact).append(error)
     assert max(exact) < TOLERANCE

@@ -7,8 +7,15 @@ import signal
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from antiphon import build
 from antiphon.algorithms.config import AlgorithmConfig
@@ -66,6 +73,23 @@ def test_a_penalty_in_the_reward_is_held_at_its_target(project):
     coefficients = [step["reward/kl_coefficient"] for step in steps]
     for step, now, then in zip(steps, coefficients, coefficients[1:], strict=False):
         assert then == pytest.approx(now * (1 + min(max(step["reward/kl"] / 1e-6 - 1, -0.2), 0.2)))
+
+
+def test_a_mixture_of_experts_is_trained_by_the_experts_that_sampled(project, tmp_path):
+    mixture = tmp_path / "mixture"
+    shutil.copytree(project.model, mixture)
+    dense = AutoConfig.from_pretrained(project.model)
+    shape = {name: getattr(dense, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "eos_token_id")}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **heads, **experts)).save_pretrained(mixture)
+    recorded = {"model": {"path": str(mixture)}, "engine": {"routed_experts": True, "dtype": "bfloat16"}}
+    given = sections(project, "decoupled_ppo")
+    assert train(project, "steps=2", "learner.epochs=2", **given | recorded) == 0
+    rows = pq.read_table(next((project.folder / "runs" / "run" / "rollouts").glob("*.parquet"))).to_pylist()
+    streams = [{stream["name"]: stream for stream in row["streams"]} for row in rows]
+    assert streams and all("routed_experts" in found for found in streams)
+    assert not audit(project.folder / "runs" / "run").violations
 
 
 def test_critics_are_part_of_the_cut(project):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphon.algorithms.routing import Routers
 from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
@@ -27,7 +28,18 @@ from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
 from antiphon.engines.stops import Decoder, StopRule, finish_reasons
 from antiphon.errors import StateError, WeightsError
-from antiphon.types import FinishReason, GenerateRequest, OnUpdate
+from antiphon.types import (
+    MIXED_CACHE,
+    ROUTED_EXPERTS,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+    StreamSpec,
+)
+
+
+_FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)]  # of one token
 
 
 @dataclass(slots=True)
@@ -60,6 +72,7 @@ class NativeEngine:
         self.version = 0
         self.counters = EngineCounters()
         self.model: Any = prepare(model, config)
+        self._routers = Routers(self.model) if config.routed_experts else None
         self.max_length = longest(self.model, config.max_length)
         self.capacity = config.slots
         self._config = config
@@ -183,7 +196,7 @@ class NativeEngine:
 
     def _advance(self, plan: Plan, cache: KVCache) -> list[Delta]:
         table = self._table
-        logits = self._forward(plan, cache)
+        logits, experts = self._forward(plan, cache)
         for slot, _, stop in plan.chunks:
             table.cached[slot] = stop
         table.cached[plan.decode] += 1
@@ -195,10 +208,11 @@ class NativeEngine:
             return []
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
-        return self._accept(slots, *sample(logits, self._draw(slots)))
+        return self._accept(slots, *sample(logits, self._draw(slots)), None if experts is None else experts[rows])
 
-    def _forward(self, plan: Plan, cache: KVCache) -> Tensor:
-        """Run the model on the plan's tokens; logits [rows that are sampled from, V]."""
+    def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
+        """Run the model on the plan's tokens; logits [rows that are sampled from, V] and, where they are recorded, the numbers
+        from 1 on of the rows' experts [rows, layers, k]."""
         table = self._table
         lengths = table.length[plan.decode]
         cache.reserve(int(max(lengths.max(initial=0), *(stop for _, _, stop in plan.chunks), 1)), self.max_length)
@@ -219,8 +233,10 @@ class NativeEngine:
             logits_to_keep=keep,
             slot_batch=batch,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        if self._routers is None:
+            return output.logits[0], None
+        experts = self._routers.chosen()[keep] if plan.chunks else self._routers.chosen()
+        return output.logits[0], (experts + 1).to(torch.int16).cpu().numpy()
 
     def _draw(self, slots: Indices) -> Draw:
         table = self._table
@@ -232,7 +248,9 @@ class NativeEngine:
             uniform=uniforms(table.seed[slots], table.length[slots]),
         )
 
-    def _accept(self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats) -> list[Delta]:
+    def _accept(
+        self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, experts: NDArray[np.int16] | None
+    ) -> list[Delta]:
         """Append one token to each of `slots` [R], free what has ended, and tell."""
         table = self._table
         table.tokens[slots, table.length[slots]] = tokens
@@ -242,14 +260,17 @@ class NativeEngine:
             ended |= [self._rule_ends(slot) for slot in slots.tolist()]
         reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
-        mixed = table.epoch[slots] == MIXED
+        streams = [_FLAGS[mixed] for mixed in (table.epoch[slots] == MIXED).tolist()]
+        if experts is not None:
+            spec = StreamSpec(ROUTED_EXPERTS, "int16", experts.shape[1:])
+            streams = [flags.with_stream(spec, experts[i : i + 1]) for i, flags in enumerate(streams)]
         deltas = [
             Delta(
                 request=table.requests[slot].id,
                 tokens=drawn[i : i + 1],
                 logprobs=logprobs[i : i + 1],
                 versions=versions[i : i + 1],
-                mixed_cache=mixed[i : i + 1],
+                streams=streams[i],
                 finish=reasons[i],
             )
             for i, slot in enumerate(slots.tolist())

@@ -15,7 +15,6 @@ import numpy as np
 
 from antiphon.errors import DataError
 from antiphon.types import (
-    MIXED_CACHE,
     Completion,
     IntArray,
     Message,
@@ -226,21 +225,20 @@ def _segment(path: Sequence[_Sampled], new: Sequence[_Sampled], parent: int | No
     """The tokens of a path, of whose turns `new` are to be trained here."""
     tokens = np.concatenate(path[-1].pieces())
     length = len(tokens)
-    loss_mask, mixed = np.zeros(length, np.bool_), np.zeros(length, np.bool_)
+    loss_mask = np.zeros(length, np.bool_)
     logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int32)
     for sampled in new:
         span, completion = slice(sampled.turn.start, sampled.turn.stop), sampled.completion
         loss_mask[span] = True
         logprobs[span] = completion.logprobs
         versions[span] = completion.versions
-        mixed[span] = completion.streams[MIXED_CACHE]
     return Segment(
         tokens=tokens,
         loss_mask=loss_mask,
         logprobs=logprobs,
         versions=versions,
         turns=tuple(sampled.turn for sampled in new),
-        streams=Streams({MIXED_CACHE: mixed}),
+        streams=Streams.placed(length, {sampled.turn.start: sampled.completion.streams for sampled in new}),
         parent=parent,
     )
 

@@ -7,12 +7,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from antiphon.engines.base import Delta, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
 
 torch.set_num_threads(1)
 
@@ -29,10 +42,21 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MIXTURES = {  # of experts: the best of a softmax, the same with other weights, and those of the best groups by a sigmoid
+    "qwen3 moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=8, num_experts=8)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_experts_per_tok=2, num_local_experts=8)),
+    "glm4 moe": lambda: Glm4MoeForCausalLM(
+        Glm4MoeConfig(
+            **SHAPE, **EXPERTS, head_dim=8, n_routed_experts=8, n_group=4, topk_group=2, first_k_dense_replace=1
+        )
+    ),
+}
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
+    **MIXTURES,
 }
 
 
@@ -125,8 +149,13 @@ class Host:
                 at = np.flatnonzero(versions == version)
                 expected[at] = full[len(request.tokens) - 1 + at, tokens[at]]
             errors.append(np.abs(expected - own))
-            flags.append(self._joined(name, "mixed_cache"))
+            flags.append(self.stream(name, MIXED_CACHE.name))
         return np.concatenate(errors), np.concatenate(flags)
+
+    def stream(self, name: str, stream: str) -> np.ndarray:
+        """What the engine told of each token of a request."""
+        told = [delta.streams.named(stream) for delta in self.deltas[name] if len(delta.tokens)]
+        return np.concatenate(told) if told else np.empty(0, np.bool_)
 
     @torch.no_grad()
     def logprobs(self, version: int, tokens: np.ndarray, temperature: float = 1.0) -> np.ndarray:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engines.base import Delta
-from antiphon.types import FinishReason
+from antiphon.types import MIXED_CACHE, FinishReason, Streams
 
 
 def apply(deltas):
@@ -16,7 +16,7 @@ def apply(deltas):
     for delta in deltas:
         if delta.restarted:
             rows = []
-        columns = (delta.tokens, delta.logprobs, delta.versions, delta.mixed_cache)
+        columns = (delta.tokens, delta.logprobs, delta.versions, delta.streams.get(MIXED_CACHE, np.empty(0)))
         rows += list(zip(*(column.tolist() for column in columns), strict=True))
         finish = delta.finish
     return rows, finish
@@ -38,7 +38,7 @@ def streams(draw):
                 tokens=own,
                 logprobs=own.astype(np.float32) / -8,
                 versions=own + 100,
-                mixed_cache=own % 2 == 0,
+                streams=Streams({MIXED_CACHE: own % 2 == 0}) if size else Streams(),
                 restarted=again,
                 finish=FinishReason.STOP if number == count - 1 else None,
             )

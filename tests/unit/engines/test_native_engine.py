@@ -92,7 +92,7 @@ def test_what_is_half_read_when_weights_change_is_not_shared_but_what_is_unread_
     host.add("same beginning", prompt(0, 28) + prompt(5, 9), max_tokens=4)
     host.run()
     assert host.logprob_errors()[0][4:].max() < 1e-4
-    flagged = {name: any(d.mixed_cache.any() for d in deltas) for name, deltas in host.deltas.items()}
+    flagged = {name: host.stream(name, "mixed_cache").any() for name in host.deltas}
     assert flagged == {"half read": True, "unread": False, "same": False, "same beginning": False}
 
 
