@@ -38,7 +38,6 @@ from antiphon.types import (
     StreamSpec,
 )
 
-
 _FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)]  # of one token
 
 
