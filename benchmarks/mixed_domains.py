@@ -3,10 +3,9 @@
     python benchmarks/mixed_domains.py [--seeds 3] [--resume]
 
 A step *waits for rewards* from the moment at which all tokens of its batch are there, and the step before has been published,
-until the last of its scores is there. That holds the run up only if the engine has nothing to do meanwhile: `idle` is the share
-of the time in which neither it nor the learner has, whatever the reason. The proportions are
-counted in the order in which groups were admitted: `furthest` is how far, in groups, any window of that order is from its exact
-share.
+until the last of its scores is there. `held_up_by_rewards` is for how long the engine has nothing to do meanwhile: only
+that delays a run. `idle` is the share of the time in which neither it nor the learner has, whatever the reason. The proportions
+are counted in the order in which groups were admitted: `furthest` is how far, in groups, any window is from its exact share.
 
 Draws `recipes/mixed_domains/curve.png` (all seeds) and `trace.png` (some steps of the first).
 """
@@ -14,7 +13,7 @@ Draws `recipes/mixed_domains/curve.png` (all seeds) and `trace.png` (some steps 
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median, quantiles
@@ -69,13 +68,14 @@ class Trace:
                     trace.steps.append((taken, what["t"], groups))
         return trace
 
-    def waits(self) -> list[float]:
-        """Seconds that each step waited for rewards alone; the first, which has none before it, left out."""
+    def waits(self) -> list[tuple[float, float]]:
+        """When each step waited for rewards alone; the first, which has none before it, left out."""
         served, scored = (self._last(when) for when in (self.served, self.scored))
-        return [
-            max(0.0, max(scored[group] for group in groups) - max(free, *(served[group] for group in groups)))
+        spans = [
+            (max(free, *(served[group] for group in groups)), max(scored[group] for group in groups))
             for (_, free, _), (_, _, groups) in zip(self.steps, self.steps[1:], strict=False)
         ]
+        return [(ready, judged) for ready, judged in spans if judged > ready]
 
     def _last(self, when: dict[str, float]) -> dict[str, float]:
         """Of each group, the last of its attempts that were scored."""
@@ -86,12 +86,12 @@ class Trace:
                 last[group] = max(last.get(group, 0.0), second)
         return last
 
-    def idle(self) -> float:
-        """Share of the time in which nothing is sampled and nothing trained on."""
+    def busy(self, others: Sequence[tuple[float, float]] = ()) -> float:
+        """Share of the time in which something is sampled or trained on, or one of `others` goes on."""
         since, until = self.steps[0][1], self.steps[-1][1]
         spans = [(placed, self.served[attempt]) for attempt, placed in self.placed.items() if attempt in self.served]
-        spans += [(taken, published) for taken, published, _ in self.steps]
-        return 1 - union((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (until - since)
+        spans += [*((taken, published) for taken, published, _ in self.steps), *others]
+        return union((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (until - since)
 
     def grading(self, task: str) -> list[float]:
         """Seconds from the last token of each attempt to its score."""
@@ -132,7 +132,7 @@ def main() -> None:
         rows.append([f"seed {seed}", *(f"{value:.3f}" for value in measured.values())])
         print(table(["", *measured], rows[-1:]), flush=True)
     print("\n" + table(["", *measured], rows))
-    for name in ("share_of_time_waiting_for_rewards", "idle", "furthest"):
+    for name in ("share_of_time_waiting_for_rewards", "held_up_by_rewards", "idle", "furthest"):
         figures[name] = max(figures[f"seed_{seed}_{name}"] for seed in range(options.seeds))
     draw_curves(finished, CONFIG.parent / "curve.png")
     draw_trace(traces[0], CONFIG.parent / "trace.png")
@@ -142,10 +142,12 @@ def main() -> None:
 def measure(run_: Finished, trace: Trace) -> dict[str, float]:
     """The figures of one seed."""
     waits = trace.waits()
+    busy, lengths = trace.busy(), [judged - ready for ready, judged in waits]
     figures = {
-        "share_of_time_waiting_for_rewards": sum(waits) / (trace.steps[-1][1] - trace.steps[0][1]),
-        "idle": trace.idle(),
-        "steps_that_waited_for_rewards": mean(wait > 0.01 for wait in waits),
+        "share_of_time_waiting_for_rewards": sum(lengths) / (trace.steps[-1][1] - trace.steps[0][1]),
+        "held_up_by_rewards": trace.busy(waits) - busy,
+        "idle": 1 - busy,
+        "steps_that_waited_for_rewards": sum(length > 0.01 for length in lengths) / len(trace.steps[1:]),
         "furthest": trace.furthest(),
         "train_seconds": run_.summary["train_seconds"],
     }

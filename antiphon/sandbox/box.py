@@ -3,8 +3,8 @@
 The box has every namespace of its own, a root of its own that cannot be written, no capabilities, no network, and a uid that is
 root neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and
 `/dev/shm`. The machine outside never opens a path of the box; it takes in bytes, through pipes that it made itself. When
-the first process of the box ends, all others do, and with the last one all that they wrote. Landlock is not used: the root
-holds nothing of this machine that it could keep from those inside.
+the first process of the box ends, all others do, and with the last one all that they wrote. In boxes of bubblewrap Landlock
+says once more what can be written; containers have none, for it is not docker's to give.
 
     controller -- bwrap or docker -- keeper (process 1) -- one parent a session -- bash (session.py)
 

@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from antiphon.errors import SandboxError, UnsupportedError
-from antiphon.sandbox import seccomp
+from antiphon.sandbox import kernel, levels, seccomp
 from antiphon.sandbox.box_config import CONTROL, PATH, USER, VARIABLES, WORK, BoxConfig, Launched
 from antiphon.sandbox.egress import PROXIES
 from antiphon.sandbox.rooms import FILES
@@ -25,6 +26,17 @@ _SYSTEM = (
     "/etc/localtime",
     "/etc/ssl/certs",
 )
+
+
+_KERNEL = "/run/landlock"
+# Landlock forbids to mount, so it comes last: process 1 is a Python that shuts itself in and then becomes the keeper's shell.
+_CONFINE = f"""
+import os, sys
+sys.path.append({_KERNEL!r})
+import kernel
+kernel.restrict_files(["/"], ["/dev", "/dev/shm", "/proc", "/tmp", {WORK!r}, {CONTROL!r}], connect=True)
+os.execv("/bin/bash", ["/bin/bash", "-c", sys.argv[1]])
+"""
 
 
 async def launch(config: BoxConfig, room: Path, keeper: str) -> Launched:
@@ -66,7 +78,7 @@ def _spawn(command: list[str], keeper: str, room: Path, tell: int, held: int) ->
         calls.seek(0)
         descriptors = ["--info-fd", str(tell), "--block-fd", str(held), "--seccomp", str(calls.fileno())]
         return subprocess.Popen(
-            [*command, *descriptors, "/bin/bash", "-c", keeper],
+            [*command, *descriptors, _python(), "-I", "-S", "-E", "-c", _CONFINE, keeper],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -77,6 +89,11 @@ def _spawn(command: list[str], keeper: str, room: Path, tell: int, held: int) ->
             group=user,
             extra_groups=None if user is None else [],
         )
+
+
+def _python() -> str:
+    """The interpreter that process 1 begins as: the system's, which all boxes have, or where there is none our own."""
+    return shutil.which("python3", path=PATH) or os.path.realpath(sys.executable)
 
 
 def _read_all(descriptor: int) -> bytes:
@@ -97,7 +114,8 @@ def _arguments(config: BoxConfig, room: Path) -> list[str]:
         told += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
     for name in FILES:
         told += ["--ro-bind", str(room.parent / name), f"/etc/{name}"]
-    for inside, here in config.mounts.items():
+    ours = levels.python_sources() if _python() == os.path.realpath(sys.executable) else {}
+    for inside, here in {**ours, f"{_KERNEL}/kernel.py": kernel.__file__, **config.mounts}.items():
         told += ["--ro-bind", str(here), inside]
     told += ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (WORK, "0755")):

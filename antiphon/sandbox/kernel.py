@@ -233,12 +233,13 @@ def landlock_version() -> int:
     return _call("landlock_create_ruleset", None, 0, 1)
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on only what lies below these paths can be opened. Sockets and signals do not leave the sandbox either, as
-    far as this kernel's Landlock knows of them. No new privileges must have been forbidden before."""
+def restrict_files(readable: Iterable[str], writable: Iterable[str], *, connect: bool = False) -> None:
+    """From now on only what lies below these paths can be opened, and unless `connect` no TCP be spoken. Sockets and signals do
+    not leave the sandbox either, as far as this kernel's Landlock knows of them. No new privileges must have been forbidden
+    before."""
     version = landlock_version()
     every = (1 << _FILE_RIGHTS.get(version, 16)) - 1
-    network = 0b11 if version >= _NETWORK_SINCE else 0
+    network = 0b11 if version >= _NETWORK_SINCE and not connect else 0
     scopes = 0b11 if version >= _SCOPES_SINCE else 0
     fields = 1 + (version >= _NETWORK_SINCE) + (version >= _SCOPES_SINCE)
     attributes = struct.pack("3Q", every, network, scopes)[: 8 * fields]

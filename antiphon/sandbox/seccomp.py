@@ -237,9 +237,27 @@ def filter_program(*, keep_attributes: bool = False, sockets: bool = False) -> b
     denied = sorted(
         number for name, numbers in table.items() if name not in conditional and (number := numbers[column]) is not None
     )
+    return _pack([*program, *_search(denied)])
+
+
+def _search(denied: Sequence[int]) -> list[_Instruction]:
+    """Deny the calls of these numbers, found by halves: the kernel asks of every call there is when a filter is installed."""
+    edges = [(0, _ALLOW)]  # from each number on
     for number in denied:
-        program += [(_EQUAL, 0, 1, number), _DENY]
-    return _pack([*program, _ALLOW])
+        if edges[1:] and edges[-1][0] == number:  # it follows one that is denied
+            edges.pop()
+        else:
+            edges.append((number, _DENY))
+        edges.append((number + 1, _ALLOW))
+    return _halves(edges)
+
+
+def _halves(edges: Sequence[tuple[int, _Instruction]]) -> list[_Instruction]:
+    if len(edges) == 1:
+        return [edges[0][1]]
+    middle = len(edges) // 2
+    below, above = _halves(edges[:middle]), _halves(edges[middle:])
+    return [(_AT_LEAST, len(below), 0, edges[middle][0]), *below, *above]
 
 
 def _pack(program: Sequence[_Instruction]) -> bytes:

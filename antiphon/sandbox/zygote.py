@@ -104,6 +104,7 @@ class _Zygote:
             __import__(name)
         if setup.level >= Level.CONFINED:
             _filter(setup)  # made once, here
+        self._ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "antiphon"}
         self._base_memory = _own_memory(self._proc)
         gc.collect()
         gc.freeze()  # what is here already is not written to by a collection in a program, and so not copied
@@ -429,8 +430,6 @@ def _execute(program: str) -> NoReturn:
     """Run the program as Python runs `__main__`, and end the process, whatever the program made of `os`."""
     end = os._exit
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
-        del sys.modules[name]
     main_module = types.ModuleType("__main__")
     sys.modules["__main__"] = main_module
     sys.argv = ["program.py"]

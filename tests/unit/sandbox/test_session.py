@@ -576,7 +576,7 @@ async def test_what_the_box_is_not_given(session, tmp_path):
             "unshare -Ur true": "",
             "mount -t tmpfs none /tmp": "",
             "strace -p 1": "",
-            "mkfifo x; mknod y c 1 3": "not permitted",
+            "mkfifo x; mknod y c 1 3": "denied",
             "nsenter -t 1 -m true": "",
             f"kill -9 {os.getpid()}": "No such process",
         }
@@ -620,6 +620,25 @@ async def test_a_box_has_only_what_it_may_have(box, session):
     memory = await session.run("rm big; head -c 400M /dev/zero | tail")
     assert memory.status in (Status.MEMORY, Status.KILLED, Status.ERROR), memory
     assert (await session.run("echo well")).stdout == "well\n"
+
+
+COUNT_LAYERS = """
+import ctypes, struct, sys
+numbers = (444, 446)
+call = ctypes.CDLL(None, use_errno=True).syscall
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+rules = call(numbers[0], struct.pack("Q", 1), 8, 0)
+print(sum(call(numbers[1], rules, 0) == 0 for _ in range(32)))
+"""
+
+
+@boxed
+async def test_landlock_is_there_beside_the_mounts(session):
+    """The kernel stacks sixteen of its layers and no more: one is the box's."""
+    result = await session.run(f"python3 -c {shlex.quote(COUNT_LAYERS)}; echo x > /box/file; mv /box/file /box/other")
+    assert (result.stdout, result.stderr) == ("15\n", "")
+    layers = subprocess.run([sys.executable, "-c", COUNT_LAYERS], capture_output=True, text=True, check=True).stdout
+    assert int(layers) == 16, "outside there is none"
 
 
 @boxed
