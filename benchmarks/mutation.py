@@ -38,7 +38,10 @@ TESTS = [
     "tests/unit/learning/test_gradient.py",
 ]
 COPIED = ("antiphon", "tests", "docs", "recipes", "pyproject.toml")
-MODELS = [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "qwen3")]
+MODELS = [
+    f"transformers.models.{name}.modeling_{name}"
+    for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "glm4_moe")
+]
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
 
