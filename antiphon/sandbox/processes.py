@@ -27,6 +27,7 @@ class Processes:
         """`first` is the number, here, of the process that is number 1 there. `OSError` if it has ended."""
         self._first = first
         self._namespace = os.stat(f"/proc/{first}/ns/pid").st_ino
+        self._outside: dict[int, int] = {}  # numbers of this machine, by those of the box
 
     def signal(self, number: signal.Signals, wanted: Callable[[Process], bool]) -> None:
         """Send a signal to all processes that are `wanted`, the first excepted."""
@@ -40,13 +41,26 @@ class Processes:
                 finally:
                     os.close(held)
 
+    def cpu_seconds(self, number: int) -> float:
+        """Processor time of a process and of all that it has waited for; 0 if it has ended."""
+        if number not in self._outside:
+            self._outside |= {process.pid: pid for pid, process in self._seen() if process.pid == number}
+        with suppress(OSError, KeyError):
+            pid = self._outside[number]
+            if os.stat(f"/proc/{pid}/ns/pid").st_ino == self._namespace:
+                with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                    ticks = file.read().rpartition(")")[2].split()[11:15]  # its own, and of its children
+                return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
     def all(self) -> list[Process]:
         """Those that are there now, the first excepted."""
-        found = []
+        return [process for _, process in self._seen()]
+
+    def _seen(self) -> Iterator[tuple[int, Process]]:
         for pid in _descendants(self._first):
             with suppress(OSError):
-                found.append(_look(pid))
-        return found
+                yield pid, _look(pid)
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -113,7 +113,7 @@ class Session:
     async def _see_through(self, shell: Shell, command: Command, seconds: float) -> CommandResult:
         """Wait for the end of a command, or bring it about."""
         loop = asyncio.get_running_loop()
-        begun, status, kills = loop.time(), Status.OK, self._box.memory_kills()
+        begun, used, status, kills = loop.time(), shell.cpu_seconds, Status.OK, self._box.memory_kills()
         try:
             try:
                 await self._box.wait(asyncio.shield(command.finished), "command", seconds)
@@ -131,7 +131,8 @@ class Session:
         self._linger(command)
         if status is Status.OK and self._box.memory_kills() > kills:
             status = Status.MEMORY
-        return self._result(shell, command, status, loop.time() - begun)
+        usage = Usage(seconds=loop.time() - begun, cpu_seconds=max(0.0, shell.cpu_seconds - used))
+        return self._result(shell, command, status, usage)
 
     def _linger(self, command: Command) -> None:
         """Go on reading what jobs in the background write, so that they can go on."""
@@ -139,7 +140,7 @@ class Session:
         while len(self._lingering) > LINGERING:
             self._lingering.popleft().close()
 
-    def _result(self, shell: Shell, command: Command, status: Status, seconds: float) -> CommandResult:
+    def _result(self, shell: Shell, command: Command, status: Status, usage: Usage) -> CommandResult:
         code, chunks = command.finished.result(), tuple(command.chunks)
         ended = shell.gone.done()
         detail = []
@@ -160,7 +161,7 @@ class Session:
             exit_code=None if status is Status.TIMEOUT else code,
             stdout=b"".join(content for stream, content in chunks if stream == STDOUT).decode("utf-8", "replace"),
             stderr=b"".join(content for stream, content in chunks if stream == STDERR).decode("utf-8", "replace"),
-            usage=Usage(seconds=seconds),
+            usage=usage,
             detail="; ".join(detail),
             chunks=chunks,
             dropped=command.dropped,

@@ -144,6 +144,11 @@ class Shell:
         if self.gone.done():
             succeed(command.finished, self.gone.result())
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the shell and of what it has run so far, as the kernel counts it; 0 once it is gone."""
+        return self._box.processes.cpu_seconds(self.ready.result()) if not self.gone.done() else 0.0
+
     async def interrupt(self) -> None:
         """Do to the command under way what Ctrl-C does, to each process, and again after a while: what is just being started
         loses the first. Return when it has ended, or has had its time."""

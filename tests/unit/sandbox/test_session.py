@@ -82,6 +82,15 @@ async def test_state_lasts_from_command_to_command(session):
 
 
 @boxed
+async def test_processor_time_is_that_of_the_command(session):
+    busy = await session.run("python3 -c 'import time\nwhile time.process_time() < 0.3: pass'")
+    calm = await session.run("sleep 0.1")
+    assert 0.3 <= busy.usage.cpu_seconds < busy.usage.seconds + 0.1 and calm.usage.cpu_seconds < 0.1
+    stopped = await session.run("while :; do :; done", seconds=0.5)
+    assert stopped.status is Status.TIMEOUT and stopped.usage.cpu_seconds > 0.1
+
+
+@boxed
 async def test_streams_are_kept_apart(session):
     result = await session.run("echo out; echo err >&2; printf 'a\\0\\xff\\r'")
     assert (result.raw(1), result.raw(2)) == (b"out\na\0\xff\r", b"err\n")
