@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
+from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from antiphon.algorithms.routing import Routers
 from antiphon.errors import UnsupportedError
@@ -98,6 +99,14 @@ def test_a_model_without_experts_has_none_to_record():
         Routers(make_model("llama"))
     with pytest.raises(UnsupportedError, match="no routers"):
         make_host("qwen3", routed_experts=True)
+
+
+def test_routers_that_choose_in_another_way_are_refused():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = PhimoeForCausalLM(PhimoeConfig(vocab_size=VOCABULARY, intermediate_size=48, num_local_experts=4, **shape))
+    Routers(model)
+    with pytest.raises(UnsupportedError, match=r"PhimoeTopKRouter does not choose its experts by torch\.topk"):
+        model(TOKENS)
 
 
 def test_the_engine_tells_who_computed_each_token(model):
