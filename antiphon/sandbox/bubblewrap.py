@@ -34,7 +34,8 @@ _CONFINE = f"""
 import os, sys
 sys.path.append({_KERNEL!r})
 import kernel
-kernel.restrict_files(["/"], ["/dev", "/dev/shm", "/proc", "/tmp", {WORK!r}, {CONTROL!r}], connect=True)
+writable = ["/dev", "/dev/shm", "/proc", "/tmp", {WORK!r}, {CONTROL!r}]
+kernel.restrict(kernel.file_rules(["/"], writable, connect=True))
 os.execv("/bin/bash", ["/bin/bash", "-c", sys.argv[1]])
 """
 

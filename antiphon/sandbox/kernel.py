@@ -233,32 +233,40 @@ def landlock_version() -> int:
     return _call("landlock_create_ruleset", None, 0, 1)
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str], *, connect: bool = False) -> None:
-    """From now on only what lies below these paths can be opened, and unless `connect` no TCP be spoken. Sockets and signals do
-    not leave the sandbox either, as far as this kernel's Landlock knows of them. No new privileges must have been forbidden
-    before."""
+def file_rules(readable: Iterable[str], writable: Iterable[str], *, connect: bool = False) -> int:
+    """For `restrict`, a descriptor: only what lies below these paths can be opened, and unless `connect` no TCP be spoken.
+    Sockets and signals do not leave the sandbox either, as far as this kernel's Landlock knows of them."""
     version = landlock_version()
     every = (1 << _FILE_RIGHTS.get(version, 16)) - 1
     network = 0b11 if version >= _NETWORK_SINCE and not connect else 0
     scopes = 0b11 if version >= _SCOPES_SINCE else 0
     fields = 1 + (version >= _NETWORK_SINCE) + (version >= _SCOPES_SINCE)
     attributes = struct.pack("3Q", every, network, scopes)[: 8 * fields]
-    ruleset = _call("landlock_create_ruleset", attributes, len(attributes), 0)
+    rules = _call("landlock_create_ruleset", attributes, len(attributes), 0)
     try:
         for path in readable:
-            _allow(ruleset, path, _EXECUTE | _READ | _LIST)
+            _allow(rules, path, _EXECUTE | _READ | _LIST)
         for path in writable:
-            _allow(ruleset, path, every & ~_MAKE_DEVICES)
-        _call("landlock_restrict_self", ruleset, 0)
+            _allow(rules, path, every & ~_MAKE_DEVICES)
+    except BaseException:
+        os.close(rules)
+        raise
+    return rules
+
+
+def restrict(rules: int) -> None:
+    """Obey the rules from now on, and close their descriptor. No new privileges must have been forbidden before."""
+    try:
+        _call("landlock_restrict_self", rules, 0)
     finally:
-        os.close(ruleset)
+        os.close(rules)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow(rules: int, path: str, rights: int) -> None:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _OF_FILES
-        _call("landlock_add_rule", ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
+        _call("landlock_add_rule", rules, 1, struct.pack("=Qi", rights, descriptor), 0)
     finally:
         os.close(descriptor)

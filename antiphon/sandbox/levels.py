@@ -168,7 +168,7 @@ def _trial(attempt: Callable[[], object]) -> str:
 
 def _restrict_files() -> None:
     kernel.forbid_privileges()
-    kernel.restrict_files(["/usr"], [])
+    kernel.restrict(kernel.file_rules(["/usr"], []))
     _must_fail(lambda: os.close(os.open("/", os.O_RDONLY)), "opening / is still allowed")
 
 

@@ -210,6 +210,8 @@ class _Worker:
     group: cgroups.Group | None
     base_memory: int
     _ends: dict[int, tuple[int, resource.struct_rusage]] = field(default_factory=dict)
+    _bound: int = 0  # of the group's memory
+    _kills: int = 0  # for it, so far
 
     def serve(self) -> None:
         if self.setup.level < Level.ISOLATED:
@@ -225,15 +227,16 @@ class _Worker:
     def _run(self, limits: Limits, descriptors: list[int]) -> dict[str, Any]:
         """Run one program; say how it ended."""
         directory = self._open_directory(limits)
-        kills = self.group.kills() if self.group else 0
-        if self.group:
+        if self.group and limits.memory != self._bound:
             self.group.limit_memory(limits.memory)
+            self._bound = limits.memory
         problems, problem = os.pipe()
+        rules = [self._rules(directory)] if self.setup.level >= Level.CONFINED else []
         began = time.monotonic()
         pid = os.fork()
         if not pid:
-            _Program(self, limits, directory, descriptors, problem).run()
-        for descriptor in (problem, *descriptors):
+            _Program(self, limits, directory, descriptors, rules, problem).run()
+        for descriptor in (problem, *rules, *descriptors):
             os.close(descriptor)
         cause = self._await_end(pid, limits.seconds)
         seconds = time.monotonic() - began
@@ -248,8 +251,13 @@ class _Worker:
             "seconds": seconds,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "peak_memory": usage.ru_maxrss << 10,
-            "memory_kills": self.group.kills() - kills if self.group else 0,
+            "memory_kills": self._memory_kills(),
         }
+
+    def _memory_kills(self) -> int:
+        """How many have been killed for the group's memory since it was asked last."""
+        before, self._kills = self._kills, self.group.kills() if self.group else 0
+        return self._kills - before
 
     def _open_directory(self, limits: Limits) -> str:
         if self.setup.level >= Level.ISOLATED:
@@ -259,6 +267,20 @@ class _Worker:
         if self.changes_user:
             os.chown(directory, self.uid, self.uid)
         return directory
+
+    def _rules(self, directory: str) -> int:
+        """No file but those for programs can be opened; made here, where nothing has to be copied for it."""
+        if self.setup.level >= Level.ISOLATED:
+            readable, writable = ["/"], ["/tmp"]
+        else:
+            readable, writable = self.readable, [directory]
+        devices = [f"/dev/{name}" for name in kernel.DEVICES]
+        return kernel.file_rules([path for path in readable if not os.path.islink(path)], [*writable, *devices])
+
+    @property
+    def readable(self) -> list[str]:
+        """What programs may read, as it is seen here below level 3."""
+        return list(self.setup.sources.values())
 
     def _close_directory(self, directory: str) -> None:
         if self.setup.level >= Level.ISOLATED:
@@ -331,6 +353,7 @@ class _Program:
     limits: Limits
     directory: str
     descriptors: list[int]
+    rules: list[int]  # for files, if they are restricted
     problem: int
 
     def run(self) -> NoReturn:
@@ -371,16 +394,11 @@ class _Program:
 
     def _confine(self) -> None:
         """From here on no file but those for programs can be opened, and there are no rights but a user's."""
-        setup = self.worker.setup
         kernel.forbid_privileges()
-        if setup.level >= Level.ISOLATED:
-            readable, writable = ["/"], ["/tmp"]
-        else:
-            readable, writable = list(setup.sources.values()), [self.directory]
-        devices = [f"/dev/{name}" for name in kernel.DEVICES]
-        kernel.restrict_files([path for path in readable if not os.path.islink(path)], [*writable, *devices])
+        for rules in self.rules:
+            kernel.restrict(rules)
         if self.worker.changes_user:
-            hidden = setup.level < Level.ISOLATED and _hidden(readable)
+            hidden = self.worker.setup.level < Level.ISOLATED and _hidden(self.worker.readable)
             kernel.change_user(self.worker.uid, keep=(kernel.READ_SEARCH,) if hidden else ())
         else:
             kernel.keep_capabilities()
