@@ -1,0 +1,243 @@
+"""A thousand episodes alive in one process: what each weighs, and how late its event loop wakes.
+
+    python benchmarks/live_episodes.py
+
+A run as any: scheduler, episodes, gradings, ledger and the learner's batches in the controller, an engine and a learner in
+processes of their own. The policy is fresh, and nothing that it says is a move, so every game of FrozenLake lasts its ten
+turns. The world is far away: each of its answers takes half a second to one and a half.
+
+A ticker on the loop sleeps 5 ms over and over; its *lag* is how late it wakes. The machine's own limit is what the same ticker
+finds in an idle loop: in this process before the run, and meanwhile in another that does nothing else. Memory is the
+controller's proportional share (PSS), once all that are to live do, less what it was before the first. Each point runs in a
+process of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _common import ROOT, table, write_result
+
+from antiphon.build import built
+from antiphon.run_config import RunConfig
+from antiphon.seeds import generator
+from antiphon.tasks.environments.frozen_lake import FrozenLake
+
+GROUP, TICK, IDLE_SECONDS = 20, 0.005, 5.0
+LIVE = (100, 500, 1000)
+
+
+# --- the run -----------------------------------------------------------------------------------------------------------
+
+
+class DistantLake(FrozenLake):
+    """FrozenLake behind a line."""
+
+    live = steps = 0
+
+    def reset(self, seed: int) -> Any:
+        """Begin."""
+        type(self).live += 1
+        self._delays = generator(seed, "delays")
+        return super().reset(seed)
+
+    async def step(self, action: str) -> Any:  # type: ignore[override]
+        """Act, and wait for the answer."""
+        await asyncio.sleep(self._delays.uniform(0.5, 1.5))
+        type(self).steps += 1
+        return super().step(action)
+
+    def close(self) -> None:
+        """It is over."""
+        type(self).live -= 1
+        super().close()
+
+
+def games(split: str) -> Iterator[dict[str, str]]:
+    """Nothing is asked: the world speaks first."""
+    for number in range(100_000):
+        yield {"id": f"{split}-{number}", "prompt": ""}
+
+
+def build(directory: Path, seed: int) -> None:
+    """The tiny recipe's model, for words and characters."""
+    import runpy
+    import string
+
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word for text in FrozenLake().reset(0) for word in re.findall(r"\w+", str(text))}
+    tokens = ["<pad>", "<eos>", *string.printable, *sorted(words - set(string.printable))]
+    reader = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, "?"))
+    reader.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[\s\S]"), behavior="isolated")
+    reader.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=reader, eos_token="<eos>", pad_token="<pad>")
+    tiny = runpy.run_path(str(ROOT / "recipes" / "tiny_arithmetic" / "model.py"))
+    tiny["write"](directory, seed, tokenizer, longest=1024)
+
+
+def configuration(live: int, steps: int, runs: Path) -> RunConfig:
+    """So many episodes alive: half of them are a step's, the others of the next."""
+    return RunConfig.model_validate(
+        {
+            "name": f"live-{live}",
+            "steps": steps,
+            "model": {"path": "live_episodes:build"},
+            "tasks": [
+                {
+                    "name": "lake",
+                    "prompts": {"source": "live_episodes:games"},
+                    "environment": "live_episodes:DistantLake",
+                    "environment_options": {"turns": 10},
+                    "reward": "environment_return",
+                }
+            ],
+            "rollout": {
+                "groups_per_step": live // GROUP // 2,
+                "group_size": GROUP,
+                "async_ratio": 1,
+                "max_turns": 10,
+                "sampling": {"max_tokens": 2},
+            },
+            "engine": {"slots": 128},
+            "learner": {"tokens_per_pack": 8192},
+            "record": {"directory": str(runs), "live": "off", "trackers": []},
+        }
+    )
+
+
+# --- what is measured --------------------------------------------------------------------------------------------------
+
+
+async def tick(lags: list[float]) -> None:
+    """Note how late sleeps end, in seconds, until cancelled."""
+    clock = time.perf_counter
+    while True:
+        due = clock() + TICK
+        await asyncio.sleep(TICK)
+        lags.append(clock() - due)
+
+
+async def idle(seconds: float) -> list[float]:
+    """The same where nothing else runs."""
+    lags: list[float] = []
+    ticking = asyncio.create_task(tick(lags))
+    await asyncio.sleep(seconds)
+    ticking.cancel()
+    return lags
+
+
+def pss() -> int:
+    """Bytes that are this process's, with its share of what it has in common with others."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+@contextmanager
+def idle_beside() -> Iterator[list[float]]:
+    """Lags in the idle loop of another process; there when it is over."""
+    found: list[float] = []
+    command = [sys.executable, __file__, "--idle"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield found
+        out, _ = process.communicate()  # closes its stdin: it is to end
+        found += json.loads(out)
+
+
+async def tick_until_told() -> list[float]:
+    """What that process does."""
+    lags: list[float] = []
+    ticking = asyncio.create_task(tick(lags))
+    await asyncio.to_thread(sys.stdin.read)
+    ticking.cancel()
+    return lags
+
+
+async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
+    """One run with so many episodes alive."""
+    async with built(configuration(live, steps, runs), overwrite=True) as run:
+        from live_episodes import DistantLake as Lake  # the one that the run knows: this file is not __main__ to it
+
+        before_lags, before = await idle(IDLE_SECONDS), pss()
+        lags, weights = list[float](), list[int]()
+        turns = seconds = 0.0
+
+        async def look() -> None:
+            """From when all are alive, and have said something."""
+            nonlocal turns, seconds
+            while Lake.live < live or Lake.steps < 2 * live:
+                await asyncio.sleep(0.1)
+            begun, said = time.perf_counter(), Lake.steps
+            ticking = asyncio.create_task(tick(lags))
+            try:
+                while True:
+                    await asyncio.sleep(0.5)
+                    if Lake.live >= 0.95 * live:
+                        weights.append(pss())
+            finally:
+                ticking.cancel()
+                turns, seconds = Lake.steps - said, time.perf_counter() - begun
+
+        with idle_beside() as beside:
+            looking = asyncio.create_task(look())
+            await run.reinforce()
+            looking.cancel()
+            await asyncio.wait([looking])
+        return {
+            "kib_an_episode": (median(weights) - before) / live / 1024,
+            "mib_before": before / 2**20,
+            "mib_live": median(weights) / 2**20,
+            **_described("lag", lags),
+            **_described("idle_before", before_lags),
+            **_described("idle_beside", beside),
+            "turns_per_second": turns / seconds,
+            "seconds": seconds,
+        }
+
+
+def _described(name: str, lags: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    values = 1e3 * np.array(lags)
+    return {f"{name}_p{at}_ms": float(np.percentile(values, at)) for at in (50, 99)} | {f"{name}_max_ms": values.max()}
+
+
+def main() -> None:
+    """Measure all points, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--runs", type=Path, default=Path("runs/live_episodes"))
+    parser.add_argument("--point", type=int, help="measure this many episodes alone, and print JSON")
+    parser.add_argument("--idle", action="store_true", help="do nothing but tick until stdin ends, and print JSON")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.idle:
+        print(json.dumps(asyncio.run(tick_until_told())))
+        return
+    if options.point:
+        print(json.dumps(asyncio.run(point(options.point, options.steps, options.runs))))
+        return
+    figures, rows = dict[str, float](), []
+    for live in LIVE:
+        command = [sys.executable, __file__, "--point", str(live), "--steps", str(options.steps)]
+        output = subprocess.run([*command, "--runs", options.runs], check=True, capture_output=True, text=True).stdout
+        found = json.loads(output.splitlines()[-1])
+        figures |= {f"{name}_at_{live}": value for name, value in found.items()}
+        rows.append([f"{live:,}", *(f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in found.values())])
+        print(rows[-1], flush=True)
+    print(table(["live", *found], rows))
+    print("written:", write_result("live_episodes", figures, options.out))
+
+
+if __name__ == "__main__":
+    main()
