@@ -34,7 +34,8 @@ from antiphon.seeds import generator
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 
 GROUP, TICK, IDLE_SECONDS = 20, 0.005, 5.0
-LIVE = (100, 500, 1000)
+LIVE = (200, 1000)
+ALL = 0.9  # of those that may live do, when all are said to: a group that has ended waits for its step
 
 
 # --- the run -----------------------------------------------------------------------------------------------------------
@@ -88,7 +89,8 @@ def build(directory: Path, seed: int) -> None:
 
 
 def configuration(live: int, steps: int, runs: Path) -> RunConfig:
-    """So many episodes alive: half of them are a step's, the others of the next."""
+    """So many episodes alive, a tenth of which makes a step."""
+    groups = live // GROUP
     return RunConfig.model_validate(
         {
             "name": f"live-{live}",
@@ -104,9 +106,9 @@ def configuration(live: int, steps: int, runs: Path) -> RunConfig:
                 }
             ],
             "rollout": {
-                "groups_per_step": live // GROUP // 2,
+                "groups_per_step": groups // 10,
                 "group_size": GROUP,
-                "async_ratio": 1,
+                "async_ratio": 9,
                 "max_turns": 10,
                 "sampling": {"max_tokens": 2},
             },
@@ -176,14 +178,14 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
         async def look() -> None:
             """From when all are alive, and have said something."""
             nonlocal turns, seconds
-            while Lake.live < live or Lake.steps < 2 * live:
+            while Lake.live < ALL * live or Lake.steps < live:
                 await asyncio.sleep(0.1)
             begun, said = time.perf_counter(), Lake.steps
             ticking = asyncio.create_task(tick(lags))
             try:
                 while True:
                     await asyncio.sleep(0.5)
-                    if Lake.live >= 0.95 * live:
+                    if Lake.live >= ALL * live:
                         weights.append(pss())
             finally:
                 ticking.cancel()
@@ -215,7 +217,7 @@ def _described(name: str, lags: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure all points, print the table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--runs", type=Path, default=Path("runs/live_episodes"))
     parser.add_argument("--point", type=int, help="measure this many episodes alone, and print JSON")
     parser.add_argument("--idle", action="store_true", help="do nothing but tick until stdin ends, and print JSON")
