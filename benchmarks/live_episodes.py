@@ -3,19 +3,20 @@
     python benchmarks/live_episodes.py
 
 A run as any: scheduler, episodes, gradings, ledger and the learner's batches in the controller, an engine and a learner in
-processes of their own. The policy is fresh, and nothing that it says is a move, so every game of FrozenLake lasts its ten
-turns. The world is far away: each of its answers takes half a second to one and a half.
+processes of their own. A fresh policy says one of nine characters, four of which are moves in FrozenLake. Its world is far
+away: each of its answers takes half a second to one and a half.
 
 A ticker on the loop sleeps 5 ms over and over; its *lag* is how late it wakes. The machine's own limit is what the same ticker
-finds in an idle loop: in this process before the run, and meanwhile in another that does nothing else. Memory is the
-controller's proportional share (PSS), once all that are to live do, less what it was before the first. Each point runs in a
-process of its own.
+finds in an idle loop: in this process before the run, and meanwhile in another that does nothing else. Beside each lag stands
+for how long of it the thread of the loop was at work itself, by its processor's time: the rest it was kept from the processor,
+or from Python, by others. Memory is the controller's proportional share (PSS), once all that are to live do, less what it was
+before the first. Each point runs in a process of its own.
 """
 
 import argparse
 import asyncio
 import json
-import re
+import runpy
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ from antiphon.tasks.environments.frozen_lake import FrozenLake
 
 GROUP, TICK, IDLE_SECONDS = 20, 0.005, 5.0
 LIVE = (200, 1000)
+CHARACTERS = "P_OG/UDLR"
+LAKE = {"instructions": False, "row_separator": "/", "words": "UDLR", "turns": 20}
 ALL = 0.9  # of those that may live do, when all are said to: a group that has ended waits for its step
 
 
@@ -71,21 +74,9 @@ def games(split: str) -> Iterator[dict[str, str]]:
 
 
 def build(directory: Path, seed: int) -> None:
-    """The tiny recipe's model, for words and characters."""
-    import runpy
-    import string
-
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word for text in FrozenLake().reset(0) for word in re.findall(r"\w+", str(text))}
-    tokens = ["<pad>", "<eos>", *string.printable, *sorted(words - set(string.printable))]
-    reader = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, "?"))
-    reader.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[\s\S]"), behavior="isolated")
-    reader.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=reader, eos_token="<eos>", pad_token="<pad>")
+    """A model of 14,000 parameters: the engine keeps up."""
     tiny = runpy.run_path(str(ROOT / "recipes" / "tiny_arithmetic" / "model.py"))
-    tiny["write"](directory, seed, tokenizer, longest=1024)
+    tiny["write"](directory, seed, tiny["make_tokenizer"](CHARACTERS), hidden_size=32, layers=1, longest=512)
 
 
 def configuration(live: int, steps: int, runs: Path) -> RunConfig:
@@ -101,7 +92,7 @@ def configuration(live: int, steps: int, runs: Path) -> RunConfig:
                     "name": "lake",
                     "prompts": {"source": "live_episodes:games"},
                     "environment": "live_episodes:DistantLake",
-                    "environment_options": {"turns": 10},
+                    "environment_options": LAKE,
                     "reward": "environment_return",
                 }
             ],
@@ -109,10 +100,10 @@ def configuration(live: int, steps: int, runs: Path) -> RunConfig:
                 "groups_per_step": groups // 10,
                 "group_size": GROUP,
                 "async_ratio": 9,
-                "max_turns": 10,
-                "sampling": {"max_tokens": 2},
+                "max_turns": 20,
+                "sampling": {"max_tokens": 2, "stop": list(CHARACTERS)},  # one character
             },
-            "engine": {"slots": 128},
+            "engine": {"slots": 256, "prefill_tokens": 4096},
             "learner": {"tokens_per_pack": 8192},
             "record": {"directory": str(runs), "live": "off", "trackers": []},
         }
@@ -122,18 +113,22 @@ def configuration(live: int, steps: int, runs: Path) -> RunConfig:
 # --- what is measured --------------------------------------------------------------------------------------------------
 
 
-async def tick(lags: list[float]) -> None:
-    """Note how late sleeps end, in seconds, until cancelled."""
-    clock = time.perf_counter
+Lags = list[tuple[float, float]]  # seconds, and for how many of these the thread of the loop was at work itself
+
+
+async def tick(lags: Lags) -> None:
+    """Note how late sleeps end, until cancelled."""
+    clock, work = time.perf_counter, time.thread_time
     while True:
-        due = clock() + TICK
+        due, worked = clock() + TICK, work()
         await asyncio.sleep(TICK)
-        lags.append(clock() - due)
+        lag = clock() - due
+        lags.append((lag, min(lag, work() - worked)))
 
 
-async def idle(seconds: float) -> list[float]:
+async def idle(seconds: float) -> Lags:
     """The same where nothing else runs."""
-    lags: list[float] = []
+    lags: Lags = []
     ticking = asyncio.create_task(tick(lags))
     await asyncio.sleep(seconds)
     ticking.cancel()
@@ -147,9 +142,9 @@ def pss() -> int:
 
 
 @contextmanager
-def idle_beside() -> Iterator[list[float]]:
+def idle_beside() -> Iterator[Lags]:
     """Lags in the idle loop of another process; there when it is over."""
-    found: list[float] = []
+    found: Lags = []
     command = [sys.executable, __file__, "--idle"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield found
@@ -157,9 +152,9 @@ def idle_beside() -> Iterator[list[float]]:
         found += json.loads(out)
 
 
-async def tick_until_told() -> list[float]:
+async def tick_until_told() -> Lags:
     """What that process does."""
-    lags: list[float] = []
+    lags: Lags = []
     ticking = asyncio.create_task(tick(lags))
     await asyncio.to_thread(sys.stdin.read)
     ticking.cancel()
@@ -172,7 +167,7 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
         from live_episodes import DistantLake as Lake  # the one that the run knows: this file is not __main__ to it
 
         before_lags, before = await idle(IDLE_SECONDS), pss()
-        lags, weights = list[float](), list[int]()
+        lags, weights = Lags(), list[int]()
         turns = seconds = 0.0
 
         async def look() -> None:
@@ -208,16 +203,22 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
         }
 
 
-def _described(name: str, lags: list[float]) -> dict[str, float]:
+def _described(name: str, lags: Lags) -> dict[str, float]:
     """Milliseconds."""
-    values = 1e3 * np.array(lags)
-    return {f"{name}_p{at}_ms": float(np.percentile(values, at)) for at in (50, 99)} | {f"{name}_max_ms": values.max()}
+    late, own = 1e3 * np.array(lags).T
+    return {
+        f"{name}_p50_ms": float(np.percentile(late, 50)),
+        f"{name}_p99_ms": float(np.percentile(late, 99)),
+        f"{name}_max_ms": float(late.max()),
+        f"{name}_own_work_p99_ms": float(np.percentile(own, 99)),
+        f"{name}_own_work_max_ms": float(own.max()),
+    }
 
 
 def main() -> None:
     """Measure all points, print the table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--runs", type=Path, default=Path("runs/live_episodes"))
     parser.add_argument("--point", type=int, help="measure this many episodes alone, and print JSON")
     parser.add_argument("--idle", action="store_true", help="do nothing but tick until stdin ends, and print JSON")
