@@ -46,13 +46,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/agent_framework"))
+    parser.add_argument("--resume", action="store_true", help="check runs that have ended again, as they are")
     options = parser.parse_args()
     cases = {f"seed_{seed}": (f"seed={seed}",) for seed in range(options.seeds)}
     cases["rewriting_template"] = ("seed=0", REWRITING)
     figures: dict[str, float] = {}
     rows, curves, total = [], [], Exactness()
     for name, overrides in cases.items():
-        finished, found = witnessed(name, overrides, options.runs)
+        finished, found = witnessed(name, overrides, options.runs, options.resume)
         measured = measure(finished, found)
         figures |= {f"{name}_{key}": value for key, value in measured.items()}
         rows.append([name, *(f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in measured.values())])
@@ -68,13 +69,14 @@ def main() -> None:
     print(f"\nwritten to {write_result('agent_framework', figures)}")
 
 
-def witnessed(name: str, overrides: tuple[str, ...], runs: Path) -> tuple[Finished, Exactness]:
+def witnessed(name: str, overrides: tuple[str, ...], runs: Path, resume: bool) -> tuple[Finished, Exactness]:
     """A run, and what is exact of it."""
     witnesses = (runs / f"{name}-witnesses").absolute()
-    shutil.rmtree(witnesses, ignore_errors=True)
-    witnesses.mkdir(parents=True)
+    if not resume:
+        shutil.rmtree(witnesses, ignore_errors=True)
+    witnesses.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(PARTS)]), "EXACTNESS": str(witnesses)}
-    finished = run("train", CONFIG, name, *WITNESSED, *overrides, runs=runs)
+    finished = run("train", CONFIG, name, *WITNESSED, *overrides, runs=runs, resume=resume)
     return finished, verify(finished.directory, witnesses)
 
 

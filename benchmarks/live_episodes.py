@@ -69,7 +69,7 @@ class DistantLake(FrozenLake):
 
 def games(split: str) -> Iterator[dict[str, str]]:
     """Nothing is asked: the world speaks first."""
-    for number in range(100_000):
+    for number in range(10_000):
         yield {"id": f"{split}-{number}", "prompt": ""}
 
 
@@ -168,14 +168,14 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
 
         before_lags, before = await idle(IDLE_SECONDS), pss()
         lags, weights = Lags(), list[int]()
-        turns = seconds = 0.0
+        turns = seconds = work = 0.0
 
         async def look() -> None:
             """From when all are alive, and have said something."""
-            nonlocal turns, seconds
+            nonlocal turns, seconds, work
             while Lake.live < ALL * live or Lake.steps < live:
                 await asyncio.sleep(0.1)
-            begun, said = time.perf_counter(), Lake.steps
+            begun, worked, said = time.perf_counter(), time.thread_time(), Lake.steps
             ticking = asyncio.create_task(tick(lags))
             try:
                 while True:
@@ -184,7 +184,7 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
                         weights.append(pss())
             finally:
                 ticking.cancel()
-                turns, seconds = Lake.steps - said, time.perf_counter() - begun
+                turns, seconds, work = Lake.steps - said, time.perf_counter() - begun, time.thread_time() - worked
 
         with idle_beside() as beside:
             looking = asyncio.create_task(look())
@@ -199,6 +199,7 @@ async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
             **_described("idle_before", before_lags),
             **_described("idle_beside", beside),
             "turns_per_second": turns / seconds,
+            "work_a_turn_ms": 1e3 * work / turns,
             "seconds": seconds,
         }
 

@@ -46,8 +46,9 @@ class Exactness:
     recomputed_tokens: int = 0
     mixed_cache_tokens: int = 0
     """Sampled after an update in flight: no single version can compute their log-probs again."""
-    logprob_difference_mean: float = 0.0
-    logprob_difference_max: float = 0.0
+    logprob_difference_mean_1e6: float = 0.0
+    """Of recomputed and recorded log-probs, in millionths."""
+    logprob_difference_max_1e6: float = 0.0
     mismatches: list[str] = field(default_factory=list)
 
 
@@ -170,7 +171,8 @@ def _recompute(run: Path, rows: list[Row], found: Exactness) -> None:
         found.mismatches.append(f"{missing} tokens are of versions without a checkpoint")
     if found.recomputed_tokens:
         every = np.concatenate(differences)
-        found.logprob_difference_mean, found.logprob_difference_max = float(every.mean()), float(every.max())
+        found.logprob_difference_mean_1e6 = 1e6 * float(every.mean())
+        found.logprob_difference_max_1e6 = 1e6 * float(every.max())
         found.mismatches += [f"a log-prob is {off:.2g} off" for off in every[every > TOLERANCE]]
 
 
