@@ -69,7 +69,7 @@ class LocalCluster:
 
 
 class LocalHandle(Handle):
-    """The controller's end of one worker's pipe."""
+    """The controller's end of one worker's pipe: a list of messages each way down, one message each way up."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class LocalHandle(Handle):
         super().__init__(name, log)
         self._connection = connection
         self._runner = runner
+        self._outbox: list[bytes] = []  # messages of this turn of the loop
         self._loop.add_reader(connection.fileno(), self._read)
 
     def kill(self) -> None:
@@ -91,6 +92,7 @@ class LocalHandle(Handle):
             self._runner.kill()
 
     async def _stop(self) -> None:
+        self._flush()
         with suppress(OSError):
             self._connection.send_bytes(END)
         if not await self._loop.run_in_executor(None, self._ended) and not isinstance(self._runner, threading.Thread):
@@ -98,8 +100,18 @@ class LocalHandle(Handle):
             await self._loop.run_in_executor(None, self._ended)
 
     def _transmit(self, content: bytes) -> None:
+        """What one turn of the loop has for a worker goes there at once: to write may mean to be kept from the processor by the
+        worker that it wakes, and hundreds of episodes can have a request for the same engine."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(content)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if not messages or self._connection.closed:
+            return
         try:
-            self._connection.send_bytes(content)
+            self._connection.send_bytes(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
         except OSError:
             self._read()  # why it died may be there already, unread
             self._end(self._obituary())
@@ -191,5 +203,6 @@ def _live(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
 def _listen(connection: Connection, inbox: Inbox) -> None:
     with suppress(EOFError, OSError):  # the controller is gone
         while (content := connection.recv_bytes()) != END:
-            inbox.put(content)
+            for message in pickle.loads(content):
+                inbox.put(message)
     inbox.put(None)

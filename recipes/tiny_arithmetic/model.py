@@ -10,10 +10,16 @@ def build(
     directory: Path | str, seed: int = 0, *, characters: str = CHARACTERS, hidden_size: int = 128, layers: int = 4
 ) -> None:
     """Write the model, in float32, and its tokenizer to `directory`; equal seeds give equal weights."""
+    write(directory, seed, make_tokenizer(characters), hidden_size=hidden_size, layers=layers)
+
+
+def write(
+    directory: Path | str, seed: int, tokenizer: Any, *, hidden_size: int = 128, layers: int = 4, longest: int = 64
+) -> None:
+    """The same for any tokenizer, and texts of up to `longest` tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_tokenizer(characters)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -21,7 +27,7 @@ def build(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=longest,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -38,16 +38,33 @@ def each(body: str, messages: str = "messages") -> str:
     return OPENING + "{% for message in " + messages + " %}<|{{ message.role }}|>" + body + "{% endfor %}" + CLOSING
 
 
+def calls_as(written: str) -> str:
+    """Calls of tools in other JSON than any policy or client writes."""
+    return each(BODY.replace("call.function | tojson", written))
+
+
 FORGET = BODY.replace("message.content", "message.content.split('</think>')[-1] | trim")
+LAST_QUESTION = (
+    "{% set at = namespace(last=0) %}{% for message in messages %}{% if message.role == 'user' %}"
+    "{% set at.last = loop.index0 %}{% endif %}{% endfor %}"
+)
 TEMPLATES = {
     "plain": each(BODY),
     "strips": each(BODY.replace("message.content", "message.content | trim")),
     "numbers": each("{{ loop.index }}/{{ loop.length }} " + BODY),
     "forgets thoughts": each("{% if message.role == 'assistant' %}" + FORGET + "{% else %}" + BODY + "{% endif %}"),
+    "forgets thoughts before the question": LAST_QUESTION
+    + each(
+        "{% if message.role == 'assistant' and loop.index0 < at.last %}" + FORGET + "{% else %}" + BODY + "{% endif %}"
+    ),
     "forgets what is old": each(BODY, "messages[-3:]"),
     "shouts": each(BODY.replace("message.content", "message.content | lower")),
     "repeats": each(BODY).replace(CLOSING, "<|system|>So far: {{ messages[0].content }}<|end|>\n" + CLOSING),
     "tools last": each("{% if loop.last and tools %}{{ tools | tojson }}{% endif %}" + BODY),
+    "sorts calls": calls_as("call.function | tojson(indent=1, sort_keys=True)"),
+    "packs calls": calls_as("call.function | tojson(separators=(',', ':'))"),
+    "lists calls": calls_as("call.function.arguments | dictsort | list | tojson"),
+    "drops calls": each("{{ message.content }}<|end|>\n"),
     "shows ids": each("{{ message.tool_call_id }}" + BODY.replace("call.function", "call")),
 }
 

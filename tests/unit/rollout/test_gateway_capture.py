@@ -199,13 +199,18 @@ def act(draw, conversation):
 @settings(max_examples=25, phases=[Phase.generate])  # to shrink a whole conversation takes minutes
 @given(st.data())
 def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
-    draw = data.draw
+    converse(renderer, data.draw)
+
+
+def converse(renderer, draw):
+    """Check a conversation that is drawn; return each request as the client sent it and as the engine got it."""
     spoken = as_anthropic if draw(st.booleans()) else as_openai
     engine = Logger(renderer)
     session = attempt(renderer, engine)
     conversation = [Said("user", "Hi")]
     known = []  # (what was said, reply included; the tokens up to there)
     appended = rendered = 0
+    requests = []
     for _ in range(draw(st.integers(1, 8))):
         engine.said.append((draw(replies), draw(ends)))
         dialect, body = spoken(conversation)
@@ -213,6 +218,7 @@ def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
         asked = session.ask(chat)
         given = run(session.answer(asked))
         request, completion = engine.log[-1]
+        requests.append((chat, request))
 
         # The prompt goes on from the longest conversation that it begins with, if the template can; else it is rendered.
         now = senses(conversation)
@@ -242,6 +248,7 @@ def test_what_is_kept_is_what_the_engine_was_given_and_said(renderer, data):
     assert counts.turns == len(engine.log) == appended + rendered
     assert counts.appended == appended
     assert counts.segments == len(captured.segments) <= 1 + counts.forks + counts.retries
+    return requests
 
 
 def tail_of(renderer, chat, longest, before):
