@@ -1,0 +1,87 @@
+"""The recipe `webshop`, seed by seed: success up and turns down, on wishes in shops that were never seen.
+
+    python benchmarks/webshop.py [--seeds 5] [--resume]
+
+Success (a reward of 1), mean reward and turns of a visit, on the test wishes, before reinforcement learning and after it;
+sampled at temperature 1, as in training, and greedily. Intervals are Student's at 95 %, over seeds.
+
+Draws `recipes/webshop/curve.png`: the visits that each step was trained on.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import mean
+
+import matplotlib
+from _common import ROOT, interval, table, write_result
+from _runs import Finished, run
+
+from antiphon.build import evaluate_model
+from antiphon.config import load
+from antiphon.run_config import RunConfig
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+CONFIG = ROOT / "recipes" / "webshop" / "config.yaml"
+MEASURES = {"success": "success", "score": "mean reward", "turns": "turns"}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--runs", type=Path, default=Path("runs/webshop"))
+    arguments.add_argument("--resume", action="store_true", help="take runs that have ended as they are")
+    options = arguments.parse_args()
+    finished, measured = [], []
+    for seed in range(options.seeds):
+        overrides = (f"seed={seed}", "checkpoint.every=100000")  # which keeps the model that the warm start came to
+        run_ = run("train", CONFIG, f"seed-{seed}", *overrides, runs=options.runs, resume=options.resume)
+        finished.append(run_)
+        measured.append(measures(run_, seed))
+        print(table([f"seed {seed}", ""], [[name, f"{value:.3f}"] for name, value in measured[-1].items()]), flush=True)
+    figures = {f"seed_{seed}_{name}": value for seed, found in enumerate(measured) for name, value in found.items()}
+    for name in measured[0]:
+        values = [found[name] for found in measured]
+        figures[name] = mean(values)
+        figures[f"{name}_interval"] = interval(values)
+    figures["longest_train_seconds"] = max(found["train_seconds"] for found in measured)
+    print("\n" + table(["", ""], [[name, f"{value:.3f}"] for name, value in figures.items() if "seed" not in name]))
+    draw(finished, CONFIG.parent / "curve.png")
+    print(f"\nwritten to {write_result('webshop', figures)}")
+
+
+def measures(run_: Finished, seed: int) -> dict[str, float]:
+    """The figures of one seed."""
+    found = {"train_seconds": run_.summary["train_seconds"], "warm_start_seconds": run_.summary["warm_start_seconds"]}
+    sampled = {when: run_.summary[f"measures_{when}"] for when in ("before", "after")}
+    config = load(CONFIG, [f"seed={seed}"], model=RunConfig)
+    checkpoints = sorted((run_.directory / "checkpoints").iterdir())
+    for when, checkpoint in zip(sampled, (checkpoints[0], checkpoints[-1]), strict=True):
+        greedy = evaluate_model(str(checkpoint), config, samples=1, temperature=0.0, limit=0)["means"]
+        found |= {f"{name}_{when}": sampled[when][name] for name in MEASURES}
+        found |= {f"greedy_{name}_{when}": greedy[name] for name in MEASURES}
+    for name in MEASURES:
+        found[f"{name}_change"] = found[f"{name}_after"] - found[f"{name}_before"]
+        found[f"greedy_{name}_change"] = found[f"greedy_{name}_after"] - found[f"greedy_{name}_before"]
+    return found
+
+
+def draw(finished: list[Finished], target: Path) -> None:
+    """Success and turns of each step's visits: one thin line a seed, their smoothed mean thick."""
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.2), dpi=120)
+    for axes, name, colour in zip(panels, ("success", "turns"), ("tab:blue", "tab:orange"), strict=True):
+        curves = [run_.column(f"reward/part/webshop/{name}") for run_ in finished]
+        for curve in curves:
+            axes.plot(range(1, len(curve) + 1), curve, color=colour, alpha=0.3, linewidth=0.8)
+        means = [mean(values) for values in zip(*curves, strict=False)]
+        smooth = [mean(means[max(0, i - 2) : i + 3]) for i in range(len(means))]
+        axes.plot(range(1, len(smooth) + 1), smooth, color=colour, linewidth=2)
+        axes.set(xlabel="training step", ylabel=f"{name} of the step's visits", ylim=(0, None))
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(target)
+
+
+if __name__ == "__main__":
+    main()
