@@ -9,8 +9,10 @@ from typing import Any
 
 from antiphon.seeds import generator
 from antiphon.simulate.workloads import DistributionConfig
-from antiphon.tasks.base import Reset, Step
+from antiphon.tasks.base import Reset, Step, Transcript
 from antiphon.tasks.environments.alfworld import AlfWorld
+from antiphon.tasks.environments.alfworld_world import NOTHING
+from antiphon.types import Prompt
 
 TINY = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic" / "model.py"))
 LISTED = "\n\nYou can:"  # what follows names the letters; the policy is not shown it
@@ -157,6 +159,14 @@ class Household:
         self._pace.end()
 
 
-def anything(prompt: Any, transcript: Any) -> float:
+def progress(prompt: Prompt, transcript: Transcript) -> float:
+    """1 for a task that is done, else half the share of commands that did something: there is always something to learn."""
+    if transcript.turns[-1].reward:
+        return 1.0
+    answers = [message.content.strip() for message in transcript.messages if message.role == "user"][2:]
+    return 0.5 * sum(answer != NOTHING for answer in answers) / max(1, len(answers))
+
+
+def anything(prompt: Prompt, transcript: Transcript) -> float:
     """A reward that varies among siblings."""
     return float(sum(map(len, (message.content for message in transcript.messages))) % 2)
