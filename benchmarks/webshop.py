@@ -3,7 +3,8 @@
     python benchmarks/webshop.py [--seeds 5] [--control] [--resume]
 
 Success (a reward of 1), mean reward and turns of a visit, on the test wishes, before reinforcement learning and after it;
-sampled at temperature 1, as in training, and greedily. Intervals are Student's at 95 %, over seeds.
+sampled at temperature 1, as in training, greedily, and four times for each `unheard` wish, whose very words are in no training
+shop. Intervals are Student's at 95 %, over seeds.
 
 `--control` goes on from the same warm starts with `turn_gamma: 1`, so that nothing says that visits should be short.
 
@@ -25,6 +26,7 @@ from antiphon.run_config import RunConfig
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+UNHEARD = ("tasks.0.test.options={unheard: true}",)
 CONFIG = ROOT / "recipes" / "webshop" / "config.yaml"
 MEASURES = ("success", "score", "turns")
 
@@ -67,14 +69,16 @@ def measures(run_: Finished, seed: int) -> dict[str, float]:
     """The figures of one seed."""
     found = {"train_seconds": run_.summary["train_seconds"], "warm_start_seconds": run_.summary["warm_start_seconds"]}
     sampled = {when: run_.summary[f"measures_{when}"] for when in ("before", "after")}
-    config = load(CONFIG, [f"seed={seed}"], model=RunConfig)
+    config, unheard = (load(CONFIG, [f"seed={seed}", *more], model=RunConfig) for more in ((), UNHEARD))
     for when, checkpoint in zip(sampled, checkpoints(run_), strict=True):
         greedy = evaluate_model(str(checkpoint), config, samples=1, temperature=0.0, limit=0)["means"]
+        strange = evaluate_model(str(checkpoint), unheard, samples=4, temperature=1.0, limit=0)
         found |= {f"{name}_{when}": sampled[when][name] for name in MEASURES}
         found |= {f"greedy_{name}_{when}": greedy[name] for name in MEASURES}
-    for name in MEASURES:
+        found |= {f"unheard_{name}_{when}": strange["means"][name] for name in MEASURES}
+        found["unheard_prompts"] = strange["prompts"]
+    for name in (kind + name for kind in ("", "greedy_", "unheard_") for name in MEASURES):
         found[f"{name}_change"] = found[f"{name}_after"] - found[f"{name}_before"]
-        found[f"greedy_{name}_change"] = found[f"greedy_{name}_after"] - found[f"greedy_{name}_before"]
     return found
 
 

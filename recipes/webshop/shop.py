@@ -35,8 +35,13 @@ class Visit(WebShop):
         return observation.partition("\n")[2], info
 
 
-def wishes(split: str) -> Iterator[dict[str, Any]]:
-    """The prompts of one split."""
+def wishes(split: str, unheard: bool = False) -> Iterator[dict[str, Any]]:
+    """The prompts of one split; with `unheard` those whose words are no wish in a shop for training."""
+    heard = {row["prompt"] for row in wishes("train")} if unheard else set()
+    yield from (row for row in _wishes(split) if row["prompt"] not in heard)
+
+
+def _wishes(split: str) -> Iterator[dict[str, Any]]:
     for shop in range(SHOPS):
         if split_of(f"shop {shop}") == split:
             for number in range(WISHES):

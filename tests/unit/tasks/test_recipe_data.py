@@ -87,6 +87,8 @@ def test_shops_are_in_one_split_and_their_pages_can_be_read(tmp_path: Path) -> N
     pytest.importorskip("rapidfuzz")
     shops = [{row["shop"] for row in shop.wishes(split)} for split in ("train", "validation", "test")]
     assert sum(map(len, shops)) == len(set.union(*shops)) == shop.SHOPS and all(shops)
+    unheard = {row["prompt"] for row in shop.wishes("test", unheard=True)}
+    assert unheard and not unheard & {row["prompt"] for row in shop.wishes("train")}
     config = PromptsConfig(source="recipes.webshop.shop:wishes", split="test", limit=40)
     prompts = load_prompts(TaskConfig(name="shop", prompts=config), config, 0)
     shop_model.build(tmp_path)
