@@ -272,4 +272,5 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         "accuracy, 95 % interval": result.interval(),
         "ungraded": result.ungraded,
         "truncated": result.truncated,
+        "means": dict(result.measures),
     } | {f"pass@{k}": result.pass_at(k) for k in ks}

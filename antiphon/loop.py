@@ -133,6 +133,7 @@ class Progress:
     """What a run knows of its past, and a checkpoint keeps."""
 
     before: list[float] | None = None  # accuracy on each test prompt
+    measures: dict[str, float] = field(default_factory=dict)  # of the same evaluation
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
     alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, and at which step first
@@ -217,8 +218,7 @@ class Run:
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 
     async def _sft_alone(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
-        before = await self._test()
-        self.progress.before = _per_prompt(before)
+        await self._test_before()
         self.progress.warm_start_seconds = await self._sft(owner)
         return await self._finish(owner, {"step": self.version.n}, await self._test())
 
@@ -258,7 +258,7 @@ class Run:
     async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
         if self.parts.resumption is None:
             self.progress.warm_start_seconds = await self._sft(owner) if self.config.sft else 0.0
-            self.progress.before = _per_prompt(await self._test())
+            await self._test_before()
         await self._reinforce(owner)
         return await self._finish(owner, self._last, await self._test())
 
@@ -331,7 +331,9 @@ class Run:
             }
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
                 evaluation = await self._test()
-                metrics |= {"evaluation/accuracy": evaluation.accuracy} if evaluation else {}
+                if evaluation is not None:
+                    metrics |= {f"evaluation/{name}": value for name, value in evaluation.measures.items()}
+                    metrics |= {"evaluation/accuracy": evaluation.accuracy}
             self._record(step, config.steps, metrics)
         return config.steps
 
@@ -388,6 +390,13 @@ class Run:
         if not self.parts.test:
             return None
         return await self._evaluate(self.parts.test, settings.samples, settings.temperature)
+
+    async def _test_before(self) -> None:
+        """What is known of the model that there is to begin with."""
+        evaluation = await self._test()
+        if evaluation is not None:
+            self.progress.before = [float(correct) for correct in evaluation.correct.mean(axis=1)]
+            self.progress.measures = dict(evaluation.measures)
 
     async def _evaluate(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> Evaluation:
         """Score prompts with the newest version."""
@@ -494,6 +503,8 @@ class Run:
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
                 "tasks": self._accuracies(before, after.correct.mean(axis=1)),
+                "measures_before": progress.measures,
+                "measures_after": after.measures,
             }
         summary |= {
             "warm_start_seconds": progress.warm_start_seconds,
@@ -533,10 +544,6 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
         shares.clear()
     means = {name: float(np.mean(found)) for name, found in values.items()}
     return means | {f"share/{task}": count / len(metas) for task, count in shares.items()}
-
-
-def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:
-    return None if evaluation is None else [float(correct) for correct in evaluation.correct.mean(axis=1)]
 
 
 async def supervised(

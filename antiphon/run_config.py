@@ -28,7 +28,7 @@ from antiphon.registry import Registry
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import FILTERS
 from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.environments import ENVIRONMENTS
+from antiphon.tasks.environments import ENVIRONMENTS, turns
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
@@ -190,10 +190,22 @@ def _tasks(config: RunConfig) -> Found:
         yield from _agent(config, task, at)
         if task.environment:
             yield from _registered(ENVIRONMENTS, task.environment, f"{at}.environment")
-            if config.rollout.max_turns == 1:
-                yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
+            yield from _lengths(config, task)
         elif task.reward == "environment_return":
             yield f"{at}.reward", "'environment_return' is paid by an environment, and this task has none"
+
+
+def _lengths(config: RunConfig, task: TaskConfig) -> Found:
+    """Whether an environment may have its last word."""
+    most, last = config.rollout.max_turns, turns(str(task.environment), task.environment_options)
+    if most == 1:
+        yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
+    elif last is not None and most < last:
+        yield (
+            "rollout.max_turns",
+            f"{most} would end episodes of task {task.name!r} before its environment judges them, which is after {last} "
+            f"turns: give {last} or more, or set turns to {most} in its environment_options",
+        )
 
 
 def _group_reward(config: RunConfig, task: TaskConfig, at: str) -> Found:

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from statistics import stdev
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+# Student's quantile for an interval at 95 %, by degrees of freedom.
+STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def device_name() -> str:
@@ -67,6 +70,11 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
         return "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
 
     return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def interval(values: list[float]) -> float:
+    """Half of Student's interval at 95 %."""
+    return STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def write_result(name: str, figures: Mapping[str, float], out: Path | None = None, command: str = "") -> Path:

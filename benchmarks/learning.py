@@ -19,11 +19,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib
-from _common import ROOT, device_name, table, write_result
+from _common import ROOT, device_name, interval, table, write_result
 from _runs import Finished, run
 
 matplotlib.use("Agg")
@@ -33,17 +33,6 @@ ADDITION = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 COUNTDOWN = ROOT / "benchmarks" / "learning" / "countdown.yaml"
 ALWAYS = ("cluster.debug=true", "record.live=off", "evaluation.minimum_accuracy=0", "rollout.deterministic=true")
 STEPS = 120
-STUDENT = {
-    1: 12.71,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-}  # at 97.5 %, by freedom
 
 AGES = (0, 2, 8)
 LOSSES = {  # all on the same advantages
@@ -201,11 +190,6 @@ def draw(section: str, measured: dict[str, dict[str, float]], target: Path) -> N
 def _compared_with(section: str, name: str, names: list[str]) -> str:
     """What a setting's gain is over: the same loss on fresh samples, else the first of the section."""
     return f"{name.rpartition('_age')[0]}_age0" if section == "staleness" else names[0]
-
-
-def interval(values: list[float]) -> float:
-    """Half of Student's interval at 95 %."""
-    return STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory
+from antiphon.tasks.suspicions import MARK
+from antiphon.types import AttemptId, Prompt, Score, ScoreStatus, Trajectory
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 
@@ -24,6 +26,8 @@ class Evaluation:
     scores: np.ndarray  # [P, n] the score, 0 without a verdict
     ungraded: int
     truncated: float  # share of samples that ran into the token limit
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Means over the samples that were scored: `score`, and each part that their scores have, such as an episode's `turns`."""
 
     @property
     def accuracy(self) -> float:
@@ -67,4 +71,14 @@ async def evaluate(prompts: Sequence[Prompt], samples: int, run: RunOne) -> Eval
         scores=scores,
         ungraded=sum(meta.score.status is not ScoreStatus.SCORED for row in metas for meta in row),
         truncated=float(np.mean([[meta.truncated for meta in row] for row in metas])),
+        measures=_means(meta.score for row in metas for meta in row),
     )
+
+
+def _means(scores: Iterable[Score]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        if score.value is not None:
+            for name, value in {**score.parts, "score": score.value}.items():
+                found.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in found.items() if not name.startswith(MARK)}

@@ -7,24 +7,17 @@ in a `<think>` block at the beginning is not looked at.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from antiphon.registry import Registry
+from antiphon.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 Schema = Mapping[str, Any]  # JSON schema of an object
 
 _THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool, and what it is called with: values of JSON by name."""
-
-    name: str
-    arguments: Mapping[str, Any]
 
 
 class Parsed(NamedTuple):
@@ -49,7 +42,7 @@ class ToolFormat(Protocol):
         """Read what a policy said; never raises."""
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """The text that is parsed as this. `ValueError` if there is none."""
+        """The text that is parsed as this; ids of calls are not written. `ValueError` if there is none."""
 
 
 TOOL_FORMATS = Registry(
@@ -100,7 +93,7 @@ class _Tagged:
         """See `ToolFormat.render`."""
         blocks = [f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls]
         text = "\n".join(([content] if content else []) + blocks)
-        if self.parse(text) != Parsed(content, tuple(calls), ()):
+        if self.parse(text) != Parsed(content, tuple(replace(call, id="") for call in calls), ()):
             raise ValueError(f"this cannot be written as {type(self).__name__}: {content!r:.80}, {calls!r:.200}")
         return text
 

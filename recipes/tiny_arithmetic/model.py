@@ -1,5 +1,6 @@
 """A language model of 850,000 parameters, fresh from a seed, that reads and writes single characters."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,16 @@ CHARACTERS = "0123456789+=,:"
 
 
 def build(
-    directory: Path | str, seed: int = 0, *, characters: str = CHARACTERS, hidden_size: int = 128, layers: int = 4
+    directory: Path | str,
+    seed: int = 0,
+    *,
+    characters: Iterable[str] = CHARACTERS,
+    pattern: str = ".",
+    hidden_size: int = 128,
+    layers: int = 4,
 ) -> None:
     """Write the model, in float32, and its tokenizer to `directory`; equal seeds give equal weights."""
-    write(directory, seed, make_tokenizer(characters), hidden_size=hidden_size, layers=layers)
+    write(directory, seed, make_tokenizer(characters, pattern), hidden_size=hidden_size, layers=layers)
 
 
 def write(
@@ -40,13 +47,13 @@ def write(
     tokenizer.save_pretrained(directory)
 
 
-def make_tokenizer(characters: str = CHARACTERS) -> Any:
-    """One token a character, one that ends a response, one that pads."""
+def make_tokenizer(characters: Iterable[str] = CHARACTERS, pattern: str = ".") -> Any:
+    """One token a character, or whatever else `pattern` finds in a text; one that ends a response, one that pads."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *characters])}
     reader = Tokenizer(models.WordLevel(vocabulary))
-    reader.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    reader.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     reader.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=reader, eos_token="<eos>", pad_token="<pad>")

@@ -123,17 +123,26 @@ def test_redundancy_filters_and_reference(project):
     assert all("learner/reference_kl" in step for step in project.metrics())
 
 
+GUESS = {
+    "name": "guess",
+    "prompts": {"source": "mytask:problems"},
+    "environment": "guess_number",
+    "reward": "environment_return",
+}
+
+
 def test_two_turns_in_an_environment(project):
-    tasks = [
-        {
-            "name": "guess",
-            "prompts": {"source": "mytask:problems"},
-            "environment": "guess_number",
-            "reward": "environment_return",
-        }
-    ]
-    assert train(project, rollout=rollout(max_turns=2), tasks=tasks) == 0
+    assert train(project, rollout=rollout(max_turns=2), tasks=[GUESS]) == 0
     assert project.summary()["accuracy_after"] is None
+
+
+def test_evaluations_tell_of_turns(project):
+    tasks = [GUESS | {"test": {"source": "mytask:problems", "limit": 3}}]
+    assert train(project, rollout=rollout(max_turns=2), tasks=tasks, evaluation={"every": 1}) == 0
+    summary = project.summary()
+    for measures in (summary["measures_before"], summary["measures_after"]):
+        assert 1 <= measures["turns"] <= 2 and 0 <= measures["score"] <= 1
+    assert all(1 <= step["evaluation/turns"] <= 2 for step in project.metrics()[:-1])
 
 
 def test_processes_and_a_warm_start(project):

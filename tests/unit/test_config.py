@@ -238,6 +238,16 @@ def test_a_bad_override_is_explained(file, override, message):
         (["tasks.0.group_reward=duplicates", "rollout.sampler=a:b"], "tasks.0.group_reward", "one by one"),
         (["tasks.0.group_reward_options={penalty: 1}"], "tasks.0.group_reward_options", "no group_reward"),
         (["tasks.0.environment=guess_number"], "rollout.max_turns", "more than 1 turn"),
+        (
+            ["tasks.0.environment=frozen_lake", "rollout.max_turns=19"],
+            "rollout.max_turns",
+            "after 20 turns: give 20 or more",
+        ),
+        (
+            ["tasks.0.environment=my:World", "tasks.0.environment_options={turns: 4}", "rollout.max_turns=3"],
+            "rollout.max_turns",
+            "set turns to 3",
+        ),
         (["tasks.0.test=", "evaluation.every=2"], "evaluation.every", "no task has any"),
         (["tasks.0.test=", "evaluation.minimum_accuracy=0.5"], "evaluation.minimum_accuracy", "no task has any"),
         (["sft.steps=3", "sft.stop_accuracy=0.5"], "sft.stop_accuracy", "validation prompts"),

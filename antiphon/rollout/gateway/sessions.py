@@ -19,7 +19,6 @@ from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
 from antiphon.rollout.gateway.chat import Chat, Refused, Reply
 from antiphon.rollout.gateway.unfolding import Unfolding, before_stop
 from antiphon.seeds import derive
-from antiphon.tasks import tool_calls
 from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
 from antiphon.types import (
     AttemptId,
@@ -171,12 +170,10 @@ class Session(ABC):
         message = Message("assistant", text, calls)
         return Reply(message=message, reason=reason, stop=stop, completion=completion, readable=readable)
 
-    def _with_ids(self, calls: Sequence[tool_calls.ToolCall]) -> tuple[ToolCall, ...]:
+    def _with_ids(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """Nine letters and digits, which is what the strictest of chat templates allow."""
         number = next(self._replies)
-        return tuple(
-            ToolCall(call.name, call.arguments, f"c{number:05d}{index:03d}") for index, call in enumerate(calls)
-        )
+        return tuple(replace(call, id=f"c{number:05d}{index:03d}") for index, call in enumerate(calls))
 
     def _drafted(self, chat: Chat, forced: str) -> Draft:
         if not chat.messages or chat.messages[-1].role == "assistant":
@@ -199,7 +196,7 @@ class Session(ABC):
             raise Refused(f"tool_choice: {name!r} is not among the tools, which are {', '.join(names) or 'none'}")
         if not names:
             raise Refused("tool_choice: there are no tools")
-        before, _, _ = self._format({}).render("", [tool_calls.ToolCall(_NAME, {})]).partition(_NAME)
+        before, _, _ = self._format({}).render("", [ToolCall(_NAME, {})]).partition(_NAME)
         return before + (name if choice.startswith("=") else "")
 
 

@@ -46,6 +46,15 @@ def blocks(name: str) -> bool:
     return not (getattr(found, "inline", False) or inspect.iscoroutinefunction(getattr(found, "step", None)))
 
 
+def turns(name: str, options: Mapping[str, Any]) -> int | None:
+    """Most turns of an episode of the environment called `name` with these options; None if it does not say."""
+    said = options.get("turns")
+    if said is None and name in ENVIRONMENTS.built_in:
+        parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("turns")
+        said = parameter.default if parameter else None
+    return said if isinstance(said, int) else None
+
+
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
     """What makes a world of the environment called `name` for a prompt. An environment with a parameter `prompt` is given it.
     `ConfigError` if it does not take `options`."""

@@ -2,7 +2,8 @@
 extra `envs`.
 
 A server is started when it is first needed and serves all episodes of the process, so what its tools do should not depend on
-who called before. It lives in a thread with an event loop of its own, for it outlasts the loops that episodes run in.
+who called before. It lives in a thread with an event loop of its own, for it outlasts the loops that episodes run in. Where one
+does not answer, another takes its place for all calls that follow; those that it is at may still end well.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import functools
 import operator
 import shlex
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,7 +27,8 @@ _CLOSED = -32000  # the code of an error that says that the connection is
 
 
 class McpServer:
-    """One running server. A call that it does not answer in time, or ends during, raises, and it is not asked again."""
+    """One running server. A call that it does not answer in time, or ends during, raises, and it is not asked again: it ends
+    when nobody waits for it any more."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._mcp = extra("mcp", "an MCP server")
@@ -34,7 +36,8 @@ class McpServer:
         self._client: Future[Any] = Future()
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
-        self._stopped = False
+        self._stopped = self._retired = False
+        self._asked = 0  # calls that wait for it
         self._thread = threading.Thread(target=self._run, name=f"mcp {command[0]}", daemon=True)
         self._thread.start()
 
@@ -50,12 +53,13 @@ class McpServer:
                 name=tool.name,
                 description=tool.description or "",
                 parameters=tool.input_schema,
-                call=functools.partial(self._call, tool.name, seconds),
+                call=functools.partial(_call, self._command, tool.name, seconds),
             )
             for tool in listed
         ]
 
-    async def _call(self, name: str, seconds: float, /, **arguments: Any) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
+        """What one of its tools says; `ToolError` if that is what is wrong with the call."""
         result = await self._ask(lambda client: client.call_tool(name, arguments), seconds)
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
         if result.is_error:
@@ -64,6 +68,18 @@ class McpServer:
 
     async def _ask(self, what: Callable[[Any], Awaitable[Any]], seconds: float) -> Any:
         """What the client answers, in this event loop."""
+        with _LOCK:
+            self._asked += 1
+        try:
+            return await self._answer(what, seconds)
+        finally:
+            with _LOCK:
+                self._asked -= 1
+                unwanted = self._retired and not self._asked
+            if unwanted:
+                self.stop()
+
+    async def _answer(self, what: Callable[[Any], Awaitable[Any]], seconds: float) -> Any:
         try:
             client = await self._in_time(asyncio.shield(_read(asyncio.wrap_future(self._client))), PATIENCE)
         except StallError:
@@ -84,7 +100,7 @@ class McpServer:
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
-            self.stop()
+            self._retire()
             raise StallError(f"the MCP server {self} did not answer in {seconds:g} s") from None
 
     def _gone(self, why: str) -> WorkerDied:
@@ -94,11 +110,17 @@ class McpServer:
     def __str__(self) -> str:
         return shlex.join(self._command)
 
-    def stop(self) -> None:
-        """End the server, and let the next who needs it start another."""
+    def _retire(self) -> None:
+        """Let the next who needs it start another."""
         with _LOCK:
+            self._retired = True
             if _SERVERS.get(self._command) is self:
                 del _SERVERS[self._command]
+
+    def stop(self) -> None:
+        """End the server, whoever waits for it."""
+        self._retire()
+        with _LOCK:
             first, self._stopped = not self._stopped, True
         if first:  # or it would be disturbed while it ends
             with contextlib.suppress(RuntimeError):  # its loop is closed already
@@ -125,6 +147,11 @@ class McpServer:
         except Exception as error:  # noqa: BLE001 - named boundary: who waits for the server learns why it ended
             if not self._client.done():
                 self._client.set_exception(error)
+
+
+async def _call(command: Sequence[str], name: str, seconds: float, /, **arguments: Any) -> str:
+    """Call a tool of the server that runs now."""
+    return await server(command).call(name, arguments, seconds)
 
 
 def _read(future: "asyncio.Future[Any]") -> "asyncio.Future[Any]":

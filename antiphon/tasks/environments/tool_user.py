@@ -16,7 +16,8 @@ from antiphon.errors import ConfigError
 from antiphon.tasks.environments.tool_user_cases import TOPICS, Case, Customer, draw_case, is_told
 from antiphon.tasks.environments.tool_user_shop import CHANGES, READS, RULES, Shop
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, as_text, responses
-from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolCall, without_thought
+from antiphon.tasks.tool_calls import TOOL_FORMATS, without_thought
+from antiphon.types import ToolCall
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 

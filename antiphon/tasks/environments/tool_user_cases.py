@@ -9,7 +9,7 @@ import numpy as np
 
 from antiphon.seeds import generator
 from antiphon.tasks.environments.tool_user_shop import REASONS, RETURN_DAYS, Order, Shop, draw_address, draw_shop
-from antiphon.tasks.tool_calls import ToolCall
+from antiphon.types import ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

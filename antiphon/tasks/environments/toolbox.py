@@ -8,7 +8,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from antiphon.errors import ConfigError
-from antiphon.tasks.tool_calls import Schema, ToolCall, ToolFormat
+from antiphon.tasks.tool_calls import Schema, ToolFormat
+from antiphon.types import ToolCall
 
 
 class ToolError(Exception):

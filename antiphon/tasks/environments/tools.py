@@ -19,8 +19,8 @@ from antiphon.tasks.environments.bm25 import Index
 from antiphon.tasks.environments.mcp_tools import server
 from antiphon.tasks.environments.tool_problems import corpus
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, as_text, responses
-from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolCall, without_thought
-from antiphon.types import Prompt
+from antiphon.tasks.tool_calls import TOOL_FORMATS, without_thought
+from antiphon.types import Prompt, ToolCall
 
 TOOLS = Registry(
     "tool",

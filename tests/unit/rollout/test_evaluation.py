@@ -1,6 +1,7 @@
 """Accuracy, pass@k and intervals against counting."""
 
 import asyncio
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
+from antiphon.tasks.suspicions import MARK
 from antiphon.types import (
     AttemptStatus,
     Message,
@@ -43,7 +45,11 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 
 def test_a_sample_without_a_verdict_is_wrong_and_counted():
-    scores = {0: Score.of(1.0), 1: Score.ungraded("timed out"), 2: Score.of(0.4)}
+    scores = {
+        0: Score.of(1.0, turns=3.0, **{f"{MARK}empty": 1.0}),
+        1: replace(Score.ungraded("timed out"), parts={"turns": 9.0}),
+        2: Score.of(0.4, turns=5.0, success=0.0),
+    }
 
     async def run(prompt, attempt):
         version = PolicyVersion(0, 0)
@@ -64,3 +70,4 @@ def test_a_sample_without_a_verdict_is_wrong_and_counted():
     evaluation = asyncio.run(evaluate(prompts, 2, run))
     assert evaluation.correct.tolist() == [[True, True], [False, False], [False, False]]
     assert evaluation.ungraded == 2
+    assert evaluation.measures == {"score": pytest.approx(0.7), "turns": 4.0, "success": 0.0}

@@ -1,7 +1,9 @@
 """A server of tools that do what tools do, among it what they should not."""
 
+import asyncio
 import os
 import time
+from pathlib import Path
 
 from mcp.server import MCPServer
 
@@ -37,6 +39,20 @@ def hang() -> str:
     """Never return."""
     while True:
         time.sleep(1)
+
+
+@server.tool()
+async def forever() -> str:
+    """Never return, and let others be called."""
+    await asyncio.Event().wait()
+
+
+@server.tool()
+async def rendezvous(begun: str, end: str) -> int:
+    """Open one named pipe, then wait for what comes through another; return the number of this process."""
+    await asyncio.to_thread(Path(begun).write_text, "begun")
+    await asyncio.to_thread(Path(end).read_text)
+    return os.getpid()
 
 
 if __name__ == "__main__":

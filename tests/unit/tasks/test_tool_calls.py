@@ -1,13 +1,15 @@
 """Calls of tools as policies write them, whatever they write."""
 
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import ConfigError
-from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, Parsed, Qwen3Coder, ToolCall, without_thought
+from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, Parsed, Qwen3Coder, without_thought
+from antiphon.types import ToolCall
 
 SCHEMAS = {"write": {"type": "object", "properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
 FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.built_in}
@@ -31,6 +33,12 @@ CONTENTS = st.text(string.printable.replace("<", ""), max_size=30).map(str.strip
 @given(content=CONTENTS, calls=CALLS)
 def test_what_is_written_is_read_again(name, content, calls):
     assert FORMATS[name].parse(FORMATS[name].render(content, calls)) == Parsed(content, tuple(calls), ())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_id_of_a_call_is_not_written(name):
+    call = ToolCall("add", {"a": 1})
+    assert FORMATS[name].render("", [replace(call, id="c1")]) == FORMATS[name].render("", [call])
 
 
 @given(st.text(string.printable.replace("<", ""), max_size=30) | st.integers().map(str))

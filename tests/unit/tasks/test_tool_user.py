@@ -13,7 +13,7 @@ from antiphon.tasks.environments import environment_factory, needs
 from antiphon.tasks.environments.tool_user import ToolUser
 from antiphon.tasks.environments.tool_user_cases import KINDS, draw_case, is_told
 from antiphon.tasks.environments.tool_user_shop import REASONS, RETURN_DAYS
-from antiphon.tasks.tool_calls import ToolCall
+from antiphon.types import ToolCall
 
 SEEDS = range(150)
 CASES = {seed: draw_case(seed) for seed in SEEDS}

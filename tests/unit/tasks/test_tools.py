@@ -7,6 +7,7 @@ import operator
 import os
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from antiphon.tasks.environments.extras import extra
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError
 from antiphon.tasks.environments.tools import ToolUse
 from antiphon.tasks.prompts import load_prompts
-from antiphon.tasks.tool_calls import Hermes, ToolCall
-from antiphon.types import Message, Prompt
+from antiphon.tasks.tool_calls import Hermes
+from antiphon.types import Message, Prompt, ToolCall
 
 # --- the calculator --------------------------------------------------------------------------------------------------------
 
@@ -385,6 +386,22 @@ def test_tools_of_a_server_that_stays_and_comes_back(mcp):
     assert number_of_process() != first
     with pytest.raises(StallError, match=r"did not answer in 0\.2 s"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"seconds": 0.2}), saying(hermes("hang")))
+
+
+def test_a_call_that_takes_too_long_ends_no_other(mcp, tmp_path):
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    os.mkfifo(begun)
+    os.mkfifo(end)
+    say = saying(hermes("rendezvous", begun=str(begun), end=str(end)), hermes("process"), "1")
+    with ThreadPoolExecutor() as pool:
+        patient = pool.submit(play, ToolUse(prompt_of(answer=1), **mcp), say)
+        begun.read_text()
+        with pytest.raises(StallError):
+            play(ToolUse(prompt_of(answer=1), **mcp | {"seconds": 0.2}), saying(hermes("forever")))
+        end.write_text("end")
+        said, reward, _ = patient.result()
+    first, second = (int(text.splitlines()[1]) for text in said[1:3])
+    assert reward == 1.0 and first != second  # what follows is for the server that took its place
 
 
 def test_a_server_that_does_not_start(mcp):
