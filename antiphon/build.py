@@ -266,10 +266,14 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         watches = [each.watch() for each in (pool, *judges)]
         result = await supervised(watches, lambda _: evaluate(prompts, samples, run))
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
-    return {
-        "prompts": len(prompts),
-        "accuracy": result.accuracy,
-        "accuracy, 95 % interval": result.interval(),
-        "ungraded": result.ungraded,
-        "truncated": result.truncated,
-    } | {f"pass@{k}": result.pass_at(k) for k in ks}
+    return (
+        {
+            "prompts": len(prompts),
+            "accuracy": result.accuracy,
+            "accuracy, 95 % interval": result.interval(),
+            "ungraded": result.ungraded,
+            "truncated": result.truncated,
+        }
+        | {f"pass@{k}": result.pass_at(k) for k in ks}
+        | dict(result.parts)
+    )

@@ -46,14 +46,13 @@ from antiphon.record.resume import Resumption, code_version
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
 from antiphon.rollout.episode import Episodes
-from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
+from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate, means_of_parts
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.suspicions import MARK
 from antiphon.types import (
     AttemptId,
     Group,
@@ -133,6 +132,7 @@ class Progress:
     """What a run knows of its past, and a checkpoint keeps."""
 
     before: list[float] | None = None  # accuracy on each test prompt
+    parts: dict[str, float] = field(default_factory=dict)  # of the scores of these, see `Evaluation.parts`
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
     alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, and at which step first
@@ -217,8 +217,7 @@ class Run:
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 
     async def _sft_alone(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
-        before = await self._test()
-        self.progress.before = _per_prompt(before)
+        await self._test_before()
         self.progress.warm_start_seconds = await self._sft(owner)
         return await self._finish(owner, {"step": self.version.n}, await self._test())
 
@@ -258,7 +257,7 @@ class Run:
     async def _train(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
         if self.parts.resumption is None:
             self.progress.warm_start_seconds = await self._sft(owner) if self.config.sft else 0.0
-            self.progress.before = _per_prompt(await self._test())
+            await self._test_before()
         await self._reinforce(owner)
         return await self._finish(owner, self._last, await self._test())
 
@@ -330,8 +329,7 @@ class Run:
                 "tokens/per_second": tokens / seconds,
             }
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
-                evaluation = await self._test()
-                metrics |= {"evaluation/accuracy": evaluation.accuracy} if evaluation else {}
+                metrics |= _measured(await self._test())
             self._record(step, config.steps, metrics)
         return config.steps
 
@@ -382,6 +380,11 @@ class Run:
             await self._wait(asyncio.shield(self._loading), "load", "engines to load weights")
 
     # --- looking at it -------------------------------------------------------------------------------------------------
+
+    async def _test_before(self) -> None:
+        if (evaluation := await self._test()) is not None:
+            self.progress.before = [float(correct) for correct in evaluation.correct.mean(axis=1)]
+            self.progress.parts = dict(evaluation.parts)
 
     async def _test(self) -> Evaluation | None:
         settings = self.config.evaluation
@@ -494,6 +497,8 @@ class Run:
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
                 "tasks": self._accuracies(before, after.correct.mean(axis=1)),
+                "parts_before": progress.parts,
+                "parts_after": dict(after.parts),
             }
         summary |= {
             "warm_start_seconds": progress.warm_start_seconds,
@@ -524,19 +529,21 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for meta in metas:
         values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
-        for part, value in meta.score.parts.items():
-            if not part.startswith(MARK):
-                values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
     shares = Counter(meta.task for meta in metas)
     if len(shares) == 1:  # then the mean says it
         del values[f"reward/task/{metas[0].task}"]
         shares.clear()
     means = {name: float(np.mean(found)) for name, found in values.items()}
+    means |= {f"reward/part/{name}": value for name, value in means_of_parts(metas).items()}
     return means | {f"share/{task}": count / len(metas) for task, count in shares.items()}
 
 
-def _per_prompt(evaluation: Evaluation | None) -> list[float] | None:
-    return None if evaluation is None else [float(correct) for correct in evaluation.correct.mean(axis=1)]
+def _measured(evaluation: Evaluation | None) -> dict[str, float]:
+    """The metrics of an evaluation on the way."""
+    if evaluation is None:
+        return {}
+    parts = {f"evaluation/part/{name}": value for name, value in evaluation.parts.items()}
+    return {"evaluation/accuracy": evaluation.accuracy} | parts
 
 
 async def supervised(

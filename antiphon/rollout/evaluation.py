@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory
+from antiphon.tasks.suspicions import MARK
+from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 
@@ -24,6 +25,8 @@ class Evaluation:
     scores: np.ndarray  # [P, n] the score, 0 without a verdict
     ungraded: int
     truncated: float  # share of samples that ran into the token limit
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Means of the parts of scores, by `task/part`: see `means_of_parts`."""
 
     @property
     def accuracy(self) -> float:
@@ -67,4 +70,15 @@ async def evaluate(prompts: Sequence[Prompt], samples: int, run: RunOne) -> Eval
         scores=scores,
         ungraded=sum(meta.score.status is not ScoreStatus.SCORED for row in metas for meta in row),
         truncated=float(np.mean([[meta.truncated for meta in row] for row in metas])),
+        parts=means_of_parts(meta for row in metas for meta in row),
     )
+
+
+def means_of_parts(metas: Iterable[TrajectoryMeta]) -> dict[str, float]:
+    """The mean of each part over the scores of a task that have it, by `task/part`; marks, which are for alarms, left out."""
+    values: dict[str, list[float]] = {}
+    for meta in metas:
+        for part, value in meta.score.parts.items():
+            if not part.startswith(MARK):
+                values.setdefault(f"{meta.task}/{part}", []).append(value)
+    return {name: float(np.mean(found)) for name, found in values.items()}

@@ -43,7 +43,11 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 
 def test_a_sample_without_a_verdict_is_wrong_and_counted():
-    scores = {0: Score.of(1.0), 1: Score.ungraded("timed out"), 2: Score.of(0.4)}
+    scores = {
+        0: Score.of(1.0, **{"valid": 1.0, "mark/late": 1.0}),
+        1: Score.ungraded("timed out"),
+        2: Score.of(0.4, valid=0.5),
+    }
 
     async def run(prompt, attempt):
         version = PolicyVersion(0, 0)
@@ -64,3 +68,4 @@ def test_a_sample_without_a_verdict_is_wrong_and_counted():
     evaluation = asyncio.run(evaluate(prompts, 2, run))
     assert evaluation.correct.tolist() == [[True, True], [False, False], [False, False]]
     assert evaluation.ungraded == 2
+    assert evaluation.parts == {"t/valid": 0.75}  # of the samples that have it, and marks are for alarms
