@@ -22,12 +22,12 @@ def boards(split: str, game: str, options: Mapping[str, Any], number: int = 4000
 
 
 def moves(split: str, mistakes: float = 0.25, **games: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Every state that a clumsy player comes to on the boards of each game, and what it does there: mostly what the expert
+    """Every state that a clumsy player comes to on the `boards` of each game, and what it does there: mostly what the expert
     would, and by mistake anything."""
-    for game, options in games.items():
-        for prompt in boards(split, game, options):
+    for game, settings in games.items():
+        for prompt in boards(split, game, **settings):
             luck, over = generator(prompt.seed, "moves"), False
-            world, board = _begun(game, options, prompt.seed)
+            world, board = _begun(game, settings["options"], prompt.seed)
             while not over:
                 move = str(luck.choice(world.actions())) if luck.random() < mistakes else world.expert()
                 yield {"prompt": board, "response": move}

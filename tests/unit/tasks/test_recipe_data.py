@@ -129,10 +129,10 @@ def first_board(prompt: Prompt, config: RunConfig) -> str:
 
 
 def test_a_clumsy_player_does_not_always_the_same_on_a_board_and_the_expert_does() -> None:
-    options = {"size": 3, "turns": 6, "instructions": False, "words": "UDLR"}
+    lakes = {"number": 300, "options": {"size": 3, "turns": 6, "instructions": False, "words": "UDLR"}}
 
     def said_on_a_board(mistakes: float) -> float:
-        rows = list(boards.moves("train", mistakes, frozen_lake=options))
+        rows = list(boards.moves("train", mistakes, frozen_lake=lakes))
         return len({(row["prompt"], row["response"]) for row in rows}) / len({row["prompt"] for row in rows})
 
     assert said_on_a_board(0.0) == 1 < said_on_a_board(0.25)
