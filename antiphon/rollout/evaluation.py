@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.tasks.suspicions import MARK
-from antiphon.types import AttemptId, Prompt, Score, ScoreStatus, Trajectory
+from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 
@@ -27,7 +27,8 @@ class Evaluation:
     ungraded: int
     truncated: float  # share of samples that ran into the token limit
     measures: Mapping[str, float] = field(default_factory=dict)
-    """Means over the samples that were scored: `score`, and each part that their scores have, such as an episode's `turns`."""
+    """Means over the samples of a task that were scored, by `task/name`: their `score`, and each part of it, such as the
+    `turns` of episodes."""
 
     @property
     def accuracy(self) -> float:
@@ -71,14 +72,15 @@ async def evaluate(prompts: Sequence[Prompt], samples: int, run: RunOne) -> Eval
         scores=scores,
         ungraded=sum(meta.score.status is not ScoreStatus.SCORED for row in metas for meta in row),
         truncated=float(np.mean([[meta.truncated for meta in row] for row in metas])),
-        measures=_means(meta.score for row in metas for meta in row),
+        measures=_means(meta for row in metas for meta in row),
     )
 
 
-def _means(scores: Iterable[Score]) -> dict[str, float]:
+def _means(metas: Iterable[TrajectoryMeta]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    for score in scores:
-        if score.value is not None:
-            for name, value in {**score.parts, "score": score.value}.items():
-                found.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in found.items() if not name.startswith(MARK)}
+    for meta in metas:
+        if meta.score.value is not None:
+            for name, value in {**meta.score.parts, "score": meta.score.value}.items():
+                if not name.startswith(MARK):
+                    found.setdefault(f"{meta.task}/{name}", []).append(value)
+    return {name: fmean(values) for name, values in found.items()}

@@ -141,8 +141,8 @@ def test_evaluations_tell_of_turns(project):
     assert train(project, rollout=rollout(max_turns=2), tasks=tasks, evaluation={"every": 1}) == 0
     summary = project.summary()
     for measures in (summary["measures_before"], summary["measures_after"]):
-        assert 1 <= measures["turns"] <= 2 and 0 <= measures["score"] <= 1
-    assert all(1 <= step["evaluation/turns"] <= 2 for step in project.metrics()[:-1])
+        assert 1 <= measures["guess/turns"] <= 2 and 0 <= measures["guess/score"] <= 1
+    assert all(1 <= step["evaluation/guess/turns"] <= 2 for step in project.metrics()[:-1])
 
 
 def test_processes_and_a_warm_start(project):

@@ -70,4 +70,4 @@ def test_a_sample_without_a_verdict_is_wrong_and_counted():
     evaluation = asyncio.run(evaluate(prompts, 2, run))
     assert evaluation.correct.tolist() == [[True, True], [False, False], [False, False]]
     assert evaluation.ungraded == 2
-    assert evaluation.measures == {"score": pytest.approx(0.7), "turns": 4.0, "success": 0.0}
+    assert evaluation.measures == {"t/score": pytest.approx(0.7), "t/turns": 4.0, "t/success": 0.0}

@@ -1,18 +1,28 @@
 """The data and models that recipes bring along."""
 
+import asyncio
+import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from antiphon.config import load
 from antiphon.errors import DataError
+from antiphon.rollout.episode import Episodes
+from antiphon.run_config import RunConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import Message
+from antiphon.types import AttemptId, Message, PolicyVersion, Prompt
+from recipes.grid_worlds import boards
+from recipes.grid_worlds import model as grid_model
 from recipes.smollm2_arithmetic import model as smollm2
 from recipes.smollm2_arithmetic import task as chat_task
 from recipes.tiny_arithmetic import model, task
@@ -115,6 +125,54 @@ def test_the_unpractised_customer_errs() -> None:
     bought = [row for row in rows if row["response"] == shop.BUY]
     assert 0.5 < sum(" " not in response for response in first) / len(first) < 0.8
     assert 0.1 < sum(row["prompt"].count("(") < 2 for row in bought) / len(bought) < 0.9
+
+
+@pytest.mark.parametrize("game", ["frozen_lake", "sokoban"])
+def test_no_layout_of_a_board_is_in_two_splits(game: str) -> None:
+    """Of the boards that attempts are shown first, whatever moves on them put aside."""
+    config = load(Path(boards.__file__).with_name(f"{game}.yaml"), model=RunConfig)
+    options = config.tasks[0].environment_options
+    assert config.tasks[0].prompts.options == {"game": game, "options": options}
+    layouts: list[set[str]] = []
+    for split in ("train", "validation", "test"):
+        prompts = list(boards.boards(split, game, options, number=400))
+        shown = [first_board(replace(prompt, task=game), config) for prompt in prompts]
+        assert prompts and set("".join(shown)) <= set(grid_model.CHARACTERS)
+        layouts.append({re.sub("[PX]", "_", re.sub("[S√]", "G", board)) for board in shown})
+    assert sum(map(len, layouts)) == len(set.union(*layouts)) > 200
+
+
+def first_board(prompt: Prompt, config: RunConfig) -> str:
+    """What an attempt at the prompt puts to the policy; it ends there, for want of room."""
+    shown = []
+
+    class Tokenizer:
+        def encode_prompt(self, messages: Sequence[Message]) -> np.ndarray:
+            shown.append(messages[-1].content)
+            return np.zeros(2, np.int32)
+
+    (task,) = config.tasks
+    episodes = Episodes(
+        tokenizer=cast(Any, Tokenizer()),
+        generate=cast(Any, None),
+        grade=cast(Any, None),
+        environments={task.name: environment_factory(str(task.environment), task.environment_options)},
+        config=config.rollout,
+        max_length=1,
+        seed=0,
+    )
+    asyncio.run(episodes.run(prompt, AttemptId(0, 0, 0), PolicyVersion(0, 0)))
+    return shown[0]
+
+
+def test_a_clumsy_player_does_not_always_the_same_on_a_board_and_the_expert_does() -> None:
+    lakes = {"number": 300, "options": {"size": 3, "turns": 6, "instructions": False, "words": "UDLR"}}
+
+    def said_on_a_board(mistakes: float) -> float:
+        rows = list(boards.moves("train", mistakes, frozen_lake=lakes))
+        return len({(row["prompt"], row["response"]) for row in rows}) / len({row["prompt"] for row in rows})
+
+    assert said_on_a_board(0.0) == 1 < said_on_a_board(0.25)
 
 
 converted = sorted((Path.home() / ".cache" / "antiphon").glob("SmolLM2*/model.safetensors"))
