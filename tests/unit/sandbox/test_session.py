@@ -85,7 +85,7 @@ async def test_state_lasts_from_command_to_command(session):
 async def test_processor_time_is_that_of_the_command(session):
     busy = await session.run("python3 -c 'import time\nwhile time.process_time() < 0.3: pass'")
     calm = await session.run("sleep 0.1")
-    assert 0.3 <= busy.usage.cpu_seconds < busy.usage.seconds + 0.1 and calm.usage.cpu_seconds < 0.1
+    assert 0.25 <= busy.usage.cpu_seconds < busy.usage.seconds + 0.1 and calm.usage.cpu_seconds < 0.1
     stopped = await session.run("while :; do :; done", seconds=0.5)
     assert stopped.status is Status.TIMEOUT and stopped.usage.cpu_seconds > 0.1
 
