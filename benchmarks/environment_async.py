@@ -158,6 +158,7 @@ def figures(found: dict[str, list[Finished]]) -> dict[str, float]:
         for share in SHARES
         for way in ("environment_level", "asynchronous")
     }
+    ratios["speedup_sigma_equal_mu"] = ratios["sleepy_speedup_environment_level_1"]
     ratios |= {f"sleepy_redundancy_{fault}": (f"sleepy_{fault}", f"sleepy_{fault}_redundant") for fault in FAULTS}
     for waits in WAITS:
         at = f"alfworld_{waits}"
