@@ -151,12 +151,14 @@ def test_what_an_episode_becomes(worlds, samples):
 def test_supervised_examples_of_their_own(worlds):
     """A task in an environment has no right answers: they come from elsewhere."""
     sft = {"steps": 40, "prompts": {"source": "mytask:problems"}, "optimizer": {"learning_rate": 1e-2}}
-    tasks = in_world("Counts", reward="environment_return")
+    tasks = in_world("Counts", reward="environment_return", test={"source": "worlds:nothing", "limit": 4})
     config = worlds.config(steps=1, tasks=tasks, sft=sft, rollout=ROLLOUT | {"max_turns": 3})
     done = worlds.run("sft", config)
     assert done.returncode == 0, done.stderr
     losses = [line["sft/loss"] for line in worlds.metrics() if "sft/loss" in line]
     assert losses[-1] < 0.7 * losses[0]
+    summary = worlds.summary()
+    assert summary["parts_before"].keys() == summary["parts_after"].keys() >= {"world/valid", "world/turns"}
 
 
 # --- agents --------------------------------------------------------------------------------------------------------------
