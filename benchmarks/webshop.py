@@ -6,7 +6,7 @@ Success (a reward of 1), mean reward and turns of a visit, on the test wishes, b
 sampled at temperature 1, as in training, greedily, and four times for each `unheard` wish, whose very words are in no training
 shop. Intervals are Student's at 95 %, over seeds.
 
-`--control` goes on from the same warm starts with `turn_gamma: 1`, so that nothing says that visits should be short.
+`--control` goes on from the same warm starts with `turn_gamma: 1`, so that only their limit says that visits should be short.
 
 Draws `recipes/webshop/curve.png`: the visits that each step was trained on.
 """
