@@ -12,6 +12,7 @@ Draws `recipes/webshop/curve.png`: the visits that each step was trained on.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
@@ -50,8 +51,8 @@ def main() -> None:
             without = run(
                 "train", CONFIG, f"control-{seed}", *start, *overrides, runs=options.runs, resume=options.resume
             )
-            after = without.summary["measures_after"]
-            measured[-1] |= {f"control_{name}_after": after[name] for name in MEASURES}
+            after = chosen(without.summary["measures_after"])
+            measured[-1] |= {f"control_{name}_after": value for name, value in after.items()}
             measured[-1]["turns_saved_by_discount"] = after["turns"] - measured[-1]["turns_after"]
         print(table([f"seed {seed}", ""], [[name, f"{value:.3f}"] for name, value in measured[-1].items()]), flush=True)
     figures = {f"seed_{seed}_{name}": value for seed, found in enumerate(measured) for name, value in found.items()}
@@ -68,18 +69,23 @@ def main() -> None:
 def measures(run_: Finished, seed: int) -> dict[str, float]:
     """The figures of one seed."""
     found = {"train_seconds": run_.summary["train_seconds"], "warm_start_seconds": run_.summary["warm_start_seconds"]}
-    sampled = {when: run_.summary[f"measures_{when}"] for when in ("before", "after")}
+    sampled = {when: chosen(run_.summary[f"measures_{when}"]) for when in ("before", "after")}
     config, unheard = (load(CONFIG, [f"seed={seed}", *more], model=RunConfig) for more in ((), UNHEARD))
     for when, checkpoint in zip(sampled, checkpoints(run_), strict=True):
-        greedy = evaluate_model(str(checkpoint), config, samples=1, temperature=0.0, limit=0)["means"]
+        greedy = evaluate_model(str(checkpoint), config, samples=1, temperature=0.0, limit=0)
         strange = evaluate_model(str(checkpoint), unheard, samples=4, temperature=1.0, limit=0)
-        found |= {f"{name}_{when}": sampled[when][name] for name in MEASURES}
-        found |= {f"greedy_{name}_{when}": greedy[name] for name in MEASURES}
-        found |= {f"unheard_{name}_{when}": strange["means"][name] for name in MEASURES}
+        found |= {f"{name}_{when}": value for name, value in sampled[when].items()}
+        found |= {f"greedy_{name}_{when}": value for name, value in chosen(greedy["means"]).items()}
+        found |= {f"unheard_{name}_{when}": value for name, value in chosen(strange["means"]).items()}
         found["unheard_prompts"] = strange["prompts"]
     for name in (kind + name for kind in ("", "greedy_", "unheard_") for name in MEASURES):
         found[f"{name}_change"] = found[f"{name}_after"] - found[f"{name}_before"]
     return found
+
+
+def chosen(means: Mapping[str, float]) -> dict[str, float]:
+    """Of the means that an evaluation has found, those that are told."""
+    return {name: means[f"webshop/{name}"] for name in MEASURES}
 
 
 def checkpoints(run_: Finished) -> tuple[Path, Path]:
