@@ -159,6 +159,13 @@ ACTIONS = (
 
 def act(draw, conversation):
     """The next conversation that the client sends."""
+    sent = acted(draw, conversation)
+    before, now = senses(conversation), senses(sent)
+    # A reply that now stands after something else was not said there: it is the client's own from then on.
+    return [replace(said, theirs=said.theirs and before[:number] == now[:number]) for number, said in enumerate(sent)]
+
+
+def acted(draw, conversation):
     action = draw(st.sampled_from(ACTIONS))
     own = [index for index, said in enumerate(conversation) if said.role == "assistant"]
     if action == "retry":
