@@ -191,8 +191,8 @@ class Streams:
     @staticmethod
     def join(pieces: Sequence["Streams"]) -> "Streams":
         """One after another; all that are not empty have the same."""
-        whole = [piece for piece in pieces if piece.length]
-        return Streams({spec: np.concatenate([piece[spec] for piece in whole]) for spec in (whole or pieces)[-1]})
+        whole = [piece for piece in pieces if piece.length] or pieces[-1:]
+        return Streams({spec: np.concatenate([piece[spec] for piece in whole]) for spec in whole[-1]})
 
     @staticmethod
     def placed(length: int, pieces: Mapping[int, "Streams"]) -> "Streams":

@@ -12,6 +12,7 @@ import numpy as np
 
 from antiphon.errors import UnsupportedError
 from antiphon.types import (
+    MIXED_CACHE,
     Completion,
     FinishReason,
     FloatArray,
@@ -23,6 +24,9 @@ from antiphon.types import (
 )
 
 __all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "WeightsUpdate", "require_runnable"]
+
+
+_NO_FLAGS = Streams({MIXED_CACHE: np.empty(0, np.bool_)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Delta:
             tokens=np.empty(0, np.int32),
             logprobs=np.empty(0, np.float32),
             versions=np.empty(0, np.int32),
+            streams=_NO_FLAGS,
             finish=finish,
             restarted=restarted,
         )

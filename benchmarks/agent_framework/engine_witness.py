@@ -11,7 +11,7 @@ from typing import Any
 from antiphon.engines.base import Delta
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder
-from antiphon.types import FinishReason, GenerateRequest
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest
 
 
 class Witness(NativeEngine):
@@ -39,9 +39,8 @@ class Witness(NativeEngine):
     def _write(self, request: str, prompt: list[int], deltas: list[Delta]) -> None:
         whole = Delta.join(deltas)
         if whole.finish is not FinishReason.ABORT:
-            columns = {
-                name: getattr(whole, name).tolist() for name in ("tokens", "logprobs", "versions", "mixed_cache")
-            }
+            columns = {name: getattr(whole, name).tolist() for name in ("tokens", "logprobs", "versions")}
+            columns["mixed_cache"] = whole.streams[MIXED_CACHE].tolist()
             with self._path.open("a") as file:
                 file.write(json.dumps({"request": request, "prompt": prompt, **columns}) + "\n")
 

@@ -158,7 +158,7 @@ def test_supervised_examples_of_their_own(worlds):
     losses = [line["sft/loss"] for line in worlds.metrics() if "sft/loss" in line]
     assert losses[-1] < 0.7 * losses[0]
     summary = worlds.summary()
-    assert summary["parts_before"].keys() == summary["parts_after"].keys() >= {"world/valid", "world/turns"}
+    assert summary["measures_before"].keys() == summary["measures_after"].keys() >= {"world/valid", "world/turns"}
 
 
 # --- agents --------------------------------------------------------------------------------------------------------------

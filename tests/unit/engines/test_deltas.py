@@ -52,3 +52,8 @@ def test_bundles_tell_the_same(stream):
     edges = [0, *sorted(cuts), len(deltas)]
     bundles = [Delta.join(deltas[start:stop]) for start, stop in pairwise(edges)]
     assert apply(bundles) == apply(deltas)
+
+
+def test_of_nothing_at_all_there_are_the_streams_that_there_would_be():
+    joined = Delta.join([Delta.empty("r"), Delta.empty("r", finish=FinishReason.ABORT)])
+    assert MIXED_CACHE in joined.streams and joined.streams.length == 0
