@@ -8,13 +8,12 @@ Whole runs, each with a real engine and a real learner on this machine. `--only`
 **Sleepy.** The tiny recipe's model, 64 attempts a step, 20 turns each, every turn of N(0.1 s, sigma) cut at 0. *Lock-step*:
 the 64 environments of a step are stepped as one, as vectorised environments are. *Environment-level*: each goes on when its own
 turn has ended; training is as synchronous as before (ratio 0), so that nothing else differs. *Asynchronous*: ratio 1 as well.
-Faults, with ratio 1: one attempt of 20 is ten times as slow
-(fail-slow), or one of 50 never ends and is given up after `environment_timeout` (fail-stop); without redundancy, and with a
-sibling and a group more than needed. Published: 7 to 16 %.
+Faults, with ratio 1: one attempt of 20 is ten times as slow (fail-slow), or one of 50 never ends and is given up after
+`environment_timeout` (fail-stop); without redundancy, and with a sibling and a group more than needed. Published: 7 to 16 %.
 
 **Published.** ROLL Flash (arXiv 2510.11345) has 892 s a step in lock-step and 362 s at environment level, 2.46, with turns of
-N(10 s, 10 s). That is what the waits of 256 environments and 23 turns come to (881 and 367 s), so there is a pair of that shape,
-with N(0.3 s, 0.3 s): `speedup_sigma_equal_mu`. The waits of 64 environments and 20 turns could give 2.2 at the most.
+N(10 s, 10 s). That is what the waits of 256 environments and 23 turns come to (881 and 367 s), so there is a pair of this shape,
+with N(0.3 s, 0.3 s): `speedup_sigma_equal_mu`. The waits of 64 environments and 20 turns come to 2.2.
 
 **ALFWorld.** The environment `alfworld` (looking at things under lamps), whose answers take 0.2 s in the mean, log-normal, with
 0.95 as standard deviation (`tail`); one attempt of 50 five times as slow besides (`fail_slow`); or no time at all (`none`). 32
@@ -50,6 +49,7 @@ SLEEPY, ALFWORLD = FOLDER / "config.yaml", FOLDER / "alfworld.yaml"
 TINY = ROOT / "recipes" / "tiny_arithmetic"
 SKIPPED = 2
 ALWAYS = ("record.live=off", "record.trackers=[]", "check.prompts=0")
+PUBLISHED: dict[str, Any] = {"turns": 23, "seconds": {"kind": "normal", "mean": 0.3, "spread": 0.3}}
 MANY = ("rollout.groups_per_step=32", "engine.slots=288")
 ROUNDS = ("rollout.policy=batch", "rollout.async_ratio=0")
 REDUNDANT = ("rollout.redundancy=1", "rollout.extra_groups=1", "rollout.order=ready")
@@ -95,9 +95,8 @@ def settings() -> dict[str, Setting]:
         for way, overrides in WAYS.items():
             together = {"together": True} if way == "lock_step" else {}
             found[f"sleepy_{way}_{share:g}"] = Setting(SLEEPY, _normal(share) | together, overrides)
-    for way in ("lock_step", "environment_level"):
-        shape = {"turns": 23, "seconds": {"kind": "normal", "mean": 0.3, "spread": 0.3}, "together": way == "lock_step"}
-        found[f"published_{way}"] = Setting(SLEEPY, shape, (*ROUNDS, *MANY))
+    for way, together in {"lock_step": True, "environment_level": False}.items():
+        found[f"published_{way}"] = Setting(SLEEPY, PUBLISHED | {"together": together}, (*ROUNDS, *MANY))
     for fault, (shares, overrides) in FAULTS.items():
         overrides = ("rollout.async_ratio=1", *overrides)
         found[f"sleepy_{fault}"] = Setting(SLEEPY, _normal(0.5) | shares, overrides)
