@@ -12,7 +12,7 @@ Faults, with ratio 1: one attempt of 20 is ten times as slow (fail-slow), or one
 `environment_timeout` (fail-stop); without redundancy, and with a sibling and a group more than needed. Published: 7 to 16 %.
 
 **Published.** ROLL Flash (arXiv 2510.11345) has 892 s a step in lock-step and 362 s at environment level, 2.46, with turns of
-N(10 s, 10 s): what the waits of 512 environments and 22 turns come to (889 and 362 s). On two cores there is room for a pair with
+N(10 s, 10 s): what the waits of 512 environments and 22 turns come to (889 and 369 s). On two cores there is room for
 256 environments and 23 turns of N(0.3 s, 0.3 s), whose waits come to 2.37: `speedup_sigma_equal_mu`. Those of 64 and 20 come to
 2.13. What a step takes beside waiting is for engine and controller, which at environment level work while others wait.
 
