@@ -31,9 +31,11 @@ _SYSTEM = (
 _KERNEL = "/run/landlock"
 # Landlock forbids to mount, so it comes last: process 1 is a Python that shuts itself in and then becomes the keeper's shell.
 _CONFINE = f"""
-import os, sys
+import os, signal, sys
 sys.path.append({_KERNEL!r})
 import kernel
+for number in signal.valid_signals() - {{signal.SIGKILL, signal.SIGSTOP}}:  # what is ignored here no shell can take back
+    signal.signal(number, signal.SIG_DFL)
 writable = ["/dev", "/dev/shm", "/proc", "/tmp", {WORK!r}, {CONTROL!r}]
 kernel.restrict(kernel.file_rules(["/"], writable, connect=True))
 os.execv("/bin/bash", ["/bin/bash", "-c", sys.argv[1]])

@@ -650,6 +650,21 @@ async def test_landlock_is_there_beside_the_mounts(session):
     assert int(layers) == 16, "outside there is none"
 
 
+@pytest.fixture
+def in_the_background():
+    """As of a program that a script has started with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_the_background")
+@boxed
+async def test_no_signal_is_ignored_from_the_beginning(session):
+    assert "SigIgn:\t0000000000000000\n" in (await session.run("(grep SigIgn /proc/self/status)")).stdout
+    assert "Broken pipe" not in (await session.run("yes | head -1")).stderr
+
+
 @boxed
 async def test_nobody_inside_can_end_the_keeper(box, session):
     await session.run("for i in {1..64}; do kill -$i 1; done; kill -9 -1")
