@@ -10,6 +10,7 @@ import os
 import pickle
 import queue
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,10 @@ from antiphon.workers import Worker
 GRACE = 10.0  # seconds a worker has to end by itself
 
 Inbox = queue.SimpleQueue[bytes | None]  # what the worker is to do, one message each; None ends it
+
+# Workers that are threads of one process are built one at a time: to load a model, transformers sets torch's default dtype
+# for all of them, and puts back what it found.
+_BUILDING = threading.Lock()
 
 
 class Handle:
@@ -123,7 +128,8 @@ def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[
         transmit(pickle.dumps((kind, key, value), protocol=pickle.HIGHEST_PROTOCOL))
 
     try:
-        worker: Worker = import_path(factory, "worker")(*args)
+        with _BUILDING:
+            worker: Worker = import_path(factory, "worker")(*args)
         worker.emit = lambda event: post("event", None, event)
         _answer(worker, inbox, post)
         worker.close()

@@ -98,6 +98,17 @@ def test_calls_events_and_errors(run, config):
     run(main)
 
 
+@worlds(THREADS)
+def test_threads_are_built_one_at_a_time(run, config):
+    """What is set for the whole process while one is built holds for that one alone, and is put back."""
+
+    async def main(cluster):
+        workers = [cluster.spawn(name, "workers_for_tests:Setter", name) for name in "abcd"]
+        assert all(await asyncio.gather(*(worker.call("undisturbed") for worker in workers)))
+
+    run(main)
+
+
 @worlds(PROCESSES, RAY)
 def test_what_is_sent_is_done_in_order_small_or_large(run):
     async def main(cluster):

@@ -57,3 +57,17 @@ class Unbuildable(Worker):
 
     def __init__(self) -> None:
         raise DataError("model 'x' is missing")
+
+
+class Setter(Worker):
+    """Sets something of the whole process while it is built, for some turns of the interpreter, as the load of a model does."""
+
+    default = ""
+
+    def __init__(self, own: str) -> None:
+        before, Setter.default = Setter.default, own
+        self.kept = not before and all(Setter.default == own for _ in range(300_000))
+        Setter.default = before
+
+    def undisturbed(self) -> bool:
+        return self.kept
