@@ -11,8 +11,9 @@ from typing import Any
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
-from antiphon.errors import ConfigError, DataError
+from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.loop import Parts, Run, supervised, training_of
+from antiphon.record.checkpoint import in_place
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View, make_view
@@ -72,6 +73,22 @@ async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], r
 
 
 async def _to_its_end(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
+    """Go on at the last checkpoint when a worker is lost that nothing takes the place of, as often as may be."""
+    checkpoints, cut, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
+    while True:
+        try:
+            return await _once(config, overwrite, main, resume)
+        except WorkerDied as error:
+            newest = in_place(checkpoints)[-1:]
+            left = left - 1 if newest == cut else config.checkpoint.restarts
+            if not newest or left <= 0:
+                raise
+            cut = newest
+            make_view("off").message(f"{error}\nthe run goes on at its last checkpoint")
+            overwrite, resume = False, True
+
+
+async def _once(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
     async with built(config, overwrite=overwrite, resume=resume) as run:
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]

@@ -21,8 +21,8 @@ import asyncio
 import gc
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,13 +157,13 @@ class Run:
 
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
-        self._catch_interrupts()
-        return await self._supervised(self._train)
+        with self._interruptible():
+            return await self._supervised(self._train)
 
     async def sft(self) -> dict[str, Any]:
         """Supervised fine-tuning alone; returns the summary."""
-        self._catch_interrupts()
-        return await self._supervised(self._sft_alone)
+        with self._interruptible():
+            return await self._supervised(self._sft_alone)
 
     async def reinforce(self) -> int:
         """Reinforcement learning alone, from the weights of now: no evaluation, no summary; returns the steps done."""
@@ -185,7 +185,8 @@ class Run:
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
-    def _catch_interrupts(self) -> None:
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
         """The first Ctrl-C ends the run after the step in hand, the second at once."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -197,6 +198,11 @@ class Run:
 
         with suppress(ValueError, RuntimeError):  # only the main thread hears signals
             loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(signal.SIGINT)
 
     async def _unless_stopped(self, awaitable: Awaitable[T]) -> T | None:
         """The result, or None if the run is to stop first."""

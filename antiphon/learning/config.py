@@ -108,6 +108,8 @@ class CheckpointConfig(Config):
     keep_last: int = Field(2, gt=0)
     keep_every: int = Field(0, ge=0)
     """Keep those whose step this divides, too; 0 keeps no others."""
+    restarts: int = Field(1, ge=0)
+    """How often in a row, without a new checkpoint in between, a run that lost its learner goes on by itself at the last."""
 
 
 class SftConfig(Config):

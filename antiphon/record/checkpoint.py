@@ -92,10 +92,15 @@ def verify(directory: Path) -> None:
             raise RecordError(f"{directory.name}/{name} is not as it was written")
 
 
+def in_place(checkpoints: Path) -> list[Path]:
+    """All checkpoints, the newest last; each was whole once."""
+    return sorted(checkpoints.glob("step_??????"))
+
+
 def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path:
     """The newest checkpoint that is whole; `tell` hears of those that are passed over. `RecordError` if there is none: a run
     never silently begins again."""
-    for directory in sorted(checkpoints.glob("step_??????"), reverse=True):
+    for directory in reversed(in_place(checkpoints)):
         try:
             verify(directory)
         except RecordError as error:
@@ -116,7 +121,7 @@ def export(checkpoints: Path, target: Path) -> Path:
 
 def set_aside_later(directory: Path) -> None:
     """Take the checkpoints after `directory` out of the way: they are torn, and kept to be looked at."""
-    for later in directory.parent.glob("step_??????"):
+    for later in in_place(directory.parent):
         if later.name > directory.name:
             torn = later.with_name(later.name + ".torn")
             shutil.rmtree(torn, ignore_errors=True)
@@ -132,7 +137,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 def prune(checkpoints: Path, keep_last: int, keep_every: int) -> None:
     """Remove all but the last so many, and those of steps that `keep_every` divides, if it is not 0. The names go first, so
     that a crash halfway leaves none that stands for a part. What crashes left is removed, drafts among it: none is open now."""
-    for old in sorted(checkpoints.glob("step_??????"))[:-keep_last]:
+    for old in in_place(checkpoints)[:-keep_last]:
         step = int(old.name.removeprefix("step_"))
         if not (keep_every and step % keep_every == 0):
             old.rename(old.with_name(old.name + ".pruned"))

@@ -76,6 +76,22 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
 
 
 @pytest.mark.chaos
+def test_a_learner_that_gets_no_further_ends_the_run(project):
+    (project.folder / "parts.py").write_text(
+        "from antiphon.learning.torch_learner import TorchLearner\n\n\n"
+        "class Learner(TorchLearner):\n"
+        "    def step(self, batch):\n"
+        "        return 1 / 0\n"
+    )
+    ended = project.run(
+        "train", project.config(learner={"kind": "parts:Learner"}, checkpoint={"every": 1, "restarts": 2})
+    )
+    assert ended.returncode == 2 and "ZeroDivisionError" in ended.stderr
+    assert ended.stdout.count("the run goes on at its last checkpoint") == 2
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+@pytest.mark.chaos
 def test_what_cannot_be_resumed_says_so(project):
     path = project.config()
     nothing = project.run("train", path, "--resume")

@@ -14,23 +14,9 @@ from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import (
-    MIXED_CACHE,
-    AttemptId,
-    AttemptStatus,
-    FinishReason,
-    GenerateRequest,
-    OnUpdate,
-    PolicyVersion,
-    Sample,
-    Sampling,
-    Score,
-    Segment,
-    Streams,
-    TrajectoryMeta,
-    Turn,
-)
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
 from antiphon.weights.shared_memory import receive
+from tests.parity.samples_for_tests import sample_of
 
 TOLERANCE = 1e-4
 
@@ -90,29 +76,6 @@ def learner_logprobs(learner, weights, samples):
     return split_packs(samples, members, learner.score(packs))
 
 
-def sample_of(request, tokens):
-    length = len(request.tokens) + len(tokens)
-    zeros = np.zeros(length, np.float32)
-    version = PolicyVersion(0, 0)
-    meta = TrajectoryMeta(
-        id=AttemptId(0, int(request.id), 0),
-        prompt_id="",
-        task="",
-        started=version,
-        newest=version,
-        status=AttemptStatus.FINISHED,
-        score=Score.of(0.0),
-    )
-    segment = Segment(
-        tokens=np.concatenate([request.tokens, tokens]),
-        loss_mask=np.arange(length) >= len(request.tokens),
-        logprobs=zeros,
-        versions=zeros.astype(np.int32),
-        turns=(Turn(start=len(request.tokens), stop=length, sampling=request.sampling),),
-    )
-    return Sample(meta=meta, segment=segment, streams=Streams(), advantages=zeros, weights=zeros + 1)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("mode", list(OnUpdate))
 def test_log_probs_agree_token_by_token(model, tmp_path, mode, temperature):
@@ -123,7 +86,7 @@ def test_log_probs_agree_token_by_token(model, tmp_path, mode, temperature):
         for name in ("tokens", "logprobs", "versions")
     }
     flags = {key: Streams.join([d.streams for d in deltas[key]])[MIXED_CACHE] for key in keys}
-    samples = [sample_of(requests[key], column["tokens"][key]) for key in keys]
+    samples = [sample_of(requests[key], deltas[key]) for key in keys]
     by_version = {v: dict(zip(keys, learner_logprobs(learner, w, samples), strict=True)) for v, w in weights.items()}
     exact, mixed = [], []
     for key in keys:

@@ -1,5 +1,7 @@
 """Routing replay from end to end: an engine that rounds, a learner that does not, and the experts that both go by."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,20 +13,8 @@ from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import (
-    ROUTED_EXPERTS,
-    AttemptId,
-    AttemptStatus,
-    GenerateRequest,
-    PolicyVersion,
-    Sample,
-    Sampling,
-    Score,
-    Segment,
-    Streams,
-    TrajectoryMeta,
-    Turn,
-)
+from antiphon.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
+from tests.parity.samples_for_tests import sample_of
 
 PROMPT, SIBLINGS = 9, 4
 
@@ -67,36 +57,8 @@ def sampled(model):
     while engine.busy:
         for delta in engine.step():
             deltas[delta.request].append(delta)
-    samples = [sample_of(requests[name], found) for name, found in deltas.items()]
+    samples = [sample_of(requests[name], found, (-1.0) ** int(name)) for name, found in deltas.items()]
     return [samples[start : start + SIBLINGS] for start in range(0, len(samples), SIBLINGS)]
-
-
-def sample_of(request, deltas):
-    tokens, logprobs = (np.concatenate([getattr(d, name) for d in deltas]) for name in ("tokens", "logprobs"))
-    start, length = len(request.tokens), len(request.tokens) + len(tokens)
-    number = int(request.id)
-    meta = TrajectoryMeta(
-        id=AttemptId(number // SIBLINGS, number % SIBLINGS, 0),
-        prompt_id="",
-        task="",
-        started=PolicyVersion(0, 0),
-        newest=PolicyVersion(0, 0),
-        status=AttemptStatus.FINISHED,
-        score=Score.of(0.0),
-    )
-    streams = Streams.placed(length, {start: Streams.join([d.streams for d in deltas])})
-    segment = Segment(
-        tokens=np.concatenate([request.tokens, tokens]),
-        loss_mask=np.arange(length) >= start,
-        logprobs=np.concatenate([np.zeros(start, np.float32), logprobs]),
-        versions=np.zeros(length, np.int32),
-        turns=(Turn(start=start, stop=length, sampling=request.sampling),),
-        streams=streams,
-    )
-    advantages = np.where(segment.loss_mask, (-1.0) ** number, 0).astype(np.float32)
-    return Sample(
-        meta=meta, segment=segment, streams=streams, advantages=advantages, weights=np.ones(length, np.float32)
-    )
 
 
 def mismatch(learner, samples, streams):
@@ -117,13 +79,9 @@ def test_a_learner_that_replays_agrees_with_the_engine(model, options):
 
     learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-4), 10)
     batch = build_batch(groups, aggregation="token_mean", max_tokens=40, tokens_per_pack=300)
-    bare = [[Sample(**{**fields(s), "streams": Streams()}) for s in group] for group in groups]
+    bare = [[replace(sample, streams=Streams()) for sample in group] for group in groups]
     told = learner.step(batch)
     again = TorchLearner(model, LearnerConfig(**options), seed=0)
     again.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-4), 10)
     untold = again.step(build_batch(bare, aggregation="token_mean", max_tokens=40, tokens_per_pack=300))
     assert told["mismatch_kl"] < untold["mismatch_kl"]
-
-
-def fields(sample):
-    return {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
