@@ -37,7 +37,7 @@ from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.waits import Waits
-from antiphon.weights.base import shared_directory
+from antiphon.weights.base import Exchange, shared_directory
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 
@@ -140,8 +140,10 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         events = Events(asyncio.get_running_loop().time, sink)
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
-        exchange = shared_directory(config.name)
-        stack.callback(shutil.rmtree, exchange)
+        exchange = Exchange(
+            shared_directory(config.name, config.weights.directory), config.weights.channel, config.weights.host
+        )
+        stack.callback(shutil.rmtree, exchange.directory)
 
         waits = Waits()
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,7 +66,7 @@ from antiphon.types import (
     TrajectoryMeta,
 )
 from antiphon.waits import Waits
-from antiphon.weights.base import remove
+from antiphon.weights.base import Exchange
 from antiphon.workers import WorkerHandle
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ class Parts:
     directory: RunDirectory
     ledger: Ledger
     resumption: Resumption | None = None
-    exchange: Path  # where weights pass from learner to engines
+    exchange: Exchange  # where weights pass from learner to engines
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
@@ -364,14 +363,11 @@ class Run:
         reach("publish")
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
 
-        async def load() -> None:
-            await parts.pool.load(update, self.config.rollout.on_update)
-            remove(update)
-
         parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
         self.version = version
         reach("published")
-        self._loading = owner.create_task(load(), name=f"load version {version.n}")
+        loading = parts.pool.load(update, self.config.rollout.on_update)
+        self._loading = owner.create_task(loading, name=f"load version {version.n}")
 
     async def _refresh(self, engine: InferenceEngine) -> None:
         """Give an engine that took the place of another the weights of now."""
@@ -380,10 +376,7 @@ class Run:
             if engine.version < self.version.n:
                 publish = self.parts.models.learner.publish(self.version.n, self.parts.exchange)
                 update = await self._wait(publish, "publish", "the learner")
-                try:
-                    await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
-                finally:
-                    remove(update)
+                await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
 
     async def _settle(self) -> None:
         if self._loading is not None:

@@ -7,6 +7,7 @@ there, so must the weights of every version. The first difference ends the repla
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ from antiphon.types import (
     TrajectoryMeta,
 )
 from antiphon.waits import Waits
-from antiphon.weights.base import remove, shared_directory
+from antiphon.weights.base import Exchange, shared_directory
 
 SETTLE = 12  # turns of the event loop after which nothing is under way that does not wait for an arrival
 
@@ -330,12 +331,11 @@ class _Again:
         """The weights of a version against those of then."""
         if self._models is None or not self._learning:
             return
-        place = shared_directory("replay")
+        exchange = Exchange(shared_directory("replay"))
         try:
-            update = await self._models.learner.publish(then.version, place)
-            remove(update)
+            update = await self._models.learner.publish(then.version, exchange)
         finally:
-            place.rmdir()
+            shutil.rmtree(exchange.directory)
         if update.manifest.digest != then.digest:
             raise Difference(f"version {then.version}: its weights are not those that were published")
 

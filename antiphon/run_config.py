@@ -32,6 +32,8 @@ from antiphon.tasks.environments import ENVIRONMENTS, turns
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
+from antiphon.weights.base import CHANNELS
+from antiphon.weights.config import WeightsConfig
 
 
 class ModelConfig(Config):
@@ -75,6 +77,7 @@ class RunConfig(Config):
     grading: GradingConfig = GradingConfig()
     check: CheckConfig = CheckConfig()
     cluster: ClusterConfig = ClusterConfig()
+    weights: WeightsConfig = WeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     record: RecordConfig = RecordConfig()
@@ -153,6 +156,7 @@ def _names(config: RunConfig) -> Found:
     yield from _registered(ENGINES, config.engine.kind, "engine.kind")
     yield from _registered(LEARNERS, config.learner.kind, "learner.kind")
     yield from _registered(CLUSTERS, config.cluster.kind, "cluster.kind")
+    yield from _registered(CHANNELS, config.weights.channel, "weights.channel")
     for index, stage in enumerate(config.learner.stages):
         yield from _registered(STAGES, stage, f"learner.stages.{index}")
     if config.rollout.filter is not None:
@@ -231,6 +235,8 @@ def _cluster(config: RunConfig) -> Found:
     cluster = config.cluster
     if cluster.debug and cluster.kind == "ray":
         yield "cluster.debug", "Ray's workers are processes; only cluster.kind = local has them as threads"
+    if cluster.kind == "local" and config.weights.channel == "object_store":
+        yield "weights.channel", "the object store is Ray's, and cluster.kind is local"
     if cluster.address and cluster.kind == "local":
         yield "cluster.address", f"{cluster.address!r} is the address of a Ray, and cluster.kind is local"
     if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):

@@ -35,7 +35,6 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.waits import Waits
 from antiphon.workers import Worker, WorkerHandle
 
-RECEIVE = "antiphon.weights.shared_memory:receive"  # the engines' end of the weight channel
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
@@ -108,13 +107,14 @@ async def start_engines(
     waits: Waits,
     events: Events,
     tell: Callable[[str], None],
+    channel: str = "shared_memory",
 ) -> tuple[EnginePool, int]:
-    """Engines that run a model, and the most tokens that one takes."""
+    """Engines that run a model, with weights that come by `channel` if others do, and the most tokens that one takes."""
     names = (f"{name}-{number}" for number in itertools.count())
     settings, rollout = config
 
     async def engine() -> WorkerEngine:
-        args = (settings.kind, str(model), settings, RECEIVE)
+        args = (settings.kind, str(model), settings, channel)
         made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python))
         await made.ready()
         return made
@@ -140,7 +140,7 @@ async def start_rollouts(
     """Engines, and what runs episodes on them; what is to be closed in the end is left to `stack`."""
     renderer = Renderer(model)
     settings = config.engine, config.rollout
-    pool, longest = await start_engines(cluster, "engine", model, settings, waits, events, tell)
+    pool, longest = await start_engines(cluster, "engine", model, settings, waits, events, tell, config.weights.channel)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,

@@ -46,6 +46,7 @@ from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.waits import Waits
+from antiphon.weights.base import Exchange
 
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns
@@ -200,7 +201,7 @@ async def play(
         directory=directory,
         ledger=ledger,
         resumption=None,
-        exchange=root,
+        exchange=Exchange(root),
         metrics=stack.enter_context(Metrics(directory.metrics, lineage=0)),
         trackers=(),
         view=view,

@@ -7,9 +7,8 @@ step, one AdamW update, no reference model, rewards that differ between siblings
 TRL has two CPU threads, as do ours in each phase of a synchronous step: the learner with two, or two engines with one each.
 Ours asynchronous has one for the engine and `--learner-threads` for the learner. All three run one after the other, and
 again in each round; the first `--warm` steps of each run are left out, and figures are medians of what remains. Memory is
-the peak over those steps of the summed proportional set size of all processes of a system and of its files in shared
-memory. TRL gets a virtual environment
-of its own in the user's cache.
+the peak over those steps of the summed proportional set size of all processes of a system, shared memory included. TRL gets a
+virtual environment of its own in the user's cache.
 """
 
 import argparse
@@ -29,8 +28,6 @@ from pathlib import Path
 import psutil
 import torch
 from _common import ROOT, seconds, smollm2, table, write_result
-
-from antiphon.weights.base import SHARED_MEMORY
 
 TRL = {"torch": "2.13.0", "trl": "1.16.0", "transformers": "5.23.0"}  # torch is pinned, else pip may bring CUDA's
 GROUPS, SIBLINGS, TOKENS, THREADS = 8, 8, 64, 2
@@ -149,12 +146,9 @@ def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured)
 
 
 def memory(root: int) -> Counter[str]:
-    """Proportional set size in bytes of a process and all below it (what several of them share counts once), and weights
-    on their way in shared memory, which are no process's own."""
+    """Proportional set size in bytes of a process and all below it: what several of them share, such as weights on their way
+    in shared memory, counts once."""
     sizes: Counter[str] = Counter()
-    for file in SHARED_MEMORY.glob("antiphon-step-*/*"):
-        with contextlib.suppress(OSError):  # it has just been removed
-            sizes["shared memory"] += file.stat().st_blocks * 512
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
             with contextlib.suppress(OSError):  # it has just ended

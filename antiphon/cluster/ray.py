@@ -16,6 +16,7 @@ import textwrap
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
@@ -48,7 +49,8 @@ class RayCluster:
         if python:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
-        host = self._host.remote(sys.path, os.getcwd(), log, pickle.dumps((factory, args)))
+        known = self._host.options(name=f"{name}-{uuid4().hex}")
+        host = known.remote(sys.path, os.getcwd(), log, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         return handle
@@ -135,11 +137,35 @@ class Host:
             said.append(self._outbox.get())
         return said
 
+    def kept(self, name: str) -> list[Any]:
+        """The reference to what the worker has kept; in a list, because what Ray answers with is never one itself."""
+        return [_KEPT[name]]
+
     def _live(self, factory: str, args: tuple[Any, ...]) -> None:
         try:
             serve(factory, args, self._inbox, self._outbox.put)
         finally:
             self._outbox.put(None)
+
+
+_KEPT: dict[str, Any] = {}  # what the worker of this process has in Ray's object store
+
+
+def keep(name: str, value: Any) -> str:
+    """Put `value` into the object store, in the place of what had this name; returns where other workers find it."""
+    import ray
+
+    _KEPT[name] = ray.put(value)
+    return f"{ray.get_runtime_context().get_actor_name()}/{name}"
+
+
+def find(where: str) -> Any:
+    """What another worker has kept; an array without a copy, if it is there already."""
+    import ray
+
+    host, _, name = where.rpartition("/")
+    (kept,) = ray.get(ray.get_actor(host).kept.remote(name))
+    return ray.get(kept)
 
 
 def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
 from antiphon.errors import AntiphonError, WorkerDied
-from antiphon.registry import Registry, import_path
+from antiphon.registry import Registry
 from antiphon.types import (
     Completion,
     FinishReason,
@@ -22,6 +22,7 @@ from antiphon.types import (
     WeightsUpdate,
 )
 from antiphon.waits import fail, succeed
+from antiphon.weights.base import CHANNELS
 from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry(
@@ -34,12 +35,11 @@ BUNDLE_SECONDS = 0.25
 class EngineWorker(Worker):
     """Runs an `EngineCore` in a worker process.
 
-    `kind` names what opens it, called with (model directory, config, receive); `receive` is the import path of the
-    weight channel's receiving end.
+    `kind` names what opens it, called with (model directory, config, receive); `channel` the way that weights come.
     """
 
-    def __init__(self, kind: str, model: str, config: EngineConfig, receive: str) -> None:
-        self.core: EngineCore = ENGINES.resolve(kind)(model, config, import_path(receive, "weight channel"))
+    def __init__(self, kind: str, model: str, config: EngineConfig, channel: str) -> None:
+        self.core: EngineCore = ENGINES.resolve(kind)(model, config, CHANNELS.resolve(channel).receive)
         self._announced = self.core.version
         self._paused = False
         self._waiting: dict[str, list[Delta]] = {}

@@ -14,6 +14,7 @@ from antiphon.record.checkpoint import CRITICS
 from antiphon.registry import Registry
 from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
 from antiphon.waits import fail, succeed
+from antiphon.weights.base import Exchange
 from antiphon.workers import WorkerHandle
 
 SAVED = ""  # what a learner worker emits when its part of a checkpoint is written; else why it is not
@@ -44,8 +45,8 @@ class Learner(Trainer, Protocol):
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser; returns the number of trained parameters."""
 
-    async def publish(self, version: int, directory: Path) -> WeightsUpdate:
-        """Write the weights where engines can read them."""
+    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+        """Make the weights of now known to engines."""
 
     async def save(self, place: Path) -> asyncio.Future[None]:
         """Begin to write all that a checkpoint needs of it into `place`. Training may go on when this returns; the future ends
@@ -123,9 +124,9 @@ class WorkerLearner:
         scored: list[FloatArray] = await self._handle.call("score_base", list(packs))
         return scored
 
-    async def publish(self, version: int, directory: Path) -> WeightsUpdate:
+    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
         """See `Learner.publish`."""
-        update: WeightsUpdate = await self._handle.call("publish", version, directory)
+        update: WeightsUpdate = await self._handle.call("publish", version, exchange)
         return update
 
     async def save(self, place: Path) -> asyncio.Future[None]:

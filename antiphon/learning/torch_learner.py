@@ -35,8 +35,7 @@ from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.adapters import flat
-from antiphon.weights.base import Adapters
-from antiphon.weights.shared_memory import send
+from antiphon.weights.base import Adapters, Exchange, channel
 from antiphon.workers import Worker
 
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
@@ -285,13 +284,13 @@ class TorchLearner(PackLearner):
         self.loss = LOSSES.resolve(algorithm.loss)
         return super().begin(algorithm, optimizer, total_updates)
 
-    def publish(self, version: int, directory: Path) -> WeightsUpdate:
-        """Write the weights as `version` where engines of this machine can read them."""
+    def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+        """Make the weights of now known as `version`."""
         trim_memory()
         if self.config.lora is None:
-            return send(self.model.named_parameters(), version, directory)
+            return channel(exchange).send(self.model.named_parameters(), version)
         base = Adapters(self.model_path, self.config.lora.scale)
-        return send(flat(lora.adapters(self.model)), version, directory, base)
+        return channel(exchange).send(flat(lora.adapters(self.model)), version, base)
 
     def score_base(self, packs: list[Pack]) -> list[FloatArray]:
         """As `score`, under the model that the adapters were added to."""

@@ -31,6 +31,7 @@ from antiphon.types import (
     WeightsUpdate,
 )
 from antiphon.waits import succeed
+from antiphon.weights.base import Exchange
 
 NUMBERED = 2  # added to a prompt's number in its first token: 0 is what prompts are made of, 1 what is sampled
 
@@ -100,10 +101,10 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]
 
-    async def publish(self, version: int, directory: Path) -> WeightsUpdate:
+    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
         """See `Learner.publish`; nothing is written."""
         await asyncio.sleep(self.speed.publish)
-        return WeightsUpdate(version=version, location=str(directory / f"{version}"), manifest=None)
+        return WeightsUpdate(version=version, location=str(exchange.directory / f"{version}"), manifest=None)
 
     async def save(self, place: Path) -> asyncio.Future[None]:
         """See `Learner.save`: there are no weights to write."""

@@ -51,6 +51,7 @@ from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.types import GenerateRequest, IntArray, Prompt
 from antiphon.waits import Waits
+from antiphon.weights.base import Exchange
 
 TASK = "simulated"
 
@@ -232,7 +233,7 @@ async def _play(
         directory=directory,
         ledger=Ledger(store, events, lineage=lineage, step=step, run=at_once),
         resumption=resumption,
-        exchange=root,
+        exchange=Exchange(root),
         metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
         trackers=(),
         view=view,

@@ -25,9 +25,14 @@ def flat(pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[
         yield name + B, b
 
 
-def applied(tensors: Iterable[tuple[str, torch.Tensor]], adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights of the base, those with an adapter (as `flat` names them) changed by it. `WeightsError` if one is of a weight
-    that the base does not have."""
+def applied(
+    tensors: Iterable[tuple[str, torch.Tensor]], adapters: Adapters | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights of the base, those with an adapter (as `flat` names them) changed by it; without adapters the tensors are
+    these weights themselves. `WeightsError` if one is of a weight that the base does not have."""
+    if adapters is None:
+        yield from tensors
+        return
     parts = dict(tensors)
     for file in sorted(Path(adapters.base).glob("*.safetensors")):
         with safe_open(file, "pt") as base:

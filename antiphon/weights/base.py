@@ -1,16 +1,30 @@
-"""Moving weights: what is sent (a manifest of tensors in one flat buffer), and the digest that both ends compute.
+"""Moving weights: what is sent (a manifest of tensors in one flat buffer), the digest that both ends compute, and the seam
+behind which channels differ in how the buffer gets from one end to the other."""
 
-A sender writes version n to a place of its own and never touches it again, so that a slow receiver and a fast sender
-need no lock and no rendezvous. The controller removes the place once every receiver has loaded it.
-"""
-
+import functools
 import tempfile
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+import xxhash
+
+from antiphon.errors import ConfigError
+from antiphon.registry import Registry
 from antiphon.types import WeightsUpdate
+
+if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
+    import torch
+
+CHANNELS = Registry(
+    "weight channel",
+    {
+        "shared_memory": "antiphon.weights.shared_memory:SharedMemory",
+        "distributed": "antiphon.weights.distributed:Distributed",
+        "object_store": "antiphon.cluster.object_store:ObjectStore",
+    },
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 BUCKET_BYTES = 16 << 20  # unit of copying and of hashing: small enough to stay in cache with its digest
@@ -45,27 +59,61 @@ class Manifest:
     adapters: Adapters | None = None  # if only these were sent
 
 
-def plan(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[TensorPlace, ...]:
-    """Lay out `(name, dtype, shape, bytes)` one after another, each on a 64-byte boundary."""
-    places, offset = [], 0
-    for name, dtype, shape, size in tensors:
-        places.append(TensorPlace(name, dtype, shape, offset, size))
-        offset += -(-size // 64) * 64
-    return tuple(places)
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Where learner and engines of a run meet."""
+
+    directory: Path  # of files that both ends see
+    channel: str = "shared_memory"
+    host: str = "127.0.0.1"  # on which a learner listens
 
 
-def layout_digest(places: Sequence[TensorPlace]) -> int:
-    """Where the digest of a version begins: the CRC-32 of its layout, to be continued with the bytes of the buffer. Guards
-    against torn and misplaced data, not against an adversary: what can write here can do worse."""
-    return zlib.crc32(repr(tuple(places)).encode())
+class WeightChannel(Protocol):
+    """A way of weights. The learner builds one for each exchange; engines use `receive` alone."""
+
+    def __init__(self, exchange: Exchange) -> None: ...
+
+    def send(
+        self, named: "Iterable[tuple[str, torch.Tensor]]", version: int, adapters: Adapters | None = None
+    ) -> WeightsUpdate:
+        """Make the tensors of now known as `version`; a shared (tied) tensor is sent once a name. They may change as soon as
+        this returns. With `adapters` they are what `weights.adapters.flat` makes of them, and receivers add them to the base.
+        No version follows before every receiver has the one before."""
+
+    @staticmethod
+    def receive(update: WeightsUpdate) -> "Iterator[tuple[str, torch.Tensor]]":
+        """The tensors of an update, views that live while they are iterated; of adapters, what they make of their base.
+        `WeightsError` if any byte is not what was sent, before the first tensor comes."""
 
 
-def shared_directory(name: str) -> Path:
-    """A new directory in shared memory, or in the temporary folder where the platform has none. The caller removes it."""
-    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    return Path(tempfile.mkdtemp(prefix=f"antiphon-{name}-", dir=parent))
+@functools.cache
+def channel(exchange: Exchange) -> WeightChannel:
+    """The sending end at an exchange: one a process."""
+    opened: WeightChannel = CHANNELS.resolve(exchange.channel)(exchange)
+    return opened
 
 
-def remove(update: WeightsUpdate) -> None:
-    """Give back the memory of a version that every receiver has loaded."""
-    Path(update.location).unlink(missing_ok=True)
+class Digest:
+    """XXH3 of a layout and the bytes of its buffer, in 63 bits, which the ledger can hold. Guards against torn and misplaced
+    data, not against an adversary: what can write here can do worse."""
+
+    def __init__(self, places: tuple[TensorPlace, ...]) -> None:
+        self._state = xxhash.xxh3_64(repr(places).encode())
+        self.update = self._state.update
+
+    def value(self) -> int:
+        """Of all bytes so far."""
+        return self._state.intdigest() >> 1
+
+
+def shared_directory(name: str, parent: str = "") -> Path:
+    """A new directory in `parent`, by default in shared memory, or in the temporary folder where the platform has none. The
+    caller removes it. `ConfigError` if it cannot be made."""
+    try:
+        return Path(
+            tempfile.mkdtemp(
+                prefix=f"antiphon-{name}-", dir=parent or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
+            )
+        )
+    except OSError as error:
+        raise ConfigError(f"weights.directory: nothing can be written to {parent!r}: {error.strerror}") from error

@@ -1,68 +1,59 @@
-"""Weights between processes of one machine: each version is a file in shared memory.
+"""Weights between processes that see the same files, by default in shared memory: one file, each version over the one before.
 
-Neither end maps the whole file: written and checked a bucket at a time, loaded a tensor at a time, it costs a process no
-memory of its own.
+Both ends keep it mapped, so that a version costs two copies of its bytes, and their digest at either end. The first costs more,
+because the machine has to find the memory.
 """
 
-import zlib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import os
+from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from antiphon.errors import WeightsError
 from antiphon.types import WeightsUpdate
-from antiphon.weights.adapters import applied
-from antiphon.weights.base import BUCKET_BYTES, Adapters, Manifest, layout_digest, plan
+from antiphon.weights.base import Adapters, Exchange
+from antiphon.weights.tensors import Named, lay, unlay
 
 
-def send(
-    named: Iterable[tuple[str, torch.Tensor]], version: int, directory: Path, adapters: Adapters | None = None
-) -> WeightsUpdate:
-    """Write the tensors as `version` into `directory`; a shared (tied) tensor is written once a name. With `adapters` they are
-    what `weights.adapters.flat` makes of them, and receivers add them to the base.
+class SharedMemory:
+    """A file in the directory of the exchange."""
 
-    Returns the update that receivers `receive`.
-    """
-    tensors = [(name, tensor.detach()) for name, tensor in named]
-    places = plan(
-        (n, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for n, t in tensors
-    )
-    path = directory / f"weights-{version:08d}"
-    digest, size = layout_digest(places), 0
-    with path.open("wb") as file:
-        for place, (_, tensor) in zip(places, tensors, strict=True):
-            buckets = tensor.contiguous().view(-1).view(torch.uint8).split(BUCKET_BYTES)
-            for bucket in (bytes(place.offset - size), *(bucket.cpu().numpy() for bucket in buckets)):
-                file.write(bucket)
-                digest = zlib.crc32(bucket, digest)
-            size = place.offset + place.size
-    return WeightsUpdate(version=version, location=str(path), manifest=Manifest(places, size, digest, adapters))
+    def __init__(self, exchange: Exchange) -> None:
+        self._path = exchange.directory / "weights"
+        self._content = torch.empty(0, dtype=torch.uint8)
 
+    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+        """See `WeightChannel.send`."""
+        return WeightsUpdate(version=version, location=str(self._path), manifest=lay(named, self._mapped, adapters))
 
-def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of an update, views that live while they are iterated; `WeightsError` on a wrong digest. Of adapters, what
-    they make of their base."""
-    manifest: Manifest = update.manifest
-    digest = layout_digest(manifest.tensors)
-    try:
-        with open(update.location, "rb") as file:
-            while bucket := file.read(BUCKET_BYTES):
-                digest = zlib.crc32(bucket, digest)
-    except OSError as error:
-        raise WeightsError(
-            f"weights of version {update.version} cannot be read at {update.location}: {error}"
-        ) from error
-    if digest != manifest.digest:
-        raise WeightsError(
-            f"weights of version {update.version} arrived with digest {digest:08x}, sent with {manifest.digest:08x}: not loaded"
-        )
-    sent = _tensors(update.location, manifest)
-    yield from sent if manifest.adapters is None else applied(sent, manifest.adapters)
+    def _mapped(self, size: int) -> torch.Tensor:
+        if len(self._content) != size:
+            self._path.unlink(missing_ok=True)  # who has mapped it keeps what it has
+            try:
+                with self._path.open("wb") as file:  # mapped memory that is not there ends a process without a word
+                    os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                raise WeightsError(
+                    f"{size / 1e9:.2f} GB of weights do not fit into {self._path.parent}: {error.strerror}; weights.directory "
+                    "names another place"
+                ) from error
+            self._content = torch.from_file(str(self._path), shared=True, size=size, dtype=torch.uint8)
+        return self._content
+
+    @staticmethod
+    def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `WeightChannel.receive`."""
+        try:
+            content = _read(update.location, update.manifest.size)
+        except (OSError, ValueError) as error:
+            raise WeightsError(
+                f"weights of version {update.version} cannot be read at {update.location}: {error}"
+            ) from error
+        yield from unlay(update, content)
 
 
-def _tensors(location: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
-    for place in manifest.tensors:
-        raw = np.memmap(location, dtype=np.uint8, mode="c", offset=place.offset, shape=(place.size,))
-        yield place.name, torch.from_numpy(raw).view(getattr(torch, place.dtype)).view(place.shape)
+@lru_cache(maxsize=1)
+def _read(location: str, size: int) -> torch.Tensor:
+    return torch.from_numpy(np.memmap(location, dtype=np.uint8, mode="c", shape=(size,)))

@@ -41,9 +41,9 @@ PARTS = """
             points.reach("learner.stepped")
             return trained
 
-        def publish(self, version, directory):
+        def publish(self, version, exchange):
             points.reach("learner.publish")
-            update = super().publish(version, directory)
+            update = super().publish(version, exchange)
             points.reach("learner.published")
             return update
 

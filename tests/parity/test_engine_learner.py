@@ -15,7 +15,8 @@ from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
-from antiphon.weights.shared_memory import receive
+from antiphon.weights.base import Exchange
+from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 
 TOLERANCE = 1e-4
@@ -38,7 +39,9 @@ def play(model, exchange, mode, temperature):
     rng = np.random.default_rng(5)
     learner = TorchLearner(model, LearnerConfig(), seed=0)
     learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=3e-3), 100)
-    engine = NativeEngine(model, EngineConfig(slots=12, max_length=120, prefill_tokens=32), receive=receive)
+    engine = NativeEngine(
+        model, EngineConfig(slots=12, max_length=120, prefill_tokens=32), receive=SharedMemory.receive
+    )
     weights = {0: snapshot(learner)}
     requests = {}
     for number in range(40):
@@ -55,7 +58,7 @@ def play(model, exchange, mode, temperature):
             learner.step(supervised_batch(examples, 64))
             version = len(weights)
             weights[version] = snapshot(learner)
-            engine.load(learner.publish(version, exchange), mode)
+            engine.load(learner.publish(version, Exchange(exchange)), mode)
         if step % 13 == 5:
             engine.abort(str(step % 40))
         for delta in engine.step():

@@ -85,15 +85,21 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "engines", "restarts"), [("local", 2, 0), ("local", 1, 1), pytest.param("ray", 1, 1, marks=NEEDS_RAY)]
+    ("cluster", "engines", "restarts", "channel"),
+    [
+        ("local", 2, 0, "distributed"),
+        ("local", 1, 1, "shared_memory"),
+        pytest.param("ray", 1, 1, "object_store", marks=NEEDS_RAY),
+    ],
 )
-def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, cluster, engines, restarts):
-    """With the others, or with one that takes its place; the counts are those of any run."""
+def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, cluster, engines, restarts, channel):
+    """With the others, or with one that takes its place, by each way of weights; the counts are those of any run."""
     rollout = {"engine_restarts": restarts, "redundancy": 1, "extra_groups": 1, "order": "ready", "filter": "spread"}
     slow = {"optimizer": {"learning_rate": 1e-5}}  # what is learnt too well has nothing left to differ in
     record = {"events": True}
+    kinds = {"cluster": {"kind": cluster}, "weights": {"channel": channel}}
     config = project.config(
-        steps=60, cluster={"kind": cluster}, engine={"replicas": engines}, rollout=rollout, learner=slow, record=record
+        steps=60, engine={"replicas": engines}, rollout=rollout, learner=slow, record=record, **kinds
     )
     process = project.start("train", config)
     wait_for_line(process, "step ")

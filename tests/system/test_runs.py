@@ -58,19 +58,21 @@ def test_the_mismatch_between_engine_and_learner_is_numerical_only(project):
 
 
 def test_a_deterministic_run_repeats_bit_for_bit(project):
-    """Two engines in processes of their own, filtered groups, updates in flight, an evaluation on the way. Where nothing is
-    in flight, tests/chaos/test_resume.py sees the same."""
+    """Two engines in processes of their own, filtered groups, updates in flight, an evaluation on the way; whichever way
+    weights come. Where nothing is in flight, tests/chaos/test_resume.py sees the same."""
 
-    def run() -> tuple[bytes, list[float]]:
+    def run(channel) -> tuple[bytes, list[float]]:
         schedule = rollout(async_ratio=1.5, deterministic=True, filter="spread", extra_groups=1, groups_per_step=3)
         engine = {"replicas": 2, "slots": 5}
-        path = project.config(rollout=schedule, engine=engine, evaluation={"every": 2}, seed=7)
+        path = project.config(
+            rollout=schedule, engine=engine, evaluation={"every": 2}, seed=7, weights={"channel": channel}
+        )
         done = project.run("train", path, "steps=5", "--overwrite")
         assert done.returncode == 0, done.stderr
         (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
         return (checkpoint / "model.safetensors").read_bytes(), [step["learner/loss"] for step in project.metrics()]
 
-    first, again = run(), run()
+    first, again = run("shared_memory"), run("distributed")
     assert first[1] == again[1]
     assert first[0] == again[0]
 

@@ -285,6 +285,24 @@ def test_another_interpreter_must_be_there_and_needs_a_process():
 
 
 @pytest.mark.ray
+def test_weights_go_through_the_object_store(a_ray):
+    async def main():
+        cluster = CLUSTERS.resolve("ray")(RAY)
+        try:
+            learner, *engines = [
+                cluster.spawn(name, "workers_for_tests:Weights") for name in ("learner", "one", "other")
+            ]
+            for version, length in ((1, 3), (2, 3), (3, 5)):
+                update = await learner.call("send", version, length)
+                loaded = await asyncio.gather(*(engine.call("load", update) for engine in engines))
+                assert loaded == [[float(version)] * length] * 2
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.ray
 def test_ray_runs_its_own_interpreter(a_ray):
     async def main():
         CLUSTERS.resolve("ray")(RAY).spawn("counter", COUNTER, python="nowhere/python")

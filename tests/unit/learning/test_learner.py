@@ -19,7 +19,8 @@ from antiphon.learning.learner import SAVED
 from antiphon.learning.torch_learner import rate_at
 from antiphon.record.checkpoint import draft, publish, read_state, verify
 from antiphon.types import OLD_VALUE, RETURNS, Streams, TrainBatch
-from antiphon.weights.shared_memory import receive
+from antiphon.weights.base import Exchange
+from antiphon.weights.shared_memory import SharedMemory
 
 from .conftest import make_learner, make_sample
 
@@ -122,8 +123,8 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of(model_directories, tmp_p
 
 def test_published_weights_are_its_own(model_directories, tmp_path):
     learner = make_learner(model_directories["tied llama"])
-    update = learner.publish(3, tmp_path)
-    received = {name: tensor.clone() for name, tensor in receive(update)}
+    update = learner.publish(3, Exchange(tmp_path))
+    received = {name: tensor.clone() for name, tensor in SharedMemory.receive(update)}
     assert update.version == 3
     assert all(torch.equal(received[name], p) for name, p in learner.model.named_parameters())
 

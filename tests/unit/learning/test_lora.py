@@ -15,7 +15,8 @@ from antiphon.learning.batch import pack_samples, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
-from antiphon.weights.shared_memory import receive
+from antiphon.weights.base import Exchange
+from antiphon.weights.shared_memory import SharedMemory
 
 from .conftest import make_learner, make_sample
 from .test_learner import critic_batch, examples
@@ -50,10 +51,10 @@ def packs():
 def test_what_engines_receive_is_what_the_learner_has(model, model_directories, tmp_path):
     """Only adapters travel; a model that is given what arrives says what the learner says, and so does its checkpoint."""
     learner = trained(model_directories[model])
-    update = learner.publish(1, tmp_path)
+    update = learner.publish(1, Exchange(tmp_path))
     assert all("lora" in place.name for place in update.manifest.tensors)
     engine = AutoModelForCausalLM.from_pretrained(model_directories[model])
-    copy_weights(engine, receive(update))
+    copy_weights(engine, SharedMemory.receive(update))
     place = saved(learner, tmp_path / "step")
     loaded = AutoModelForCausalLM.from_pretrained(place)
     base = AutoModelForCausalLM.from_pretrained(model_directories[model])
@@ -131,7 +132,7 @@ def test_what_cannot_be_adapted_is_said(model_directories, tmp_path):
     place = saved(learner, tmp_path / "step")
     with pytest.raises(DataError, match="not of this model's adapters"):
         trained(model_directories["llama"], steps=0, rank=3).restore(place)
-    update = learner.publish(1, tmp_path)
+    update = learner.publish(1, Exchange(tmp_path))
     object.__setattr__(update.manifest.adapters, "base", str(tmp_path / "none"))  # a directory without weights
     with pytest.raises(WeightsError, match=r"lacks 'model\.layers\.0"):
-        dict(receive(update))
+        dict(SharedMemory.receive(update))

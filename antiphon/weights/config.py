@@ -1,0 +1,15 @@
+"""Configuration of how weights travel. Importing it imports no torch."""
+
+from antiphon.config import Config
+
+
+class WeightsConfig(Config):
+    """The way from learner to engines."""
+
+    channel: str = "shared_memory"
+    """`shared_memory`: files that both ends see; `distributed`: broadcast by torch.distributed; `object_store`: Ray's, with
+    `cluster.kind: ray`; or package.module:attribute."""
+    directory: str = ""
+    """Of the files; by default in the shared memory of this machine."""
+    host: str = "127.0.0.1"
+    """Address at which a learner that broadcasts is reached; it listens there."""

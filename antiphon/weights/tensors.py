@@ -1,0 +1,63 @@
+"""Tensors as bytes that lie one after another."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from antiphon.errors import WeightsError
+from antiphon.types import WeightsUpdate
+from antiphon.weights.adapters import applied
+from antiphon.weights.base import BUCKET_BYTES, Adapters, Digest, Manifest, TensorPlace
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+class Memory:
+    """Memory of a process's own, kept for as long as it has the right size."""
+
+    def __init__(self) -> None:
+        self.content = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, size: int) -> torch.Tensor:
+        """So many bytes, uint8 [size]."""
+        if len(self.content) != size:
+            self.content = torch.zeros(size, dtype=torch.uint8)
+        return self.content
+
+
+def lay(named: Named, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None) -> Manifest:
+    """Copy tensors, each to a 64-byte boundary, to the memory that `buffer` has for so many bytes, uint8 [size], all zero where
+    nothing was laid. Each bucket enters the digest while it is in the cache."""
+    tensors, places, end = [], [], 0
+    for name, tensor in named:
+        tensors.append(tensor.detach())
+        dtype, size = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        places.append(TensorPlace(name, dtype, tuple(tensor.shape), -(-end // 64) * 64, size))
+        end = places[-1].offset + size
+    content, digest, end = buffer(end), Digest(tuple(places)), 0
+    for tensor, place in zip(tensors, places, strict=True):
+        digest.update(content[end : place.offset].numpy())
+        end = place.offset + place.size
+        parts = tensor.contiguous().view(-1).view(torch.uint8).split(BUCKET_BYTES)
+        for bucket, part in zip(content[place.offset : end].split(BUCKET_BYTES), parts, strict=True):
+            digest.update(bucket.copy_(part).numpy())
+    return Manifest(tuple(places), end, digest.value(), adapters)
+
+
+def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an update's bytes are, uint8 [size], as views; of adapters, what they make of their base.
+    `WeightsError` if these are not the bytes that were sent, before the first tensor."""
+    manifest: Manifest = update.manifest
+    digest = Digest(manifest.tensors)
+    for bucket in content.split(BUCKET_BYTES):
+        digest.update(bucket.numpy())
+    if digest.value() != manifest.digest:
+        raise WeightsError(
+            f"weights of version {update.version} arrived with digest {digest.value():016x}, sent with "
+            f"{manifest.digest:016x}: not loaded"
+        )
+    sent = (
+        (place.name, content[place.offset :][: place.size].view(getattr(torch, place.dtype)).view(place.shape))
+        for place in manifest.tensors
+    )
+    yield from applied(sent, manifest.adapters)

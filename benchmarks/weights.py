@@ -1,0 +1,136 @@
+"""New weights from a learner to an engine, in processes of their own: every channel, against the machine's own copying.
+
+    python benchmarks/weights.py [--rounds 7] [--engines 1]
+
+The tensors are those of SmolLM2-135M in float32. A transfer begins when the learner is told to publish, and ends when the last
+engine has all of it in its own tensors; checked by digests at both ends. The yardstick is two copies of the same bytes within
+a process, of memory that is in use already. In each round all of them run, one after the other; figures are medians over
+rounds, the first left out. `files` are on disk, as a file system that machines share would be; `adapters` is a transfer of
+low-rank adapters of rank 16 alone, which the engine adds to the base that it reads.
+"""
+
+import argparse
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from _common import ROOT, smollm2, table, write_result
+from transformers import AutoModelForCausalLM
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.cluster.base import CLUSTERS
+from antiphon.cluster.config import ClusterConfig
+from antiphon.engines.native.weights import copy_weights
+from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
+from antiphon.learning.torch_learner import TorchLearner
+from antiphon.types import WeightsUpdate
+from antiphon.weights.base import CHANNELS, Exchange, shared_directory
+from antiphon.workers import Worker
+
+
+class Copier(Worker):
+    """What the machine does at best."""
+
+    def __init__(self, size: int) -> None:
+        self.one, self.other = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+
+    def twice(self) -> float:
+        """Seconds of two copies."""
+        began = time.perf_counter()
+        self.other.copy_(self.one)
+        self.one.copy_(self.other)
+        return time.perf_counter() - began
+
+
+class Engine(Worker):
+    """Has a model, and takes weights for it."""
+
+    def __init__(self, model: str) -> None:
+        torch.set_num_threads(1)
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def load(self, channel: str, update: WeightsUpdate) -> None:
+        """Copy what has come into the model."""
+        copy_weights(self.model, CHANNELS.resolve(channel).receive(update))
+
+
+async def measure(rounds: int, engines: int) -> tuple[dict[str, list[float]], int]:
+    """Seconds of each way, round by round, and the bytes that go it."""
+    model, learner = str(smollm2()), f"{TorchLearner.__module__}:{TorchLearner.__name__}"
+    folders = [shared_directory("benchmark"), shared_directory("benchmark"), shared_directory("benchmark", str(ROOT))]
+    local, ray = (CLUSTERS.resolve(kind)(ClusterConfig(kind=kind), None) for kind in ("local", "ray"))
+    plain, adapted = LearnerConfig(), LearnerConfig(lora=LoraConfig(rank=16))
+    learners = {
+        "plain": local.spawn("learner", learner, model, plain, 0),
+        "adapted": local.spawn("adapted", learner, model, adapted, 0),
+        "ray": ray.spawn("learner", learner, model, plain, 0),
+    }
+    receivers = {
+        cluster: [cluster.spawn(f"engine-{n}", f"{Path(__file__).stem}:Engine", model) for n in range(engines)]
+        for cluster in (local, ray)
+    }
+    ways = {
+        "shared_memory": ("plain", local, Exchange(folders[0])),
+        "files": ("plain", local, Exchange(folders[2])),
+        "distributed": ("plain", local, Exchange(folders[0], "distributed")),
+        "object_store": ("ray", ray, Exchange(folders[0], "object_store")),
+        "adapters": ("adapted", local, Exchange(folders[1])),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ("two_copies", *ways)}
+    try:
+        for each in learners.values():
+            await each.call("begin", AlgorithmConfig(), OptimizerConfig(learning_rate=1e-4), 1)
+        update = await learners["plain"].call("publish", 0, ways["shared_memory"][2])
+        size = update.manifest.size
+        copier = local.spawn("copier", f"{Path(__file__).stem}:Copier", size)
+        for number in range(1, rounds + 2):
+            for name, (sender, cluster, exchange) in ways.items():
+                began = time.perf_counter()
+                update = await learners[sender].call("publish", number, exchange)
+                loads = (each.call("load", exchange.channel, update) for each in receivers[cluster])
+                await asyncio.gather(*loads)
+                found[name].append(time.perf_counter() - began)
+            found["two_copies"].append(await copier.call("twice"))
+    finally:
+        await asyncio.gather(local.close(), ray.close())
+        for folder in folders:
+            shutil.rmtree(folder)
+    return {name: seconds[1:] for name, seconds in found.items()}, size
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--engines", type=int, default=1)
+    args = arguments.parse_args()
+    found, size = asyncio.run(measure(args.rounds, args.engines))
+    figures: dict[str, float] = {"gigabytes": size / 1e9}
+    for name, seconds in found.items():
+        figures[f"{name}_seconds"] = median(seconds)
+        if name != "adapters":
+            figures[f"{name}_gigabytes_per_second"] = (2 if name == "two_copies" else 1) * size / 1e9 / median(seconds)
+    for name in found:
+        pairs = zip(found[name], found["two_copies"], strict=True)
+        figures[f"{name}_of_two_copies"] = median(way / copies for way, copies in pairs)
+    rows = []
+    for name in found:
+        speed = figures.get(f"{name}_gigabytes_per_second")
+        rows.append(
+            [
+                name,
+                f"{figures[f'{name}_seconds']:.3f}",
+                f"{speed:.2f}" if speed else "",
+                f"{figures[f'{name}_of_two_copies']:.2f}",
+            ]
+        )
+    print(table(["way", "seconds", "GB/s", "of two copies"], rows))
+    command = f"python benchmarks/weights.py --rounds {args.rounds} --engines {args.engines}"
+    print("written to", write_result("weights", figures, command=command))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""An engine's end of a weight channel, in a process of its own."""
+
+import hashlib
+
+from antiphon import points
+from antiphon.types import WeightsUpdate
+from antiphon.weights.base import CHANNELS
+from antiphon.workers import Worker
+
+
+class Receiver(Worker):
+    """Takes weights, and says what it got."""
+
+    def __init__(self, channel: str) -> None:
+        self._receive = CHANNELS.resolve(channel).receive
+
+    def arm(self, point: str, count: int) -> None:
+        points.arm(point, count)
+
+    def load(self, update: WeightsUpdate) -> str:
+        digest = hashlib.blake2b()
+        for name, tensor in self._receive(update):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Weights on their way: what arrives is what was sent, or it is refused."""
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.errors import ConfigError, WeightsError
+from antiphon.weights.base import CHANNELS, Exchange, channel
+
+HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64])
+SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module", params=HERE)
+def way(request, tmp_path_factory):
+    """Both ends of a channel."""
+    opened = channel(Exchange(tmp_path_factory.mktemp("exchange"), request.param))
+    return opened.send, opened.receive
+
+
+@pytest.fixture
+def files(tmp_path):
+    opened = channel(Exchange(tmp_path))
+    return opened.send, opened.receive
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors=st.lists(st.tuples(DTYPES, SHAPES, st.booleans()), min_size=1, max_size=6))
+def test_round_trip(way, tensors):
+    send, receive = way
+    named = {}
+    for index, (dtype, shape, transposed) in enumerate(tensors):
+        tensor = (torch.randn(shape) * 100).to(dtype)
+        named[f"t{index}"] = tensor.T.contiguous().T if transposed and tensor.ndim == 2 else tensor
+    received = {name: tensor.clone() for name, tensor in receive(send(named.items(), 1))}
+    assert list(received) == list(named)
+    for name, tensor in named.items():
+        assert received[name].dtype == tensor.dtype and torch.equal(received[name], tensor)
+
+
+def test_channels_agree_on_the_digest(tmp_path):
+    named = [("a", torch.randn(100, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.randn(5))]
+    updates = [channel(Exchange(tmp_path, name)).send(named, 1) for name in HERE]
+    assert len({update.manifest.digest for update in updates}) == 1
+
+
+def test_swapped_tensors_are_refused(way):
+    send, receive = way
+    update = send([("a", torch.randn(16)), ("b", torch.randn(16))], 1)
+    first, second = update.manifest.tensors
+    swapped = replace(update.manifest, tensors=(replace(first, name="b"), replace(second, name="a")))
+    with pytest.raises(WeightsError):
+        next(iter(receive(replace(update, manifest=swapped))))
+
+
+@pytest.mark.parametrize("position", [0, 12345, -1])
+def test_a_changed_byte_is_refused(files, position):
+    send, receive = files
+    update = send([("a", torch.randn(100, 100)), ("b", torch.randn(16))], 7)
+    buffer = np.memmap(update.location, dtype=np.uint8, mode="r+")
+    buffer[position] ^= 1
+    buffer.flush()
+    with pytest.raises(WeightsError, match="weights of version 7 arrived with digest"):
+        next(iter(receive(update)))
+
+
+def test_weights_that_are_gone_are_refused(files):
+    send, receive = files
+    update = send([("a", torch.zeros(4))], 1)
+    Path(update.location).unlink()
+    with pytest.raises(WeightsError, match="cannot be read"):
+        next(iter(receive(update)))
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_a_version_takes_the_place_of_the_one_before(files, length):
+    send, receive = files
+    one = send([("a", torch.full((4,), 1.0))], 1)
+    assert [float(tensor[0]) for _, tensor in receive(one)] == [1.0]
+    two = send([("a", torch.full((length,), 2.0))], 2)
+    assert [float(tensor[0]) for _, tensor in receive(two)] == [2.0]
+    with pytest.raises(WeightsError):
+        next(iter(receive(one)))
+
+
+def test_weights_that_do_not_fit_are_an_error(files):
+    send, _ = files
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(
+            WeightsError, match=r"0.00 GB of weights do not fit into .*: File too large; weights.directory"
+        ):
+            send([("a", torch.zeros(1 << 20))], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_address_that_is_not_the_learners_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"weights.host: '203.0.113.7' is no address"):
+        channel(Exchange(tmp_path, "distributed", "203.0.113.7"))
