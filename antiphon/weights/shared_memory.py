@@ -7,6 +7,7 @@ because the machine has to find the memory.
 import os
 from collections.abc import Iterator
 from functools import lru_cache
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -21,22 +22,25 @@ class SharedMemory:
     """A file in the directory of the exchange."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._path = exchange.directory / "weights"
+        self._directory = exchange.directory
+        self._path = self._directory / "weights"  # of none yet
         self._content = torch.empty(0, dtype=torch.uint8)
 
     def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
-        return WeightsUpdate(version=version, location=str(self._path), manifest=lay(named, self._mapped, adapters))
+        manifest = lay(named, self._mapped, adapters)
+        return WeightsUpdate(version=version, location=str(self._path), manifest=manifest)
 
     def _mapped(self, size: int) -> torch.Tensor:
         if len(self._content) != size:
-            self._path.unlink(missing_ok=True)  # who has mapped it keeps what it has
+            self._path.unlink(missing_ok=True)
+            self._path = self._directory / f"weights-{uuid4().hex}"  # who has mapped another keeps that
             try:
                 with self._path.open("wb") as file:  # mapped memory that is not there ends a process without a word
                     os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 raise WeightsError(
-                    f"{size / 1e9:.2f} GB of weights do not fit into {self._path.parent}: {error.strerror}; weights.directory "
+                    f"{size / 1e9:.2f} GB of weights do not fit into {self._directory}: {error.strerror}; weights.directory "
                     "names another place"
                 ) from error
             self._content = torch.from_file(str(self._path), shared=True, size=size, dtype=torch.uint8)

@@ -20,9 +20,9 @@ from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.start import ENGINE_WORKER, RECEIVE
+from antiphon.start import ENGINE_WORKER
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
-from antiphon.weights.shared_memory import send
+from antiphon.weights.base import Exchange, channel
 
 SLOTS = 2
 LONG = 1500  # tokens that take a while
@@ -76,7 +76,7 @@ class Processes:
             await self.close()
         self._cluster = LocalCluster(ClusterConfig(), self.folder)
         config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
-        args = (self.kind, str(self.folder / "model"), config, RECEIVE)
+        args = (self.kind, str(self.folder / "model"), config, "shared_memory")
         self._engine = WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
         await self._engine.ready()
 
@@ -89,7 +89,7 @@ class Processes:
         yield self._engine
 
     def update(self, version: int) -> WeightsUpdate:
-        return send(self.model(version).named_parameters(), version, self.folder)
+        return channel(Exchange(self.folder)).send(self.model(version).named_parameters(), version)
 
     def spoilt(self, engine, version: int) -> WeightsUpdate:
         good = self.update(version)
@@ -312,7 +312,7 @@ async def test_weights_that_are_not_all_there_are_refused(world, engine):
     whole = list(world.model(1).named_parameters())
     for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
         with pytest.raises(WeightsError):
-            await engine.load(send(part, 1, world.folder), OnUpdate.KEEP)
+            await engine.load(channel(Exchange(world.folder)).send(part, 1), OnUpdate.KEEP)
         assert engine.version == 0
         asked = request(f"r{number}")
         await engine.load(world.update(number + 2), OnUpdate.KEEP)
