@@ -8,7 +8,7 @@ import pytest
 def train(project, python, rollout, **sections):
     path = project.config(
         model={"path": "mytask:build_wide"},
-        engine={"kind": "vllm", "python": python, "max_length": 256},
+        engine={"kind": "vllm", "python": python, "max_length": 256, "slots": 4},  # it always has something to do
         rollout={"groups_per_step": 2, "group_size": 4, "timeout": 200, "sampling": {"max_tokens": 8}, **rollout},
         **sections,
     )
