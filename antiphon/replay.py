@@ -149,7 +149,9 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))
         models = await stack.enter_async_context(_models(run, config, weights))
-        again = _Again(run, config, db, models, weights)
+        exchange = Exchange(shared_directory("replay"))
+        stack.callback(shutil.rmtree, exchange.directory)
+        again = _Again(run, config, db, models, exchange if weights else None)
         for life in _lives(db, run / "rollouts"):
             done = await again.live(life)
             tell(f"lineage {life.lineage}: {done} steps as they were")
@@ -239,12 +241,14 @@ class _Again:
     """The real orchestration, once more."""
 
     def __init__(
-        self, run: Path, config: RunConfig, db: sqlite3.Connection, models: Models | None, weights: bool
+        self, run: Path, config: RunConfig, db: sqlite3.Connection, models: Models | None, exchange: Exchange | None
     ) -> None:
+        """Weights are compared at the exchange, if there is one."""
         self._run = run
         self._config = config
         self._db = db
-        self._models = models if weights else None
+        self._models = models if exchange else None
+        self._exchange = exchange
         self._learning = False  # the weights are those of the run
         self._readers = [_Reader() for _ in range(1 + (config.critic.count if config.critic else 0))]
         reference, teachers = (models.reference, models.teachers) if models else (None, [])
@@ -329,13 +333,9 @@ class _Again:
 
     async def _compare(self, then: _Release) -> None:
         """The weights of a version against those of then."""
-        if self._models is None or not self._learning:
+        if self._models is None or self._exchange is None or not self._learning:
             return
-        exchange = Exchange(shared_directory("replay"))
-        try:
-            update = await self._models.learner.publish(then.version, exchange)
-        finally:
-            shutil.rmtree(exchange.directory)
+        update = await self._models.learner.publish(then.version, self._exchange)
         if update.manifest.digest != then.digest:
             raise Difference(f"version {then.version}: its weights are not those that were published")
 
