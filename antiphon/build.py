@@ -12,6 +12,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.config import dump
 from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.lease import Lease
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.checkpoint import in_place
 from antiphon.record.events import Events, write_trace
@@ -29,7 +30,7 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig, check_same
 from antiphon.seeds import derive
-from antiphon.start import graders, model_directory, start_models, start_rollouts
+from antiphon.start import graders, model_directory, placed, start_models, start_rollouts
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
@@ -150,15 +151,16 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         stack.push_async_callback(cluster.close)
         built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
         path = str(built_model) if built_model.is_dir() else config.model.path
+        placement = placed(cluster, config)
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
-        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message))
+        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message, placement))
         if not resume:
             await _check_at_start(config, mixture, grading, view.message)
-        models, learners = await start_models(cluster, model, config)
+        models, learners = await start_models(cluster, model, config, placement)
         response = config.sft.response if config.sft else ""
         pool, episodes, renderer = await start_rollouts(
-            cluster, model, grading, config, waits, events, stack, view.message
+            cluster, model, grading, config, waits, events, stack, view.message, placement
         )
 
         yield Run(
@@ -169,6 +171,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 models=models,
                 training=training_of(config, models.learner, models.reference, models.critics, models.teachers),
                 pool=pool,
+                lease=Lease(models, pool, judges, shared=placement.shared),
                 judges=judges,
                 episodes=episodes,
                 siblings=_siblings(config, episodes, grading, waits),
@@ -274,9 +277,12 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         waits = Waits()
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         stack.push_async_callback(cluster.close)
+        placement = placed(cluster, config)
         directory = await model_directory(cluster, model, Path(), config.seed)
-        grading, judges = await stack.enter_async_context(graders(cluster, config, waits))
-        pool, episodes, _ = await start_rollouts(cluster, directory, grading, config, waits, Events(), stack)
+        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, placement=placement))
+        pool, episodes, _ = await start_rollouts(
+            cluster, directory, grading, config, waits, Events(), stack, placement=placement
+        )
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
             sampling = config.rollout.sampling.sampling(temperature=temperature)

@@ -328,6 +328,17 @@ def set_environment(**variables: str) -> None:
         os.environ.setdefault(name, value)
 
 
+def visible_gpus() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names; None if it is not set, and all are seen."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else [part.strip() for part in named.split(",") if part.strip()]
+
+
+def see_gpus(gpus: Sequence[str]) -> None:
+    """Have this process see these GPUs alone, by the names of `visible_gpus`; to be called before CUDA is."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
 def secret(variable: str) -> str:
     """The value of an environment variable that holds what no file should; `ConfigError` if it is not set."""
     value = os.environ.get(variable, "")

@@ -36,6 +36,7 @@ from antiphon.errors import StallError
 from antiphon.learning.batch import digest, samples_of, supervised_batch
 from antiphon.learning.learner import Models, Scorer, Trainer
 from antiphon.learning.stages import STAGES, Step, Training
+from antiphon.lease import Lease
 from antiphon.points import reach
 from antiphon.record.checkpoint import draft, name_of, prune, publish
 from antiphon.record.ledger import Ledger
@@ -86,6 +87,7 @@ class Parts:
     models: Models
     training: Training
     pool: EnginePool
+    lease: Lease
     judges: Sequence[EnginePool] = ()  # that rewards ask
     episodes: Episodes
     siblings: Siblings | None = None  # plays attempts instead, where scores need each other
@@ -238,6 +240,7 @@ class Run:
         await parts.models.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
+            await self._take_devices()
             examples = [parts.next_example() for _ in range(sft.batch_size)]
             batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
             trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
@@ -252,6 +255,8 @@ class Run:
                 async with self._between_steps:
                     await self._publish(owner, self.version.next())
                 validation = owner.create_task(self._evaluate(parts.validation, 1, 1.0), name="validation")
+                if parts.lease.shared:  # there is no beside each other
+                    await validation
         if validation is not None:
             await validation
         async with self._between_steps:
@@ -292,6 +297,7 @@ class Run:
                 await self._publish(owner, self.version)
         elif config.checkpoint.every:
             await self._save(owner, self._cut(0, scheduler))
+        await self._turn(parts.lease.generate())
         scheduler.start(owner)
         steps = await self._steps(owner, scheduler, done)
         self.progress.seconds = _now() - self._since
@@ -319,6 +325,7 @@ class Run:
                 if config.rollout.deterministic:
                     await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
+                await self._take_devices()
                 metrics |= await self._learn(step, groups)
                 await self._publish(owner, self.version.next())
                 scheduler.publish()
@@ -362,7 +369,7 @@ class Run:
         parts = self.parts
         reach("publish")
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
-
+        await self._turn(parts.lease.leave())
         parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
         self.version = version
         reach("published")
@@ -377,6 +384,16 @@ class Run:
                 publish = self.parts.models.learner.publish(self.version.n, self.parts.exchange)
                 update = await self._wait(publish, "publish", "the learner")
                 await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
+
+    async def _take_devices(self) -> None:
+        """Begin the models' turn, when what was published is loaded."""
+        if self.parts.lease.shared:
+            await self._settle()
+            await self._turn(self.parts.lease.train())
+
+    async def _turn(self, change: Awaitable[None]) -> None:
+        """Wait until devices that are shared have changed hands."""
+        await self._wait(change, "turn", "devices that are shared")
 
     async def _settle(self) -> None:
         if self._loading is not None:
@@ -399,6 +416,7 @@ class Run:
 
     async def _evaluate(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> Evaluation:
         """Score prompts with the newest version."""
+        await self._turn(self.parts.lease.generate())
         rollout, version = self.config.rollout, self.version
         sampling = Sampling(max_tokens=rollout.sampling.max_tokens, temperature=temperature, stop=rollout.sampling.stop)
 

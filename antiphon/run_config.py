@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 from antiphon.algorithms.config import AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
-from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.config import ClusterConfig, PlacementConfig
+from antiphon.cluster.placement import ANYWHERE, problems
 from antiphon.config import Config, Problems, load
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
@@ -77,6 +78,8 @@ class RunConfig(Config):
     grading: GradingConfig = GradingConfig()
     check: CheckConfig = CheckConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+    """Which devices each role has."""
     weights: WeightsConfig = WeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -90,6 +93,7 @@ class RunConfig(Config):
             *_names(self),
             *_tasks(self),
             *_cluster(self),
+            *_placement(self),
             *_sampling(self),
             *_scheduling(self),
             *_critics(self),
@@ -243,6 +247,30 @@ def _cluster(config: RunConfig) -> Found:
         yield "cluster.address", f"{cluster.address!r} is neither 'auto' nor host:port"
 
 
+def _placement(config: RunConfig) -> Found:
+    placement, cluster = config.placement, config.cluster
+    for role, problem in problems(placement):
+        yield f"placement.{role}", problem
+    if placement.auto and placement.roles:
+        yield (
+            "placement.auto",
+            f"the planner places all or nothing, and {next(iter(placement.roles))} is placed already",
+        )
+    if (placement.auto or placement.roles) and cluster.debug:
+        yield "cluster.debug", "threads of one process cannot be placed: leave out placement"
+    for role, text in placement.roles.items():
+        if text == ANYWHERE and cluster.kind == "local":
+            yield f"placement.{role}", "'anywhere' is of a cluster of several nodes, and cluster.kind is local"
+        if role in ("learner", "reward") and text == ANYWHERE:
+            yield f"placement.{role}", f"{role} is not 'anywhere': give it devices, or leave it beside the controller"
+    if placement.engine == ANYWHERE and config.weights.channel == "shared_memory" and not config.weights.directory:
+        yield (
+            "weights.channel",
+            "the shared memory of one node does not reach engines on others (placement.engine): use object_store or "
+            "distributed, or name a weights.directory that all nodes see",
+        )
+
+
 def _sampling(config: RunConfig) -> Found:
     sampling = config.rollout.sampling
     at = "rollout.sampling"
@@ -377,7 +405,18 @@ def _accuracy(config: RunConfig) -> Found:
         )
 
 
-CHANGEABLE = ("steps", "record", "checkpoint", "evaluation.minimum_accuracy", "cluster", "grading", "check")
+CHANGEABLE = (
+    "steps",
+    "record",
+    "checkpoint",
+    "evaluation.minimum_accuracy",
+    "cluster",
+    "placement",
+    "weights",
+    "engine.replicas",
+    "grading",
+    "check",
+)
 
 
 def check_same(written: Path, config: RunConfig) -> None:

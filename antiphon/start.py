@@ -2,18 +2,20 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from antiphon.cluster.base import Cluster
+from antiphon.cluster.base import Cluster, Place
+from antiphon.cluster.placement import Placement, resolve
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import DataError
+from antiphon.errors import ConfigError, DataError
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Scorer, WorkerLearner
+from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.record.events import Events
 from antiphon.registry import import_path
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
@@ -28,6 +30,7 @@ from antiphon.run_config import RunConfig
 from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.rooms import Rooms
 from antiphon.seeds import derive
+from antiphon.tasks.base import Generate
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import blocks, environment_factory
 from antiphon.tasks.graders import Graders
@@ -35,16 +38,49 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.waits import Waits
 from antiphon.workers import Worker, WorkerHandle
 
+NOWHERE = Placement()  # in particular
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
-async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tuple[Models, list[WorkerHandle]]:
+def placed(cluster: Cluster, config: RunConfig) -> Placement:
+    """What the run's placement comes to on this cluster. `ConfigError` where it cannot be."""
+    if not config.placement.roles:
+        return Placement()
+    critic = config.critic.count if config.critic else 0
+    judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
+    one_a_place = {"learner": 1, "reference": 1, "critic": critic, "teacher": len(config.teachers)}
+    engines = {"engine": config.engine.replicas, "judge": judges}
+    nodes = cluster.nodes()
+    found = resolve(config.placement, nodes, one_a_place | engines)
+    threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(engines, config.engine.threads)
+    for role, places in found.places.items():
+        cores = min(len(place.cores) or math.inf for place in places)
+        if threads.get(role, 0) > cores and not any(place.gpus for place in places):
+            raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
+    learner = found.place("learner") or Place(node=nodes[0].id)
+    for place in found.places.get("engine", ()):
+        if config.weights.channel == "shared_memory" and not config.weights.directory and place.node != learner.node:
+            raise ConfigError(
+                "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
+                "use object_store or distributed"
+            )
+    if (reward := found.place("reward")) is not None and reward.node != nodes[0].id:
+        raise ConfigError("placement.reward: rewards run beside the controller, on node0")
+    return found
+
+
+async def start_models(
+    cluster: Cluster, model: Path, config: RunConfig, placement: Placement = NOWHERE
+) -> tuple[Models, list[WorkerHandle]]:
     """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for teachers and for
     critics with a path of theirs."""
     handles: list[WorkerHandle] = []
 
     def start(name: str, kind: str, path: Path, *more: Any, settings: LearnerConfig = config.learner) -> WorkerLearner:
-        handles.append(cluster.spawn(name, kind, str(path), settings, derive(config.seed, name), *more))
+        role, _, number = name.partition("-")
+        place = placement.place(role, int(number or 0))
+        args = (str(path), settings, derive(config.seed, name), *more)
+        handles.append(cluster.spawn(name, kind, *args, place=place))
         return WorkerLearner(handles[-1])
 
     async def directory(path: str) -> Path:
@@ -57,7 +93,7 @@ async def start_models(cluster: Cluster, model: Path, config: RunConfig) -> tupl
         check_tokenizers(model, path)
     unadapted = config.learner.model_copy(update={"lora": None})
     learner = start("learner", kind, model)
-    reference: Scorer | None = None
+    reference: Resident | None = None
     if "reference_logprobs" in config.algorithm.needed:
         reference = BaseOf(learner) if config.learner.lora else start("reference", kind, model)
     models = Models(
@@ -82,21 +118,42 @@ def check_tokenizers(model: Path, other: Path) -> None:
 
 @asynccontextmanager
 async def graders(
-    cluster: Cluster, config: RunConfig, waits: Waits, tell: Callable[[str], None] = print
+    cluster: Cluster,
+    config: RunConfig,
+    waits: Waits,
+    tell: Callable[[str], None] = print,
+    placement: Placement = NOWHERE,
 ) -> AsyncIterator[tuple[Graders, list[EnginePool]]]:
     """What grades the tasks of a run, started, and the engines of the judges among it."""
-    asked, pools = {}, []
+    asked: dict[str, Generate] = {}
+    pools: list[EnginePool] = []
+    judges = 0
     for task in config.tasks:
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
             engine = config.engine.model_copy(update={"replicas": judge.replicas})
+            seats, judges = _seats(placement, "judge", judges), judges + judge.replicas
             pool, longest = await start_engines(
-                cluster, f"judge-{task.name}", model, (engine, config.rollout), waits, Events(), tell
+                cluster, f"judge-{task.name}", model, (engine, config.rollout), waits, Events(), tell, seat_of=seats
             )
             asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
-    async with Graders(config.tasks, config.grading, waits, asked) as grading:
+    reward = placement.place("reward")
+    cores = reward.cores if reward else ()
+    async with Graders(config.tasks, config.grading, waits, asked, cores) as grading:
         yield grading, pools
+
+
+class Seat(NamedTuple):
+    """What an engine is given to run on."""
+
+    place: Place | None = None
+    lent: bool = False  # to what trains there
+
+
+def _seats(placement: Placement, role: str, first: int = 0) -> Callable[[int], Seat]:
+    """The seats of a role's engines from `first` on, by their numbers from 0."""
+    return lambda number: Seat(placement.place(role, first + number), placement.lends(role, first + number))
 
 
 async def start_engines(
@@ -108,14 +165,20 @@ async def start_engines(
     events: Events,
     tell: Callable[[str], None],
     channel: str = "shared_memory",
+    seat_of: Callable[[int], Seat] = lambda number: Seat(),
 ) -> tuple[EnginePool, int]:
     """Engines that run a model, with weights that come by `channel` if others do, and the most tokens that one takes."""
     names = (f"{name}-{number}" for number in itertools.count())
     settings, rollout = config
+    seated: list[WorkerEngine] = []  # the engine of each seat
 
     async def engine() -> WorkerEngine:
+        seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
+        place, lent = seat_of(seat)
         args = (settings.kind, str(model), settings, channel)
-        made = WorkerEngine(cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python))
+        handle = cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python, place=place)
+        made = WorkerEngine(handle, lent=lent)
+        seated[seat : seat + 1] = [made]
         await made.ready()
         return made
 
@@ -136,16 +199,20 @@ async def start_rollouts(
     events: Events,
     stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
+    placement: Placement = NOWHERE,
 ) -> tuple[EnginePool, Episodes, Renderer]:
     """Engines, and what runs episodes on them; what is to be closed in the end is left to `stack`."""
     renderer = Renderer(model)
     settings = config.engine, config.rollout
-    pool, longest = await start_engines(cluster, "engine", model, settings, waits, events, tell, config.weights.channel)
+    seats = _seats(placement, "engine")
+    pool, longest = await start_engines(
+        cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats
+    )
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
         grade=grading.score,
-        environments=dict(_environments(cluster, config)),
+        environments=dict(_environments(cluster, placement, config)),
         agents=await _start_agents(pool, renderer, longest, config, waits, stack),
         config=config.rollout,
         max_length=longest,
@@ -182,21 +249,21 @@ async def _start_agents(
     return found
 
 
-def _environments(cluster: Cluster, config: RunConfig) -> Iterator[tuple[str, MakeEnvironment]]:
+def _environments(cluster: Cluster, placement: Placement, config: RunConfig) -> Iterator[tuple[str, MakeEnvironment]]:
     """What makes the environments of each task that has some: here, or in processes if they block."""
     for task in config.tasks:
         if task.environment:
             make: MakeEnvironment = environment_factory(task.environment, task.environment_options)
             if blocks(task.environment) and not config.rollout.deterministic:
-                make = Worlds(task.environment_pool, _spawn_hosts(cluster, task)).make
+                make = Worlds(task.environment_pool, _spawn_hosts(cluster, placement.place("environment"), task)).make
             yield task.name, make
 
 
-def _spawn_hosts(cluster: Cluster, task: TaskConfig) -> Callable[[], WorkerHandle]:
+def _spawn_hosts(cluster: Cluster, place: Place | None, task: TaskConfig) -> Callable[[], WorkerHandle]:
     numbers = itertools.count()
     factory = "antiphon.tasks.environments.host:EnvironmentHost"
     return lambda: cluster.spawn(
-        f"environment-{task.name}-{next(numbers)}", factory, task.environment, task.environment_options
+        f"environment-{task.name}-{next(numbers)}", factory, task.environment, task.environment_options, place=place
     )
 
 

@@ -1,5 +1,7 @@
 """The seam between a run and the place its workers run in."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from antiphon.registry import Registry
@@ -11,12 +13,47 @@ CLUSTERS = Registry(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of a node."""
+
+    id: str  # what CUDA_VISIBLE_DEVICES calls it there
+    kind: str = ""  # its class in lower case, such as h800, where it is known
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that workers can be placed on."""
+
+    id: str = ""  # what its cluster knows it by
+    cores: tuple[int, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+
+    def __str__(self) -> str:
+        cores = f"{len(self.cores)} cores (cpu:{self.cores[0]}-{self.cores[-1]})" if self.cores else "no cores"
+        return f"{cores} and {len(self.gpus)} GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one worker runs."""
+
+    node: str = ""
+    cores: tuple[int, ...] = ()  # that it is held to; none: all
+    gpus: tuple[str, ...] = ()  # that it sees
+    anywhere: bool = False  # on any node
+
+
 class Cluster(Protocol):
     """Where workers run."""
 
-    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> WorkerHandle:
+    def nodes(self) -> Sequence[Node]:
+        """The machines that workers can be placed on now; the controller's first."""
+
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> WorkerHandle:
         """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what
-        it needs. `python` is the interpreter to run it with, where its packages cannot be ours."""
+        it needs. `python` is the interpreter to run it with, where its packages cannot be ours. Without a `place` it runs
+        beside the controller, and sees every device."""
 
     async def close(self) -> None:
         """End all workers."""

@@ -27,6 +27,7 @@ from antiphon.cluster.messages import GRACE, Handle, Inbox, serve
 from antiphon.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:  # another interpreter needs of our packages only what its worker uses
+    from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
 
 END = b""  # no pickle is empty
@@ -41,7 +42,15 @@ class LocalCluster:
         self._logs = logs
         self._handles: list[LocalHandle] = []
 
-    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> "LocalHandle":
+    def nodes(self) -> "list[Node]":
+        """See `Cluster.nodes`: this machine, as far as this process may use it."""
+        from antiphon.cluster.devices import this_machine
+
+        return [this_machine()]
+
+    def spawn(
+        self, name: str, factory: str, *args: Any, python: str = "", place: "Place | None" = None
+    ) -> "LocalHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread."""
         if self._debug and python:
             raise UnsupportedError(
@@ -56,7 +65,7 @@ class LocalCluster:
         else:
             order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
             with theirs:
-                runner = _start(python, theirs.fileno(), log)
+                runner = _start(python, theirs.fileno(), log, place)
             with suppress(OSError):  # it is dead already; the handle will find that, and say why
                 ours.send_bytes(order)
         handle = LocalHandle(name, ours, runner, log)
@@ -149,13 +158,14 @@ class LocalHandle(Handle):
 
 
 # What a process runs. Its own packages come with its interpreter.
-_PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor})"
+_PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
 
 
-def _start(python: str, descriptor: int, log: Path | None) -> "subprocess.Popen[bytes]":
+def _start(python: str, descriptor: int, log: Path | None, place: "Place | None") -> "subprocess.Popen[bytes]":
     """A process that will serve the pipe `descriptor`."""
+    at = (place.cores, place.gpus) if place is not None and not place.anywhere else None
     path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
-    command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor)]
+    command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") if log else nullcontext() as output:
@@ -180,8 +190,12 @@ def _own_folders() -> list[str]:
     ]
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, place: tuple[tuple[int, ...], tuple[str, ...]] | None) -> None:
     """The life of a worker process."""
+    if place is not None:
+        from antiphon.cluster.devices import occupy
+
+        occupy(*place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     connection = Connection(descriptor)
     factory, args = pickle.loads(connection.recv_bytes())

@@ -1,4 +1,4 @@
-"""Workers as Ray actors on this machine. The only module that imports ray.
+"""Workers as Ray actors. The only module that imports ray.
 
 The controller is the driver. Each worker is an actor whose process gives the worker a thread, as `local` gives it a
 process: `post` lays a message in its inbox, `pull` waits until it has said something. One `pull` is always under way, so
@@ -14,15 +14,20 @@ import socket
 import sys
 import textwrap
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.devices import gpu_class, occupy, this_machine
 from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.config import set_environment
 from antiphon.errors import ConfigError, UnsupportedError
 
+_ACCELERATOR = "accelerator_type:"  # before the name of a kind of GPU, among a node's resources
 PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
 
 KNOCK_SECONDS = 5.0  # for a Ray to answer
@@ -30,7 +35,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class RayCluster:
-    """Spawns actors on this machine: weights pass through its shared memory."""
+    """Spawns actors on this machine, and on others where they have a place there."""
 
     def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
         """Connect to the Ray at `config.address`, or start one; where this process is connected already, stay so. Each
@@ -38,19 +43,30 @@ class RayCluster:
         self._ray, self._connected = _connect(config.address, show_output=logs is None)
         self._logs = logs
         self._handles: list[RayHandle] = []
-        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            self._ray.get_runtime_context().get_node_id(), soft=False
-        )
+        self._here = self._ray.get_runtime_context().get_node_id()
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
-        self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1}, scheduling_strategy=here)(Host)
+        self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(Host)
 
-    def spawn(self, name: str, factory: str, *args: Any, python: str = "") -> "RayHandle":
+    def nodes(self) -> list[Node]:
+        """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have, in the order of their
+        addresses."""
+        others = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] != self._here]
+        others.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+        first = replace(this_machine(), id=self._here)
+        return [first, *(_node(node["NodeID"], node["Resources"]) for node in others)]
+
+    def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> "RayHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread. Ray's own interpreter runs all actors."""
         if python:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
-        known = self._host.options(name=f"{name}-{uuid4().hex}")
-        host = known.remote(sys.path, os.getcwd(), log, pickle.dumps((factory, args)))
+        place = place or Place(node=self._here)
+        where = "SPREAD"
+        if not place.anywhere:
+            strategies = self._ray.util.scheduling_strategies
+            where = strategies.NodeAffinitySchedulingStrategy(place.node or self._here, soft=False)
+        known = self._host.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
+        host = known.remote(sys.path, os.getcwd(), log, place, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         return handle
@@ -114,7 +130,7 @@ class RayHandle(Handle):
 class Host:
     """What the actor is: a worker in a thread, and its messages."""
 
-    def __init__(self, path: list[str], folder: str, log: Path | None, worker: bytes) -> None:
+    def __init__(self, path: list[str], folder: str, log: Path | None, place: Place, worker: bytes) -> None:
         """`path` and `folder` are the controller's own, so that names of modules and files mean what they mean there;
         `worker` is the pickle of its factory and arguments, to be read when they are set."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
@@ -122,6 +138,8 @@ class Host:
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         if log is not None:
             redirect_output(log)
+        if place.cores or place.gpus:
+            occupy(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._live, args=pickle.loads(worker), name="worker", daemon=True).start()
@@ -166,6 +184,14 @@ def find(where: str) -> Any:
     host, _, name = where.rpartition("/")
     (kept,) = ray.get(ray.get_actor(host).kept.remote(name))
     return ray.get(kept)
+
+
+def _node(name: str, resources: Mapping[str, float]) -> Node:
+    """What a node of Ray's has; cores that it was not told the numbers of count from 0."""
+    kinds = [key.removeprefix(_ACCELERATOR) for key in resources if key.startswith(_ACCELERATOR)]
+    kind = gpu_class(kinds[0]) if kinds else ""
+    gpus = tuple(Gpu(id=str(number), kind=kind) for number in range(int(resources.get("GPU", 0))))
+    return Node(id=name, cores=tuple(range(int(resources.get("CPU", 0)))), gpus=gpus)
 
 
 def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:

@@ -94,10 +94,10 @@ class EngineCore(Protocol):
         """Take new weights between two steps; with `DRAIN` they are taken once running requests have ended."""
 
     def sleep(self) -> None:
-        """Give back the KV cache; running requests must have ended."""
+        """Leave the device to others, and give back the KV cache; running requests must have ended. `load` works."""
 
     def wake(self) -> None:
-        """Take the KV cache again."""
+        """Take the device again."""
 
 
 def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
@@ -139,6 +139,7 @@ class InferenceEngine(Protocol):
 
     version: int
     capacity: int
+    lent: bool  # shares a device with what trains, and sleeps meanwhile
 
     def start(self, request: GenerateRequest) -> GenerationHandle:
         """Send a request."""
@@ -151,6 +152,12 @@ class InferenceEngine(Protocol):
 
     def resume(self) -> None:
         """Go on."""
+
+    async def sleep(self) -> None:
+        """Leave the device to others; nothing runs any more."""
+
+    async def wake(self) -> None:
+        """Take the device again."""
 
     async def health(self) -> None:
         """Return once the engine has answered: at the latest after the step it is at."""

@@ -140,7 +140,9 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Not here: vLLM gives its cache back on some devices only, and says so in its log only where it does not."""
-        raise UnsupportedError("the vllm engine does not give back its KV cache")
+        raise UnsupportedError(
+            "the vllm engine does not give back its KV cache: it cannot share a device with what trains (placement.engine)"
+        )
 
     def wake(self) -> None:
         """Nothing: it never sleeps."""

@@ -62,11 +62,11 @@ class EngineWorker(Worker):
         self.core.load(update, mode)
 
     def sleep(self) -> None:
-        """Give back the KV cache."""
+        """Leave the device to others."""
         self.core.sleep()
 
     def wake(self) -> None:
-        """Take the KV cache again."""
+        """Take the device again."""
         self.core.wake()
 
     def pause(self) -> None:
@@ -103,9 +103,11 @@ class EngineWorker(Worker):
 class WorkerEngine:
     """An `InferenceEngine` whose core runs behind a `WorkerHandle`."""
 
-    def __init__(self, handle: WorkerHandle, version: int = 0) -> None:
+    def __init__(self, handle: WorkerHandle, version: int = 0, *, lent: bool = False) -> None:
         self.handle = handle
         self.version = version
+        self.lent = lent
+        self.dead = False
         self.capacity = 0
         self.max_length = 0
         self._requests: dict[str, WorkerGeneration] = {}
@@ -116,6 +118,9 @@ class WorkerEngine:
     async def ready(self) -> None:
         """Return once the engine has loaded its model."""
         self.capacity, self.max_length = await self.handle.call("limits")
+        if self.lent:  # whether it can is known before anything is trained
+            await self.sleep()
+            await self.wake()
 
     def start(self, request: GenerateRequest) -> "WorkerGeneration":
         """Send a request to the engine."""
@@ -145,11 +150,11 @@ class WorkerEngine:
             self.handle.send(what)
 
     async def sleep(self) -> None:
-        """Give back the KV cache until `wake`."""
+        """See `InferenceEngine.sleep`."""
         await self.handle.call("sleep")
 
     async def wake(self) -> None:
-        """Take the KV cache again."""
+        """See `InferenceEngine.wake`."""
         await self.handle.call("wake")
 
     async def health(self) -> None:
@@ -175,6 +180,7 @@ class WorkerEngine:
                 generation.receive(delta)
 
     def _on_death(self, error: AntiphonError) -> None:
+        self.dead = True
         for generation in self._requests.values():
             generation.fail(error)
         for loaded in self._loads.values():

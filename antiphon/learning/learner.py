@@ -29,6 +29,16 @@ class Scorer(Protocol):
         """What it says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
 
 
+class Resident(Scorer, Protocol):
+    """A model that is asked, and has a device which others may use too."""
+
+    async def offload(self) -> None:
+        """Leave the device to others until `reload`; nothing is asked of it in the meantime but to be published or saved."""
+
+    async def reload(self) -> None:
+        """Come back to the device."""
+
+
 class Trainer(Scorer, Protocol):
     """What the stages of a step need of a `Learner`."""
 
@@ -39,7 +49,7 @@ class Trainer(Scorer, Protocol):
         """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.rhythm`."""
 
 
-class Learner(Trainer, Protocol):
+class Learner(Trainer, Resident, Protocol):
     """Holds a model; turns batches into updates of it."""
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
@@ -61,9 +71,9 @@ class Models:
     """What learns, and what it is compared with."""
 
     learner: Learner
-    reference: Scorer | None = None
+    reference: Resident | None = None
     critics: Sequence[Learner] = ()
-    teachers: Sequence[Scorer] = ()
+    teachers: Sequence[Resident] = ()
 
     async def begin(
         self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
@@ -82,6 +92,18 @@ class Models:
     async def restore(self, checkpoint: Path) -> None:
         """As `Learner.restore`, of all that learn."""
         await asyncio.gather(*(learner.restore(part) for learner, part in self._parts(checkpoint)))
+
+    async def offload(self) -> None:
+        """As `Resident.offload`, of all."""
+        await asyncio.gather(*(model.offload() for model in self._all()))
+
+    async def reload(self) -> None:
+        """As `Resident.reload`, of all."""
+        await asyncio.gather(*(model.reload() for model in self._all()))
+
+    def _all(self) -> Sequence[Resident]:
+        reference = () if self.reference is None else (self.reference,)
+        return (self.learner, *self.critics, *reference, *self.teachers)
 
     def _parts(self, checkpoint: Path) -> Iterator[tuple[Learner, Path]]:
         """All that learn, and where in a checkpoint each has its part."""
@@ -140,6 +162,14 @@ class WorkerLearner:
         """See `Learner.restore`."""
         await self._handle.call("restore", directory)
 
+    async def offload(self) -> None:
+        """See `Resident.offload`."""
+        await self._handle.call("offload")
+
+    async def reload(self) -> None:
+        """See `Resident.reload`."""
+        await self._handle.call("reload")
+
     def _saved(self, outcome: str) -> None:
         saving = self._saving.popleft()
         if outcome == SAVED:
@@ -161,3 +191,9 @@ class BaseOf:
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """See `Scorer.score`."""
         return await self._learner.score_base(packs)
+
+    async def offload(self) -> None:
+        """Nothing: the learner goes by itself."""
+
+    async def reload(self) -> None:
+        """Nothing: the learner comes by itself."""

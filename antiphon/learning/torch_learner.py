@@ -169,6 +169,26 @@ class PackLearner(Worker):
         self.scheduler.load_state_dict(state["scheduler"])
         torch.set_rng_state(state["random"].cpu())
 
+    # --- a device that others use too ----------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Leave the device: everything is kept in the memory of its machine."""
+        self._move(torch.device("cpu"))
+
+    def reload(self) -> None:
+        """Come back to the device."""
+        self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        for state in self.optimizer.state.values() if hasattr(self, "optimizer") else ():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim():  # a count of steps stays where the optimiser has it
+                    state[name] = value.to(device)
+        trim_memory()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def advance(self) -> bool:
         """Wait a little for a checkpoint that is being written; see `Worker.advance`."""
         if self._writer is None:

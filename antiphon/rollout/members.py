@@ -5,7 +5,7 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 
-from antiphon.engines.base import InferenceEngine
+from antiphon.engines.base import GenerationHandle, InferenceEngine
 from antiphon.types import GenerateRequest
 
 
@@ -30,12 +30,19 @@ class Member:
     running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
     open: bool = True  # takes requests; False once it is dead or retiring
+    asleep: bool = False  # has left its device to what trains
+    handles: set[GenerationHandle] = field(default_factory=set)  # of the requests that run there
     noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `Free`
     groups: Counter[str] = field(default_factory=Counter)  # pinned: requests of each group there
 
+    @property
+    def awake(self) -> bool:
+        """Whether it takes requests at all."""
+        return self.open and not self.asleep
+
     def takes(self, version: int) -> bool:
         """Whether a request for this version may go there now."""
-        return self.open and self.running < self.limit and self.version >= version
+        return self.awake and self.running < self.limit and self.version >= version
 
 
 class Free:

@@ -51,7 +51,7 @@ class EnginePool:
     ) -> None:
         """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs."""
         self.generated_tokens = 0
-        self.requeued_tokens = 0  # sampled by engines that died, and read again by those that went on
+        self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
         self._members: list[Member] = []
         self._numbers = itertools.count()
         self._waits = waits
@@ -71,6 +71,7 @@ class EnginePool:
         self._free = Free()
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
+        self._lent = False  # devices that are shared are with what trains
         self._homes: OrderedDict[str, Member] = OrderedDict()  # affinity -> where it was served last
         for engine in engines:
             self.add(engine)
@@ -94,7 +95,7 @@ class EnginePool:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
-        member = Member(next(self._numbers), engine, limit, engine.version)
+        member = Member(next(self._numbers), engine, limit, engine.version, asleep=self._lent and engine.lent)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -107,19 +108,52 @@ class EnginePool:
         member = next(member for member in self._members if member.engine is engine)
         member.open = False
         self._wanted -= 1
-        while member.running:
-            member.idle.clear()
-            await self._wait(member.idle.wait(), "retire", "an engine to finish its requests")
+        await self._emptied(member)
         if member in self._members:  # else it has died meanwhile
             self._members.remove(member)
             self._events.add("retired", engine=member.number)
 
+    async def lend(self) -> None:
+        """Have the engines sleep that share a device with what trains: what they run goes on elsewhere, or when they wake."""
+
+        async def lend_one(member: Member) -> None:
+            member.asleep = True
+            for handle in member.handles:
+                handle.abort()
+            await self._emptied(member)
+            await self._unless_dead(member, member.engine.sleep())
+
+        self._lent = True
+        await asyncio.gather(*(lend_one(member) for member in self._members if member.engine.lent))
+
+    async def take_back(self) -> None:
+        """Wake all engines that sleep."""
+        self._lent = False
+        await asyncio.gather(*map(self._wake, self._members))
+        self._dispatch()
+
+    async def _wake(self, member: Member) -> None:
+        if member.asleep:
+            await self._unless_dead(member, member.engine.wake())
+            member.asleep = False
+            self._look_at(member)
+
+    async def _emptied(self, member: Member) -> None:
+        """Return when nothing runs on an engine any more."""
+        while member.running:
+            member.idle.clear()
+            await self._wait(member.idle.wait(), "empty", "an engine to end its requests")
+
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them."""
+        """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them, those
+        that slept among them."""
 
         async def load_one(member: Member) -> None:
             await self._with_weights(member, member.engine.load(update, mode))
+            await self._wake(member)
             self._dispatch()
+
+        self._lent = False
 
         await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
 
@@ -155,7 +189,7 @@ class EnginePool:
 
     def _seal(self) -> None:
         """Place all that is pending, whatever the room, in one order and at one moment of each engine."""
-        members = list(self._members)
+        members = [member for member in self._members if member.awake]
         if not (members and self._pending):
             return
         for member in members:
@@ -179,20 +213,27 @@ class EnginePool:
             self._give_up_if_empty(error)
             return
         self._coming = False
+        if member.asleep:
+            await self._unless_dead(member, member.engine.sleep())
         await self._with_weights(member, refresh(member.engine))
         self._dispatch()
 
     async def _with_weights(self, member: Member, load: Awaitable[None]) -> None:
         """Let an engine load; do without it if it cannot."""
         try:
-            await load
-        except WorkerDied as error:
-            self._lose(member, error)
+            await self._unless_dead(member, load)
         except WeightsError as error:
             member.engine.kill()
             self._lose(member, WorkerDied(f"an engine could not load weights and was killed: {error}"))
         else:
             self._look_at(member)
+
+    async def _unless_dead(self, member: Member, work: Awaitable[None]) -> None:
+        """Let an engine do something; do without it if it dies."""
+        try:
+            await work
+        except WorkerDied as error:
+            self._lose(member, error)
 
     async def _check(self, member: Member) -> None:
         timeout = self._config.engine_timeout
@@ -226,8 +267,8 @@ class EnginePool:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None = None) -> Completion:
-        """Run one request to its end; if its engine dies, another goes on from the tokens it had made. `on_delta` is told of
-        tokens as they come.
+        """Run one request to its end; if its engine dies or is lent, another goes on from the tokens it had made. `on_delta` is
+        told of tokens as they come.
 
         Cancelling this aborts the request wherever it is. `WorkerDied` if no engine is left.
         """
@@ -260,12 +301,17 @@ class EnginePool:
         try:
             member = placed.result() if placed.done() else await self._wait(placed, "queue", "a free engine slot")
             handle = member.engine.start(request)
+            member.handles.add(handle)
+            if member.asleep:  # it was lent at this very moment
+                handle.abort()
             try:
                 ended = handle.result() if on_delta is None else _told(handle, on_delta)
                 completion = await self._wait(ended, "generation", "an engine")
             except WorkerDied as error:
                 self._lose(member, error)
                 completion = handle.partial()
+            finally:
+                member.handles.discard(handle)
             if self._events.on:
                 self._note_served(request, member, completion)
             return replace(completion, engines=(member.number,))
@@ -359,7 +405,7 @@ class EnginePool:
             home = self._homes.get(shared)
             if home is None:
                 continue
-            if self._pinned and home.open and home.version >= request.min_version:
+            if self._pinned and home.awake and home.version >= request.min_version:
                 return home
             if home.takes(request.min_version) and home.running < self._share:
                 return home

@@ -95,8 +95,9 @@ class SimulatedEngine:
     """An `InferenceEngine` on the running loop's clock. `length` says how many tokens a request gets in all: one that
     another engine began gets the rest."""
 
-    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0) -> None:
+    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, lent: bool = False) -> None:
         self.speed = speed
+        self.lent = lent
         self.version = version
         self.capacity = speed.slots
         self.dead: WorkerDied | None = None
@@ -221,6 +222,12 @@ class SimulatedEngine:
         """See `InferenceEngine.resume`."""
         self._paused -= 1
         self._begin_stretch(0)
+
+    async def sleep(self) -> None:
+        """See `InferenceEngine.sleep`: what does not run takes nothing."""
+
+    async def wake(self) -> None:
+        """See `InferenceEngine.wake`."""
 
     async def health(self) -> None:
         """See `InferenceEngine.health`."""

@@ -115,6 +115,12 @@ class SimulatedLearner:
     async def restore(self, directory: Path) -> None:
         """See `Learner.restore`: there is nothing to restore."""
 
+    async def offload(self) -> None:
+        """See `Learner.offload`."""
+
+    async def reload(self) -> None:
+        """See `Learner.reload`."""
+
 
 class SimulatedTokenizer:
     """Prompts of as many tokens as their messages say, the first of which is their number; completions without text."""

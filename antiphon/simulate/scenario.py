@@ -18,6 +18,7 @@ from antiphon.config import Config, dump
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.learner import Models
+from antiphon.lease import Lease
 from antiphon.loop import Parts, Run, training_of
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
@@ -60,6 +61,8 @@ class EnginesConfig(Config):
     """The engines of a scenario, all alike."""
 
     count: int = Field(1, gt=0)
+    lent: int = Field(0, ge=0)
+    """Of them, those that sleep while the learner trains: it has their devices then."""
     speed: EngineSpeed = EngineSpeed()
     start_seconds: float = Field(0.0, ge=0.0)
     """Of one that takes the place of another."""
@@ -186,7 +189,8 @@ async def _play(
     length = _length(scenario)
 
     def engine() -> SimulatedEngine:
-        engines.append(SimulatedEngine(scenario.engines.speed, length))
+        lent = sum(engine.lent for engine in engines if engine.dead is None) < scenario.engines.lent
+        engines.append(SimulatedEngine(scenario.engines.speed, length, lent=lent))
         engines[-1].load_failures = lambda: faults.strikes("engine.load")
         return engines[-1]
 
@@ -199,6 +203,7 @@ async def _play(
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
+    models = Models(learner=learner)
     view = _Silent()
     directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
@@ -212,7 +217,8 @@ async def _play(
         config=config,
         waits=waits,
         workers=(),
-        models=Models(learner=learner),
+        models=models,
+        lease=Lease(models, pool, (), shared=scenario.engines.lent > 0),
         training=training_of(config, learner),
         pool=pool,
         episodes=Episodes(

@@ -106,8 +106,9 @@ class Graders:
         config: GradingConfig,
         waits: Waits,
         generate: Mapping[str, Generate] | None = None,
+        cores: Sequence[int] = (),
     ) -> None:
-        """`generate` has, for each task with a judge, what asks it."""
+        """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any."""
         self._of: dict[str, Grader] = {}
         self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
@@ -128,7 +129,7 @@ class Graders:
         settings = {task.name: task.grading for task in tasks if task.grading}
         for own in alone.keys() | together.keys():
             rewards, groups = alone.get(own, {}), together.get(own, {})
-            pool = GradingPool(rewards, settings.get(own, config), waits, groups)
+            pool = GradingPool(rewards, settings.get(own, config), waits, groups, cores)
             self._of |= dict.fromkeys(rewards, pool)
             self._together |= dict.fromkeys(groups, pool)
 

@@ -46,7 +46,9 @@ RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be st
 
 Named = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor})"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor}, {cores})"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +112,11 @@ class GradingPool:
         config: GradingConfig,
         waits: Waits,
         group_rewards: Named | None = None,
+        cores: Sequence[int] = (),
     ) -> None:
-        """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups."""
+        """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups. Workers, and
+        what they start, are held to `cores`; if there are none, to none in particular."""
+        self._cores = tuple(cores)
         self._rewards = dict(rewards)
         self._group_rewards = dict(group_rewards or {})
         for registry, named in ((REWARDS, self._rewards), (GROUP_REWARDS, self._group_rewards)):
@@ -260,7 +265,7 @@ class GradingPool:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-c",
-                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno()),
+                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno(), cores=self._cores),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started

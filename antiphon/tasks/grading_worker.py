@@ -60,8 +60,10 @@ def frame(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main(descriptor: int) -> None:
-    """Serve the pool on the other side of the socket until it closes it."""
+def main(descriptor: int, cores: Sequence[int] = ()) -> None:
+    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any."""
+    if cores:
+        os.sched_setaffinity(0, cores)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
         set_up: SetUp = _read(stream)
         _die_with(set_up.parent)

@@ -81,6 +81,7 @@ class NativeEngine:
         self._vocabulary = int(self.model.config.get_text_config().vocab_size)
         self._ends = np.array(end_tokens(self.model), np.int64)
         self._like = next(self.model.parameters()).detach()[:0]
+        self._home = self._like.device
         self._table = SlotTable(config.slots, self.max_length)
         self._cache: KVCache | None = KVCache(config.slots)
         self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
@@ -148,15 +149,24 @@ class NativeEngine:
                 self._outbox.append(Delta.empty(table.requests[slot].id, restarted=True))
 
     def sleep(self) -> None:
-        """Give back the KV cache. `StateError` if requests are running; queued ones wait until `wake`."""
+        """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
+        running; queued ones wait until `wake`."""
         if self._slots:
             raise StateError(f"the engine cannot sleep: {len(self._slots)} requests are running")
         self._cache = None
         self._table.cached[:] = 0
+        self._move(torch.device("cpu"))
+        if self._home.type == "cuda":
+            torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the KV cache again."""
+        """Take the device again."""
+        self._move(self._home)
         self._cache = self._cache or KVCache(self._config.slots)
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        self._like = next(self.model.parameters()).detach()[:0]
 
     # --- one step ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""The devices of one machine: which there are, and how a process is held to some of them."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from antiphon.cluster.base import Gpu, Node
+from antiphon.config import see_gpus, visible_gpus
+
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+def this_machine() -> Node:
+    """As far as this process may use it."""
+    return Node(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=_gpus())
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    if not _DRIVER.is_dir():  # torch need not be asked, and takes seconds to load
+        return ()
+    import torch
+
+    names = visible_gpus()
+    return tuple(
+        Gpu(id=names[number] if names else str(number), kind=gpu_class(torch.cuda.get_device_name(number)))
+        for number in range(torch.cuda.device_count())
+    )
+
+
+def gpu_class(name: str) -> str:
+    """Such as h800, of "NVIDIA H800 PCIe"."""
+    match = re.search(r"[a-z]*\d+[a-z]*", name.lower())
+    return match.group() if match else ""
+
+
+def occupy(cores: Sequence[int], gpus: Sequence[str]) -> None:
+    """Hold this process, and the threads that it will start, to its place. Without GPUs it sees none."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    see_gpus(gpus)

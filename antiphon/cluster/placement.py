@@ -1,0 +1,234 @@
+"""Which devices each role of a run has: the grammar, and what it comes to on the nodes that there are.
+
+    gpu:0-7             GPUs number 0 to 7, counted through all nodes; gpu:3 is one of them
+    node2.gpu:0-3       the same of one node, counted from node0, which is the controller's
+    h800:0-31           as gpu, of the GPUs of one class
+    cpu:0-3, cpu:6-6    cores, by their numbers
+    cpu:16              as many cores that no other role asks for
+    with learner        those of another role
+    anywhere            wherever a cluster of several nodes has room
+
+Several parts are separated by commas. The devices of a role are divided evenly among its workers, in their order.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from antiphon.cluster.base import Node, Place
+from antiphon.cluster.config import ROLES, PlacementConfig
+from antiphon.errors import ConfigError
+
+CPU, GPU = "cpu", "gpu"
+ANYWHERE = "anywhere"
+TRAINING = ("learner", "reference", "critic", "teacher")  # have their turn together
+GENERATING = ("engine", "judge")  # sleep in the meantime, where they share devices with those
+BESIDE = ("environment", "reward")  # run on cores, whoever has their turn there
+
+_PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """A GPU or a core of a node."""
+
+    node: int
+    kind: str  # CPU or GPU
+    number: int  # on its node: of a core its own, of a GPU its place
+
+    def __str__(self) -> str:
+        return f"node{self.node}.{self.kind}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of what a role asks for."""
+
+    node: int | None
+    kind: str  # CPU, GPU or a class of GPUs
+    first: int
+    last: int  # inclusive
+    count: int = 0  # of cores, whichever; then there is no first and last
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the workers of each role run; of a role that is not there, wherever the cluster puts them."""
+
+    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)  # one a worker
+    lent: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep while others train
+
+    def place(self, role: str, number: int = 0) -> Place | None:
+        """Of one worker."""
+        places = self.places.get(role)
+        return places[number % len(places)] if places else None
+
+    def lends(self, role: str, number: int) -> bool:
+        """Whether a worker shares a device with what trains."""
+        return number in self.lent.get(role, ())
+
+    @property
+    def shared(self) -> bool:
+        """Whether anything generates on a device that something trains on."""
+        return any(self.lent.values())
+
+
+def parse(text: str) -> list[Part]:
+    """The parts of what a role asks for, if that is devices of its own. `ConfigError` says what would be valid."""
+    return [_parse_part(part.strip()) for part in text.split(",")]
+
+
+def _parse_part(text: str) -> Part:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{text!r} names no devices; valid are gpu:0-7, node2.gpu:0-3, h800:0-31 (a class of GPUs), cpu:0-3 (these "
+            "cores), cpu:16 (any sixteen), 'with learner' and 'anywhere'"
+        )
+    node, kind, first, last = match.groups()
+    low, high = int(first), int(last if last is not None else first)
+    if high < low:
+        raise ConfigError(f"{text!r} ends before it begins")
+    if kind == CPU and last is None:
+        if low == 0:
+            raise ConfigError(f"{text!r} asks for no core: core number 0 is cpu:0-0, any one core cpu:1")
+        return Part(int(node) if node else None, kind, 0, 0, count=low)
+    return Part(int(node) if node else None, kind, low, high)
+
+
+def problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
+    """What is wrong with a placement on any machine: (role, message)."""
+    for role, text in config.roles.items():
+        try:
+            if (other := companion(text)) is None:
+                if text != ANYWHERE:
+                    parse(text)
+            elif other not in ROLES:
+                yield role, f"{text!r}: there is no role {other!r}; there are {', '.join(ROLES)}"
+            elif companion(config.roles.get(other, ANYWHERE)) is not None or other not in config.roles:
+                yield role, f"{text!r}: {other} must have devices of its own"
+        except ConfigError as error:
+            yield role, str(error)
+
+
+def companion(text: str) -> str | None:
+    """The role whose devices are shared, if any."""
+    return text.removeprefix("with ").strip() if text.startswith("with ") else None
+
+
+def resolve(config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int]) -> Placement:
+    """What a placement comes to, with so many `workers` of each role; a role of none has all its devices in one place.
+    `ConfigError` names role, device and conflict."""
+    asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
+    devices = _devices(asked, nodes)
+    _refuse_conflicts(devices)
+    places = {role: tuple(_divide(role, found, nodes, workers.get(role, 0))) for role, found in devices.items()}
+    training = {device for role in TRAINING for device in devices.get(role, ())}
+    lent = {
+        role: frozenset(
+            number for number, own in enumerate(_blocks(devices[role], workers.get(role, 0))) if training & {*own}
+        )
+        for role in GENERATING
+        if role in devices
+    }
+    anywhere = {role: (Place(anywhere=True),) for role, text in config.roles.items() if text == ANYWHERE}
+    return Placement(places | anywhere, lent)
+
+
+def _devices(asked: Mapping[str, str], nodes: Sequence[Node]) -> dict[str, list[Device]]:
+    """Of each role, in the order of the configuration: those that are named first, then those that are counted."""
+    parts = {role: parse(text) for role, text in asked.items() if companion(text) is None}
+    found: dict[str, list[Device]] = {
+        role: [device for part in own if not part.count for device in _named(role, part, nodes)]
+        for role, own in parts.items()
+    }
+    taken = {device for own in found.values() for device in own}
+    for role, own in parts.items():
+        for part in own:
+            if part.count:
+                free = _counted(role, part, nodes, taken)
+                taken |= {*free}
+                found[role] += free
+    return {role: found[companion(text) or role] for role, text in asked.items()}
+
+
+def _named(role: str, part: Part, nodes: Sequence[Node]) -> list[Device]:
+    chosen = range(len(nodes)) if part.node is None else [part.node]
+    if part.node is not None and part.node >= len(nodes):
+        raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_listed(nodes)}")
+    if part.kind == CPU:
+        there = [Device(node, CPU, core) for node in chosen for core in nodes[node].cores]
+        found = [device for device in there if part.first <= device.number <= part.last]
+        if part.node is None:  # core numbers repeat from node to node
+            found = [device for device in found if device.node == 0]
+    else:
+        there = [
+            Device(node, GPU, place)
+            for node in chosen
+            for place, gpu in enumerate(nodes[node].gpus)
+            if part.kind in (GPU, gpu.kind)
+        ]
+        found = there[part.first : part.last + 1]
+    if len(found) < part.last - part.first + 1:
+        where = "" if part.node is None else f"node{part.node}."
+        name = f"{where}{part.kind}:{part.first}-{part.last}"
+        raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_listed(nodes)}")
+    return found
+
+
+def _counted(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
+    """Cores that nobody has, all of one node if one has as many."""
+    chosen = range(len(nodes)) if part.node is None else [part.node]
+    free = [[d for core in nodes[node].cores if (d := Device(node, CPU, core)) not in taken] for node in chosen]
+    enough = next((own for own in free if len(own) >= part.count), [device for own in free for device in own])
+    if len(enough) < part.count:
+        raise ConfigError(
+            f"placement.{role}: of the {part.count} cores of cpu:{part.count} other roles leave {len(enough)}; there are "
+            f"{_listed(nodes)}"
+        )
+    return enough[: part.count]
+
+
+def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
+    engine, judge = (devices.get(role, ()) for role in GENERATING)
+    if both := sorted({*engine} & {*judge}):
+        raise ConfigError(
+            f"placement.judge: {both[0]} is the engines' too, and both generate at the same time: only what trains takes turns "
+            "with what generates"
+        )
+    for role in BESIDE:
+        if gpus := [device for device in devices.get(role, ()) if device.kind == GPU]:
+            raise ConfigError(f"placement.{role}: {gpus[0]} is of no use to it: it runs on cores")
+
+
+def _blocks(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
+    """The devices of each worker, which share one if they are more."""
+    if not workers:
+        return [devices]
+    if workers > len(devices):
+        return [[devices[number * len(devices) // workers]] for number in range(workers)]
+    size = len(devices) // workers
+    return [devices[number * size : (number + 1) * size] for number in range(workers)]
+
+
+def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place]:
+    more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
+    if more % fewer:
+        raise ConfigError(f"placement.{role}: {len(devices)} devices cannot be divided evenly among {workers} workers")
+    for own in _blocks(devices, workers):
+        at = {device.node for device in own}
+        if len(at) > 1:
+            raise ConfigError(
+                f"placement.{role}: {', '.join(map(str, own))} would be one worker's, and it cannot run on {len(at)} nodes"
+            )
+        node = nodes[own[0].node]
+        yield Place(
+            node=node.id,
+            cores=tuple(device.number for device in own if device.kind == CPU),
+            gpus=tuple(node.gpus[device.number].id for device in own if device.kind == GPU),
+        )
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    """What there is."""
+    return "; ".join(f"node{number} with {node}" for number, node in enumerate(nodes))
