@@ -74,6 +74,8 @@ def train(
             return
         for model in run.models:
             _require_model(model)
+        if run.placement.auto:
+            run = _placed(run)
         from antiphon.build import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
@@ -200,7 +202,7 @@ def plan(
         run = _load(config, overrides)
         _require_model(run.model.path)
         from antiphon.simulate.planner import Speeds, estimate, inspect, predict, splits
-        from antiphon.simulate.probe import SECONDS, measure
+        from antiphon.simulate.probe import SECONDS, measure_devices
 
         if probe and speeds:
             raise ConfigError("give --probe or --speeds, not both")
@@ -210,7 +212,7 @@ def plan(
 
             known = load(speeds, model=Speeds)
         else:
-            known = measure(run, SECONDS) if probe else estimate(run, model)
+            known = measure_devices(run, SECONDS, max(devices, 1)) if probe else estimate(run, model)
         _table("on average", "predicted", predict(run, known).table())
         _table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
         if devices:
@@ -484,6 +486,25 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     run = load(path, overrides or (), model=RunConfig)
     import_folder(path)
     return run
+
+
+def _placed(run: "RunConfig") -> "RunConfig":
+    """The run as the planner divides this machine's devices: by what a probe left, else by what sizes alone say."""
+    from antiphon.cluster.devices import this_machine
+    from antiphon.config import load
+    from antiphon.simulate.planner import Speeds, divided, estimate, inspect
+    from antiphon.simulate.probe import speeds_file
+
+    measured = speeds_file(run)
+    speeds = load(measured, model=Speeds) if measured.is_file() else estimate(run, inspect(run))
+    found, split = divided(run, speeds, this_machine())
+    by = (
+        f"speeds in {measured}"
+        if measured.is_file()
+        else "sizes alone; `antiphon plan --probe --devices` measures speeds"
+    )
+    print(f"placement: {split} (learner {found.placement.learner}; engines {found.placement.engine}), by {by}")
+    return found
 
 
 def _spawn_environment(name: str) -> "WorkerHandle":

@@ -414,6 +414,7 @@ CHANGEABLE = (
     "placement",
     "weights",
     "engine.replicas",
+    "learner.threads",
     "grading",
     "check",
 )

@@ -71,6 +71,7 @@ class EnginePool:
         self._free = Free()
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
+        self._sleepers = 0  # engines
         self._lent = False  # devices that are shared are with what trains
         self._homes: OrderedDict[str, Member] = OrderedDict()  # affinity -> where it was served last
         for engine in engines:
@@ -89,16 +90,17 @@ class EnginePool:
         take what is meant for all, and siblings would crowd where their prefix is. Groups that are pinned crowd."""
         if self._pinned:
             return math.inf
-        return math.ceil(self._outstanding / max(len(self._members), 1))
+        return math.ceil(self._outstanding / max(len(self._members) - self._sleepers, 1))
 
     def add(self, engine: InferenceEngine) -> Member:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
-        member = Member(next(self._numbers), engine, limit, engine.version, asleep=self._lent and engine.lent)
+        member = Member(next(self._numbers), engine, limit, engine.version)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
+        self._put(member, asleep=self._lent and engine.lent)
         self._free.note(member)
         self._dispatch()
         return member
@@ -111,13 +113,14 @@ class EnginePool:
         await self._emptied(member)
         if member in self._members:  # else it has died meanwhile
             self._members.remove(member)
+            self._put(member, asleep=False)
             self._events.add("retired", engine=member.number)
 
     async def lend(self) -> None:
         """Have the engines sleep that share a device with what trains: what they run goes on elsewhere, or when they wake."""
 
         async def lend_one(member: Member) -> None:
-            member.asleep = True
+            self._put(member, asleep=True)
             for handle in member.handles:
                 handle.abort()
             await self._emptied(member)
@@ -135,8 +138,14 @@ class EnginePool:
     async def _wake(self, member: Member) -> None:
         if member.asleep:
             await self._unless_dead(member, member.engine.wake())
-            member.asleep = False
+            self._put(member, asleep=False)
             self._look_at(member)
+
+    def _put(self, member: Member, *, asleep: bool) -> None:
+        if member.asleep != asleep:
+            member.asleep = asleep
+            self._sleepers += 1 if asleep else -1
+            self._events.add("sleep" if asleep else "wake", engine=member.number)
 
     async def _emptied(self, member: Member) -> None:
         """Return when nothing runs on an engine any more."""
@@ -252,6 +261,7 @@ class EnginePool:
         member.open = False
         if member in self._members:
             self._members.remove(member)
+            self._put(member, asleep=False)
             self._gone.set()
             self._events.add("lost", engine=member.number)
             self._on_loss(f"{error}; engines left: {len(self._members)}")

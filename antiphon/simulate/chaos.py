@@ -112,7 +112,7 @@ def drawn(seed: int) -> ScenarioConfig:
         "sampling": {"max_tokens": 2000},
     }
     faults = _drawn_faults(draw, agents)
-    return ScenarioConfig.model_validate(
+    scenario = ScenarioConfig.model_validate(
         {
             "name": "chaos",
             "seed": seed,
@@ -140,6 +140,11 @@ def drawn(seed: int) -> ScenarioConfig:
             "faults": faults,
         }
     )
+    shared = generator(seed, "chaos.lent")  # a stream of its own: what seeds draw besides stays as it was
+    if shared.random() < 0.4:
+        lent = int(shared.integers(1, scenario.engines.count + 1))
+        return scenario.model_copy(update={"engines": scenario.engines.model_copy(update={"lent": lent})})
+    return scenario
 
 
 def _drawn_faults(draw: np.random.Generator, agents: bool) -> list[dict[str, Any]]:
@@ -203,6 +208,7 @@ class Books:
         self.alive: dict[int, int] = {}  # group -> attempts that have not ended, for groups that have any
         self.step: list[int] | None = None
         self.taken: set[int] = set()
+        self.asleep: set[int] = set()  # engines
         self.engines: dict[int, int] = {}  # engine -> version
         self.gone: set[int] = set()
         self.faults: set[str] = set()
@@ -286,6 +292,12 @@ class Books:
     def _join(self, what: dict[str, Any]) -> None:
         self.engines[what["engine"]] = what["version"]
 
+    def _sleep(self, what: dict[str, Any]) -> None:
+        self.asleep.add(what["engine"])
+
+    def _wake(self, what: dict[str, Any]) -> None:
+        self.asleep.remove(what["engine"])
+
     def _lost(self, what: dict[str, Any]) -> None:
         self.gone.add(what["engine"])
 
@@ -297,6 +309,7 @@ class Books:
     def _place(self, what: dict[str, Any]) -> None:
         attempt, engine = what["request"].rsplit("/", 1)[0], what["engine"]
         self._demand(engine not in self.gone, "a request went to an engine that is gone")
+        self._demand(engine not in self.asleep, "a request went to an engine whose device others have")
         self._demand(self.status[attempt] == "running", f"a request of an attempt that is {self.status[attempt]}")
         held, least = self.engines[engine], self.started[attempt]
         self._demand(held >= least, f"an engine of version {held} was asked for {least}")

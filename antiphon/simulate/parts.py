@@ -13,7 +13,7 @@ from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import Config
-from antiphon.errors import WorkerDied
+from antiphon.errors import StateError, WorkerDied
 from antiphon.learning.config import OptimizerConfig
 from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.faults import Faults
@@ -47,6 +47,8 @@ class LearnerSpeed(Config):
     """Of a training step, whatever is in it."""
     per_token: float = Field(0.0, ge=0.0)
     """Of a token that is trained on."""
+    parallel: float = Field(1.0, le=1.0)
+    """Share of `per_token` that is divided when several devices train; less than 0 where they are slower than one."""
     publish: float = Field(0.0, ge=0.0)
     beside_engines: float = Field(1.0, gt=0.0)
     """Times as long as a step takes while engines generate on the same machine."""
@@ -81,6 +83,8 @@ class SimulatedLearner:
         slices, taken = (1 if factor == 1 else SLICES), 0.0
         self._tell_engines(True)
         for _ in range(slices):
+            if any(engine.lent and engine.running for engine in self._engines()):
+                raise StateError("an engine runs on a device that the learner has")
             hindered = any(engine.running for engine in self._engines())
             taken += (slept := seconds / slices * (factor if hindered else 1))
             await asyncio.sleep(slept)

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.base import Node
+from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.config import Config
+from antiphon.errors import ConfigError
 from antiphon.record.timeline import Timeline
 from antiphon.run_config import BYTES, RunConfig, count_parameters, memory_estimate
 from antiphon.simulate.engine import EngineSpeed
@@ -73,11 +75,11 @@ class Prediction:
 
 
 def predict(
-    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, attempts: int = ATTEMPTS
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, lent: int = 0, attempts: int = ATTEMPTS
 ) -> Prediction:
-    """Simulate a few steps of the run, with so many `attempts` about, on so many engines (0: those of the configuration)
-    and learner devices that share its tokens evenly."""
-    scenario = scenario_of(config, speeds, engines=engines, learners=learners, attempts=attempts)
+    """Simulate a few steps of the run, with so many `attempts` about, on so many engines (0: those of the configuration),
+    `lent` of which sleep while there is training, and learner devices that share its tokens evenly."""
+    scenario = scenario_of(config, speeds, engines=engines, learners=learners, lent=lent, attempts=attempts)
     events = io.StringIO()
     outcome = simulate(scenario, events)
     timeline = Timeline.read(events.getvalue().splitlines())
@@ -95,13 +97,15 @@ def predict(
 
 
 def scenario_of(
-    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, attempts: int = ATTEMPTS
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, lent: int = 0, attempts: int = ATTEMPTS
 ) -> ScenarioConfig:
     """The simulation of a run."""
     rollout = config.rollout
     steps = attempts // (rollout.groups_per_step * (rollout.group_size + rollout.redundancy))
     no_deadlines = dict.fromkeys(("timeout", "engine_timeout", "environment_timeout"), FOREVER)
-    learner = speeds.learner.model_copy(update={"per_token": speeds.learner.per_token / learners})
+    divided = speeds.learner.parallel
+    per_token = speeds.learner.per_token * (1 - divided + divided / learners)
+    learner = speeds.learner.model_copy(update={"per_token": per_token})
     return ScenarioConfig(
         name=config.name,
         seed=config.seed,
@@ -111,6 +115,7 @@ def scenario_of(
         training=config.learner,
         engines=EnginesConfig(
             count=engines or config.engine.replicas,
+            lent=lent,
             speed=speeds.engine.model_copy(update={"slots": config.engine.slots}),
         ),
         learner=learner,
@@ -183,36 +188,76 @@ def _mean(distribution: DistributionConfig) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """So many devices for the learner, the others with an engine each; or all for both in turns, if the learner has all."""
+    """So many of the devices for the learner, and so many with an engine each: if these are more than there are, some have
+    both, in turns."""
 
+    devices: int
     learners: int
     engines: int
     seconds: float  # a step, simulated
 
+    @property
+    def shared(self) -> int:
+        """Devices that learner and engines have in turns."""
+        return self.learners + self.engines - self.devices
+
     def __str__(self) -> str:
-        if self.learners == self.engines:
-            return "all in turns"
-        return f"{self.engines} generate, {self.learners} train"
+        if not self.shared:
+            return f"{self.engines} generate, {self.learners} train"
+        if self.shared == self.devices:
+            return "all generate and train in turns"
+        return f"all generate, {self.learners} of them train in turns"
 
 
-def splits(config: RunConfig, speeds: Speeds, devices: int) -> Iterator[Split]:
-    """Steps of the run on so many devices: all in turns first, then divided, from the share of the closed form to where
-    more and fewer are both slower. The learner's constant part is not divided by its devices."""
-    turns = config.model_copy(update={"rollout": config.rollout.model_copy(update={"async_ratio": 0.0})})
-    if config.rollout.policy == "queue":
-        seconds = predict(turns, speeds, engines=devices, learners=devices).step_seconds
-        yield Split(learners=devices, engines=devices, seconds=seconds)
-    found: dict[int, Split] = {}
-    best = balanced(config, speeds, devices) if config.rollout.async_ratio else 0
+def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> Iterator[Split]:
+    """Steps of the run on so many devices, `most` of which can train (0: all): co-located first, all in turns; then divided and
+    overlapping, from the share of the closed form to where more and fewer learner devices are both slower."""
+    most = most or devices
+
+    def split(learners: int, engines: int) -> Split:
+        lent = learners + engines - devices
+        plan = predict(config, speeds, engines=engines, learners=learners, lent=lent)
+        return Split(devices=devices, learners=learners, engines=engines, seconds=plan.step_seconds)
+
+    if config.rollout.policy == "queue" and most == devices:
+        yield split(devices, devices)
+    found: dict[int, float] = {}
+    best = min(balanced(config, speeds, devices), most) if config.rollout.async_ratio and devices > 1 else 0
     while best:
         for learners in (best, math.floor(best / STRIDE), math.ceil(best * STRIDE)):
-            if learners not in found and 0 < learners < devices:
-                plan = predict(config, speeds, engines=devices - learners, learners=learners)
-                found[learners] = Split(learners=learners, engines=devices - learners, seconds=plan.step_seconds)
-                yield found[learners]
-        before, best = best, min(found, key=lambda learners: found[learners].seconds)
+            if learners not in found and 0 < learners < devices and learners <= most:
+                both = split(learners, devices - learners), split(learners, devices)
+                found[learners] = min(each.seconds for each in both)
+                yield from both
+        before, best = best, min(found, key=lambda learners: found[learners])
         if best == before:
             return
+
+
+def divided(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunConfig, Split]:
+    """The run on all GPUs of a machine, or on its cores if it has none, divided in the way that is fastest."""
+    kind, numbers = ("gpu", range(len(node.gpus))) if node.gpus else ("cpu", node.cores)
+    most = 1 if node.gpus else len(numbers)  # a learner has threads, but one GPU
+    found = list(splits(config, speeds, len(numbers), most))
+    if not found:
+        raise ConfigError(f"placement.auto: nothing is known of rollout.policy = {config.rollout.policy} on one device")
+    best = min(found, key=lambda split: split.seconds)
+    names = [f"{kind}:{number}-{number}" for number in numbers]
+    placement = PlacementConfig(
+        learner=", ".join(names[: best.learners]), engine=", ".join(names[best.devices - best.engines :])
+    )
+    threads = best.learners if kind == "cpu" else config.learner.threads
+    changes = {
+        "placement": placement,
+        "engine": config.engine.model_copy(update={"replicas": best.engines}),
+        "learner": config.learner.model_copy(update={"threads": threads}),
+    }
+    return config.model_copy(update=changes), best
+
+
+def parallel_share(alone: LearnerSpeed, together: LearnerSpeed, devices: int) -> float:
+    """The share of a token's seconds that is divided among devices, from what one takes and what so many take."""
+    return min((1 - together.per_token / alone.per_token) / (1 - 1 / devices), 1.0) if alone.per_token else 1.0
 
 
 def balanced(config: RunConfig, speeds: Speeds, devices: int) -> int:

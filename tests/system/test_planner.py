@@ -113,10 +113,14 @@ def test_the_closed_form_bounds_the_simulation(ratio):
 def test_more_devices_are_divided_by_what_is_fastest():
     speeds = SPEEDS.model_copy(update={"learner": LearnerSpeed(step=1.0, per_token=0.01)})
     found = list(splits(config(group_size=2), speeds, 8))
-    assert str(found[0]) == "all in turns"
-    assert all(split.learners + split.engines == 8 for split in found[1:])
-    best = min(found[1:], key=lambda split: split.seconds)
-    tried = {split.learners for split in found[1:]}
+    assert str(found[0]) == "all generate and train in turns"
+    divided = [split for split in found if not split.shared]
+    assert all(split.learners + split.engines == 8 for split in divided)
+    assert [split.learners for split in found if split.shared and split.engines == 8 > split.learners] == [
+        split.learners for split in divided
+    ]
+    best = min(divided, key=lambda split: split.seconds)
+    tried = {split.learners for split in divided}
     assert min(tried) < best.learners < max(tried), "more and fewer were tried"
 
 

@@ -58,7 +58,7 @@ class HeldEngine:
         self.version = 0
         self.started: list[HeldGeneration] = []
         self.may_load = asyncio.Event()
-        self.refuses = self.dead = False
+        self.refuses = self.dead = self.lent = self.asleep = False
 
     def start(self, request):
         self.started.append(HeldGeneration(request))
@@ -69,6 +69,12 @@ class HeldEngine:
         if self.refuses:
             raise WeightsError("a wrong digest")
         self.version = update.version
+
+    async def sleep(self):
+        self.asleep = True
+
+    async def wake(self):
+        self.asleep = False
 
     async def health(self):
         if self.dead:
@@ -379,3 +385,80 @@ def test_a_request_whose_engine_died_at_its_last_token_is_done():
         assert (whole.tokens.tolist(), whole.finish, two.started) == ([7], FinishReason.LENGTH, [])
 
     asyncio.run(main())
+
+
+def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
+    async def main():
+        lent, kept = HeldEngine(capacity=2), HeldEngine(capacity=2)
+        lent.lent = True
+        pool = EnginePool([lent, kept], Waits(), SCHEDULE, events=Events())
+        tasks = [asyncio.create_task(pool.generate(request(str(number)))) for number in range(4)]
+        await settle()
+        assert (len(lent.started), len(kept.started)) == (2, 2)
+        lending = asyncio.create_task(pool.lend())
+        await settle()
+        assert all(generation.aborted for generation in lent.started)
+        assert not lending.done(), "it sleeps once nothing runs"
+        for generation in lent.started:
+            generation.done.set_result(completion([7], FinishReason.ABORT))
+        await lending
+        assert (lent.asleep, pool.requeued_tokens) == (True, 2)
+        for generation in kept.started[:2]:
+            generation.finish()
+        await settle()
+        moved = kept.started[2:]
+        assert [list(generation.request.tokens[-1:]) for generation in moved] == [[7], [7]]
+        late = [asyncio.create_task(pool.generate(request(f"late {number}"))) for number in range(2)]
+        await settle()
+        assert len(lent.started) == 2, "nothing goes to an engine that sleeps"
+        await pool.take_back()
+        await settle()
+        assert not lent.asleep
+        assert lent.started[2].request.id == "late 1", "the other engine has room for one"
+        for generation in (*kept.started[2:], lent.started[2]):
+            generation.finish()
+        completions = await asyncio.gather(*tasks, *late)
+        assert [len(completion.tokens) for completion in completions].count(3) == len(moved)
+
+    clock.run(main())
+
+
+def test_lent_engines_wake_with_the_weights_they_are_to_have():
+    async def main():
+        engine = HeldEngine()
+        engine.lent = True
+        pool = EnginePool([engine], Waits(), SCHEDULE, events=Events())
+        await pool.lend()
+        task = asyncio.create_task(pool.generate(request("0")))
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        await settle()
+        assert engine.asleep
+        assert not engine.started
+        engine.may_load.set()
+        await loading
+        await settle()
+        engine.started[0].finish()
+        await task
+        assert not engine.asleep
+
+    clock.run(main())
+
+
+def test_an_engine_that_joins_while_devices_are_lent_sleeps():
+    async def main():
+        pool = EnginePool([HeldEngine()], Waits(), SCHEDULE, events=Events())
+        await pool.lend()
+        late = HeldEngine()
+        late.lent = True
+        pool.add(late)
+        tasks = [asyncio.create_task(pool.generate(request(str(number)))) for number in range(6)]
+        await settle()
+        assert not late.started
+        await pool.take_back()
+        await settle()
+        assert late.started
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    clock.run(main())

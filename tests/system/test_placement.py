@@ -1,0 +1,169 @@
+"""Whole runs on devices that training and generation have apart, in part together, and in turns: cores of this machine."""
+
+import itertools
+import json
+import os
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+from antiphon.record.audit import audit
+
+CORES = sorted(os.sched_getaffinity(0))
+FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))
+BOTH = FIRST if len(CORES) == 1 else f"{FIRST}, {LAST}"
+PLACEMENTS = {
+    "co-located": {"learner": BOTH, "engine": "with learner"},
+    "overlapping": {"learner": FIRST, "engine": BOTH},
+    "disaggregated": {"learner": FIRST, "engine": LAST},
+}
+placements = pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(len(CORES) == 1, reason="one core has nothing to divide")]
+
+
+def events_of(project):
+    lines = (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@placements
+def test_those_who_share_devices_take_turns(project, placement):
+    path = project.config(
+        model={"path": "mytask:build"},
+        steps=6,
+        placement=placement,
+        engine={"replicas": 2},
+        rollout={"async_ratio": 1, "redundancy": 1, "sampling": {"max_tokens": 40}},
+        sft={"steps": 4, "batch_size": 8, "stop_accuracy": 1.0, "evaluate_every": 2},
+        evaluation={"every": 3},
+        record={"events": True},
+    )
+    path.write_text(path.read_text().replace("reward: mytask:digits", VALIDATED))
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    assert not audit(project.folder / "runs" / "run").violations
+    assert all(step["age/max"] <= 1 for step in project.metrics() if "age/max" in step)
+    asleep, training, slept = set(), False, []
+    for event in events_of(project):
+        kind = event["event"]
+        if kind == "sleep":
+            asleep.add(event["engine"])
+        elif kind == "wake":
+            asleep.remove(event["engine"])
+        elif kind == "step":
+            training = True
+        elif kind == "publish":
+            slept.append(len(asleep))
+            training = False
+        elif kind == "place":
+            assert event["engine"] not in asleep
+    shared = {"co-located": 2, "overlapping": 1, "disaggregated": 0}
+    assert set(slept[1:]) == {shared[next(name for name, found in PLACEMENTS.items() if found is placement)]}
+    assert not training and not asleep
+
+
+VALIDATED = "validation: {source: 'mytask:problems', split: validation, limit: 8}\n  reward: mytask:digits"
+
+
+def test_placement_changes_no_weight(project):
+    """Whoever has which device, and when: the same run, byte for byte."""
+
+    def run(placement):
+        schedule = {"async_ratio": 1.5, "deterministic": True, "groups_per_step": 3}
+        path = project.config(placement=placement, rollout=schedule, engine={"replicas": 2})
+        done = project.run("train", path, "steps=4", "--overwrite")
+        assert done.returncode == 0, done.stderr
+        (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
+        return (checkpoint / "model.safetensors").read_bytes()
+
+    found = [run(placement) for placement in ({}, *PLACEMENTS.values())]
+    assert all(one == other for one, other in itertools.pairwise(found))
+
+
+def test_workers_are_held_to_their_devices(project):
+    task = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "mytask:digits"}
+    placement = {"learner": FIRST, "engine": BOTH, "reference": "with learner", "reward": LAST}
+    path = project.config(
+        tasks=[task],
+        placement=placement,
+        engine={"replicas": 2},
+        algorithm={"kl": {"coefficient": 0.01}},
+        steps=100_000,
+    )
+    process = project.start("train", path)
+    try:
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        held = {}
+        for worker in psutil.Process(process.pid).children(recursive=True):
+            command = " ".join(worker.cmdline())
+            kind = "reward" if "grading_worker" in command else "worker" if "cluster.local" in command else None
+            if kind:
+                held.setdefault(kind, []).append(sorted(worker.cpu_affinity()))
+    finally:
+        process.kill()
+        process.communicate()
+    assert held["reward"] and all(cores == [CORES[-1]] for cores in held["reward"])
+    first, last = [CORES[0]], [CORES[-1]]
+    assert sorted(held["worker"]) == sorted([first, first, first, last]), (
+        "learner, reference, and an engine on each core"
+    )
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+def test_a_placement_means_the_same_on_ray(project):
+    path = project.config(cluster={"kind": "ray"}, placement=PLACEMENTS["overlapping"], engine={"replicas": 2})
+    done = project.run("train", path, "record.events=true")
+    assert done.returncode == 0, done.stderr
+    assert sum(event["event"] == "sleep" for event in events_of(project)) == 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"placement": {"learner": "gpu:0-7"}},
+            "placement.learner: gpu:0-7 is more than there is; there are node0 with",
+        ),
+        ({"placement": {"learner": "gpu:0-"}}, "placement.learner: 'gpu:0-' names no devices"),
+        ({"placement": {"learner": "cpu:4000"}}, "placement.learner: of the 4000 cores of cpu:4000 other roles leave"),
+        ({"placement": {"lerner": "cpu:1"}}, "placement.lerner: there is no such key"),
+        (
+            {"placement": {"engine": "anywhere"}},
+            "'anywhere' is of a cluster of several nodes, and cluster.kind is local",
+        ),
+        ({"placement": {"learner": "cpu:1"}, "cluster": {"debug": True}}, "threads of one process cannot be placed"),
+        (
+            {"placement": {"learner": FIRST}, "learner": {"threads": 2}},
+            "placement.learner: 2 threads are more than its 1 cores",
+        ),
+        (
+            {"placement": {"engine": FIRST, "judge": FIRST}},
+            "and both generate at the same time",
+        ),
+        (
+            {"placement": {"auto": True, "learner": FIRST}},
+            "the planner places all or nothing, and learner is placed already",
+        ),
+        (
+            {"placement": {"engine": "anywhere"}, "cluster": {"kind": "ray"}},
+            "weights.channel: the shared memory of one node does not reach engines on others",
+        ),
+    ],
+)
+def test_what_cannot_be_placed_is_one_error_before_anything_starts(project, sections, message):
+    done = project.run("train", project.config(**sections))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((project.folder / "runs").glob("run/logs/*.log"))
+
+
+def test_the_planner_places_a_run(project):
+    done = project.run("train", project.config(placement="auto", rollout={"async_ratio": 1}))
+    assert done.returncode == 0, done.stderr
+    assert "placement: " in done.stdout and "by sizes alone" in done.stdout
+    assert project.summary()["steps"] == 3

@@ -1,0 +1,153 @@
+"""Which devices each role has: what the grammar says, who shares what, and what cannot be."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.cluster.base import Gpu, Node
+from antiphon.cluster.config import ROLES, PlacementConfig
+from antiphon.cluster.devices import gpu_class
+from antiphon.cluster.placement import parse, problems, resolve
+from antiphon.errors import ConfigError
+
+SMALL = [Node(cores=(0, 1))]
+LARGE = [
+    Node("a", cores=tuple(range(8)), gpus=tuple(Gpu(str(n), "h800") for n in range(4))),
+    Node("b", cores=tuple(range(8)), gpus=tuple(Gpu(str(n), "h20") for n in range(4))),
+    Node("c", cores=tuple(range(8)), gpus=tuple(Gpu(str(n), "h800") for n in range(4))),
+]
+WORKERS = {"learner": 1, "engine": 2}
+
+
+def placed(nodes=LARGE, workers=WORKERS, **roles):
+    return resolve(PlacementConfig(**roles), nodes, workers)
+
+
+def test_gpus_are_counted_through_nodes_and_within_a_class():
+    assert placed(engine="gpu:2-5").places["engine"][1].node == "b"
+    first, second = placed(engine="h800:2-5").places["engine"]
+    assert (first.node, first.gpus, second.node, second.gpus) == ("a", ("2", "3"), "c", ("0", "1"))
+    (one,) = placed(learner="node1.gpu:3").places["learner"]
+    assert (one.node, one.gpus, one.cores) == ("b", ("3",), ())
+    assert placed(learner="gpu:0, gpu:2").place("learner").gpus == ("0", "2")
+
+
+def test_cores_are_named_or_counted_and_counted_ones_are_nobody_elses():
+    found = placed(SMALL, {"learner": 1, "engine": 1}, learner="cpu:1", engine="cpu:0-0")
+    assert (found.place("learner").cores, found.place("engine").cores) == ((1,), (0,))
+    found = placed(learner="cpu:8", environment="cpu:8")
+    assert {found.place("learner").node, found.place("environment").node} == {"a", "b"}
+    assert not found.shared
+
+
+@pytest.mark.parametrize(
+    ("roles", "lent"),
+    [
+        ({"learner": "cpu:1", "engine": "cpu:1"}, []),
+        ({"learner": "cpu:0-0", "engine": "cpu:0-1"}, [0]),
+        ({"learner": "cpu:2", "engine": "with learner"}, [0, 1]),
+        ({"reference": "cpu:1-1", "engine": "cpu:0-1"}, [1]),
+    ],
+    ids=["disaggregated", "overlapping", "co-located", "with another model"],
+)
+def test_engines_are_lent_where_something_trains(roles, lent):
+    workers = {"learner": 1, "reference": 1, "engine": len(roles["engine"].partition("-")[2]) + 1}
+    workers["engine"] = 1 if roles["engine"] == "cpu:1" else 2
+    found = placed(SMALL, workers, **roles)
+    assert [number for number in range(workers["engine"]) if found.lends("engine", number)] == lent
+    assert found.shared == bool(lent)
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"learner": "gpu:0-16"}, r"placement.learner: gpu:0-16 is more than there is; there are node0 with 8 cores"),
+        ({"engine": "h800:6-9"}, r"placement.engine: h800:6-9 is more than there is"),
+        ({"engine": "cpu:25"}, r"placement.engine: of the 25 cores of cpu:25 other roles leave 24"),
+        ({"learner": "node7.gpu:0"}, r"placement.learner: there is no node7; there are node0"),
+        ({"learner": "gpu:3-4"}, r"placement.learner: node0.gpu:3, node1.gpu:0 would be one worker's"),
+        ({"engine": "gpu:0-2"}, r"placement.engine: 3 devices cannot be divided evenly among 2 workers"),
+        (
+            {"engine": "gpu:0-3", "judge": "gpu:3"},
+            r"placement.judge: node0.gpu:3 is the engines' too, and both generate at the same time",
+        ),
+        ({"reward": "gpu:0"}, r"placement.reward: node0.gpu:0 is of no use to it: it runs on cores"),
+    ],
+)
+def test_what_cannot_be_is_said_with_role_device_and_conflict(roles, message):
+    with pytest.raises(ConfigError, match=message):
+        placed(**roles)
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"learner": "seven"}, r"'seven' names no devices; valid are gpu:0-7"),
+        ({"learner": "gpu:7-0"}, r"'gpu:7-0' ends before it begins"),
+        ({"learner": "cpu:0"}, r"'cpu:0' asks for no core: core number 0 is cpu:0-0"),
+        ({"engine": "with pilot"}, r"there is no role 'pilot'; there are learner, engine"),
+        ({"engine": "with learner"}, r"'with learner': learner must have devices of its own"),
+        ({"engine": "with judge", "judge": "with engine"}, r"judge must have devices of its own"),
+    ],
+)
+def test_what_no_machine_has(roles, message):
+    ((_, problem), *_) = problems(PlacementConfig(**roles))
+    with pytest.raises(ConfigError, match=message):
+        raise ConfigError(problem)
+
+
+parts = st.builds(
+    lambda node, kind, first, more: f"{node}{kind}:{first}-{first + more}",
+    st.sampled_from(["", "node0.", "node2."]),
+    st.sampled_from(["gpu", "cpu", "h800"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+devices = st.one_of(st.just(""), st.integers(1, 9).map("cpu:{}".format), st.lists(parts, min_size=1).map(",".join))
+
+
+@given(roles=st.fixed_dictionaries(dict.fromkeys(ROLES, devices)), engines=st.integers(1, 6))
+def test_every_placement_is_refused_or_gives_each_worker_devices_of_one_node(roles, engines):
+    workers = {"learner": 1, "reference": 1, "engine": engines, "critic": 2}
+    try:
+        found = placed(workers=workers, **roles)
+    except ConfigError as error:
+        assert str(error).startswith("placement.")
+        return
+    assert set(found.places) == {role for role, text in roles.items() if text}
+    taken = {
+        (place.node, kind, number)
+        for role in ("learner", "reference", "critic", "teacher")
+        for place in found.places.get(role, ())
+        for kind, numbers in (("cpu", place.cores), ("gpu", place.gpus))
+        for number in numbers
+    }
+    for role, places in found.places.items():
+        assert len(places) == (workers.get(role) or 1)
+        for number, place in enumerate(places):
+            own = {(place.node, "cpu", core) for core in place.cores} | {(place.node, "gpu", gpu) for gpu in place.gpus}
+            assert own
+            assert found.lends(role, number) == (role in ("engine", "judge") and bool(own & taken))
+
+
+@given(st.text())
+def test_whatever_is_written_is_read_or_refused(text):
+    try:
+        assert parse(text)
+    except ConfigError as error:
+        assert "valid are" in str(error) or "asks for no core" in str(error) or "ends before" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA H800 PCIe", "h800"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA GeForce RTX 4090", "4090"), ("x", "")],
+)
+def test_the_class_of_a_gpu(name, kind):
+    assert gpu_class(name) == kind
+
+
+def test_auto_is_short_for_the_planner():
+    assert PlacementConfig.model_validate("auto") == PlacementConfig(auto=True)
+    assert os.sched_getaffinity(0)  # what it divides
