@@ -12,7 +12,6 @@ virtual environment of its own in the user's cache.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -25,15 +24,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import torch
 from _common import ROOT, seconds, smollm2, table, write_result
+from _runs import SAMPLE_SECONDS, memory
 
 TRL = {"torch": "2.13.0", "trl": "1.16.0", "transformers": "5.23.0"}  # torch is pinned, else pip may bring CUDA's
 GROUPS, SIBLINGS, TOKENS, THREADS = 8, 8, 64, 2
 LEARNING_RATE = 1e-6
 QUESTIONS = [f"What is {a} + {a + 19}?" for a in range(12, 12 + GROUPS)]
-SAMPLE_SECONDS = 0.5
 REWARD = """import zlib
 
 def spread(prompt, transcript):  # differs between siblings, as good as at random: a checksum of the text
@@ -143,18 +141,6 @@ def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured)
         raise RuntimeError(f"exit code {process.returncode} of {' '.join(command)}:\n{log.read_text()[-3000:]}")
     into.peaks.append(peak)
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()][warm:]
-
-
-def memory(root: int) -> Counter[str]:
-    """Proportional set size in bytes of a process and all below it: what several of them share, such as weights on their way
-    in shared memory, counts once."""
-    sizes: Counter[str] = Counter()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
-            with contextlib.suppress(OSError):  # it has just ended
-                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-                sizes[f"process {process.pid}"] = next(int(x.split()[1]) for x in lines if x.startswith("Pss:")) * 1024
-    return sizes
 
 
 def measure_trl(folder: Path, args: argparse.Namespace, into: Measured) -> None:
