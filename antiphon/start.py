@@ -13,7 +13,7 @@ from antiphon.cluster.base import Cluster, Place
 from antiphon.cluster.placement import Placement, resolve
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import ConfigError, DataError
+from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.record.events import Events
@@ -132,7 +132,7 @@ async def graders(
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
             engine = config.engine.model_copy(update={"replicas": judge.replicas})
-            seats, judges = _seats(placement, "judge", judges), judges + judge.replicas
+            seats, judges = _seats(cluster, config, "judge", judges), judges + judge.replicas
             pool, longest = await start_engines(
                 cluster, f"judge-{task.name}", model, (engine, config.rollout), waits, Events(), tell, seat_of=seats
             )
@@ -151,9 +151,14 @@ class Seat(NamedTuple):
     lent: bool = False  # to what trains there
 
 
-def _seats(placement: Placement, role: str, first: int = 0) -> Callable[[int], Seat]:
-    """The seats of a role's engines from `first` on, by their numbers from 0."""
-    return lambda number: Seat(placement.place(role, first + number), placement.lends(role, first + number))
+def _seats(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> Callable[[int], Seat]:
+    """The seats of a role's engines from `first` on, by their numbers from 0, on the nodes that there are when it is asked."""
+
+    def seat(number: int) -> Seat:
+        placement = placed(cluster, config)
+        return Seat(placement.place(role, first + number), placement.lends(role, first + number))
+
+    return seat
 
 
 async def start_engines(
@@ -174,7 +179,10 @@ async def start_engines(
 
     async def engine() -> WorkerEngine:
         seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
-        place, lent = seat_of(seat)
+        try:
+            place, lent = seat_of(seat)
+        except ConfigError as error:  # at the start it could be placed: a node has left since
+            raise WorkerDied(f"{name}-{seat} has nowhere to run: {error}") from error
         args = (settings.kind, str(model), settings, channel)
         handle = cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python, place=place)
         made = WorkerEngine(handle, lent=lent)
@@ -204,7 +212,7 @@ async def start_rollouts(
     """Engines, and what runs episodes on them; what is to be closed in the end is left to `stack`."""
     renderer = Renderer(model)
     settings = config.engine, config.rollout
-    seats = _seats(placement, "engine")
+    seats = _seats(cluster, config, "engine")
     pool, longest = await start_engines(
         cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats
     )

@@ -14,6 +14,7 @@ import socket
 import sys
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,33 +44,45 @@ class RayCluster:
         self._ray, self._connected = _connect(config.address, show_output=logs is None)
         self._logs = logs
         self._handles: list[RayHandle] = []
+        self._given: Counter[str] = Counter()  # workers, to each node
+        self._names: list[str] = []  # of the other nodes, in the order in which they were seen
         self._here = self._ray.get_runtime_context().get_node_id()
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
         self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(Host)
 
     def nodes(self) -> list[Node]:
-        """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have, in the order of their
-        addresses."""
-        others = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] != self._here]
-        others.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
-        first = replace(this_machine(), id=self._here)
-        return [first, *(_node(node["NodeID"], node["Resources"]) for node in others)]
+        """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have. One that has left keeps its
+        number, without any devices, for when a node of its name comes back."""
+        found = {node["NodeName"]: Node() for node in self._ray.nodes()}
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                found[node["NodeName"]] = _node(node["NodeID"], node["Resources"])
+            if node["NodeID"] == self._here:
+                found.pop(node["NodeName"])
+        self._names += sorted(found.keys() - {*self._names})
+        return [replace(this_machine(), id=self._here), *(found.get(name, Node()) for name in self._names)]
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> "RayHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread. Ray's own interpreter runs all actors."""
         if python:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
-        place = place or Place(node=self._here)
-        where = "SPREAD"
-        if not place.anywhere:
-            strategies = self._ray.util.scheduling_strategies
-            where = strategies.NodeAffinitySchedulingStrategy(place.node or self._here, soft=False)
+        place = place or Place()
+        node = self._emptiest() if place.anywhere else place.node or self._here
+        strategies = self._ray.util.scheduling_strategies
+        where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         known = self._host.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
         host = known.remote(sys.path, os.getcwd(), log, place, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
+        self._given[node] += 1
         return handle
+
+    def _emptiest(self) -> str:
+        """The node that was given the fewest workers; this one, if others were given as few. Those that died count: their node
+        may be gone, which takes Ray a while to see."""
+        alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        return min(alive, key=lambda node: (self._given[node], node != self._here))
 
     async def close(self) -> None:
         """End all workers, all at once, and the Ray that was started for them."""

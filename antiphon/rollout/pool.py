@@ -28,6 +28,7 @@ from antiphon.waits import Waits, fail
 T = TypeVar("T")
 
 AHEAD = 1.25  # requests sent to an engine, relative to its slots: those that queue there hide the way here and back
+PAUSES = 1.0, 60.0  # seconds between attempts to start an engine that cannot be started: at first, and at most
 REMEMBERED = 65_536  # conversations and groups
 
 Refresh = Callable[[InferenceEngine], Awaitable[None]]  # gives a new engine the newest weights
@@ -182,12 +183,16 @@ class EnginePool:
             await asyncio.sleep(self._config.engine_timeout / 4)
 
     async def _keep_replacing(self, refresh: Refresh) -> None:
+        pause = PAUSES[0]
         while self._restarts:
             self._gone.clear()
-            if len(self._members) < self._wanted:
-                await self._replace(refresh)
-            else:
+            if len(self._members) >= self._wanted:
                 await self._gone.wait()
+            elif await self._replace(refresh):
+                pause = PAUSES[0]
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSES[1])
 
     async def _keep_sealing(self) -> None:
         """Send what is asked for in waves, one after another: each when nobody does anything but wait for it."""
@@ -212,7 +217,9 @@ class EnginePool:
         for member in members:
             loop.call_soon(member.engine.resume)
 
-    async def _replace(self, refresh: Refresh) -> None:
+    async def _replace(self, refresh: Refresh) -> bool:
+        """Whether another engine could be started. While others live, one that cannot takes nothing from the restarts: the node
+        that it needs may come back."""
         assert self._respawn is not None
         self._restarts, self._coming = self._restarts - 1, True
         try:
@@ -220,12 +227,15 @@ class EnginePool:
         except WorkerDied as error:
             self._coming = False
             self._give_up_if_empty(error)
-            return
+            self._on_loss(f"no engine takes the place of one that was lost yet: {error}")
+            self._restarts += bool(self._members)
+            return False
         self._coming = False
         if member.asleep:
             await self._unless_dead(member, member.engine.sleep())
         await self._with_weights(member, refresh(member.engine))
         self._dispatch()
+        return True
 
     async def _with_weights(self, member: Member, load: Awaitable[None]) -> None:
         """Let an engine load; do without it if it cannot."""

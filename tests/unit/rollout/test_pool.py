@@ -312,6 +312,38 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
     clock.run(main())  # in virtual time
 
 
+def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
+    """A node that left may come back; once nobody is left, there is no waiting for it."""
+
+    async def main():
+        engines, there, told = [HeldEngine(), HeldEngine()], asyncio.Event(), []
+
+        async def respawn():
+            if not there.is_set():
+                raise WorkerDied("its node has left")
+            engines.append(HeldEngine())
+            return engines[-1]
+
+        schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
+        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn, on_loss=told.append)
+        watch = asyncio.create_task(pool.watch())
+        engines[0].kill()
+        await asyncio.sleep(600.0)
+        assert (len(engines), pool.engines) == (2, 1)
+        assert 5 < sum("its node has left" in message for message in told) < 20
+        there.set()
+        await asyncio.sleep(60.0)
+        assert (len(engines), pool.engines) == (3, 2)
+        there.clear()
+        for engine in engines:
+            engine.kill()
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(watch, 600)
+        assert raised.group_contains(WorkerDied)
+
+    clock.run(main())
+
+
 def test_an_engine_that_cannot_load_is_done_without():
     async def main():
         one, two = HeldEngine(), HeldEngine()

@@ -1,0 +1,141 @@
+"""Engines on several nodes of a Ray, which are killed: raylets of their own on this machine, as a cluster's are on many."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from antiphon.record.audit import audit
+from tests.system.test_bad_input import is_worker, wait_for_line
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.ray,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'"),
+]
+
+# On Linux all of 127/8 is this machine: each node has an address of its own, which no other machine reaches.
+HOST = "127.0.0.2"
+LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+
+
+class Nodes:
+    """A Ray, node by node: node0 is its head, where the controller is."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.started = []
+        self.runs = []
+        self.alive = {}  # number -> process
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        self.address = f"{HOST}:{port}"
+        self.start(0, "--head", f"--port={port}", "--include-dashboard=false")
+
+    def start(self, number, *arguments):
+        """A node more, up and running. One at a time: Ray loses those that register at once."""
+        command = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1"]
+        command += [f"--node-ip-address=127.0.0.{2 + number}", *(arguments or [f"--address={self.address}"])]
+        log = self.folder / f"ray-{len(self.started)}.log"
+        with log.open("w") as output:
+            node = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, env={**os.environ, **LOCAL}
+            )
+        self.started.append(node)
+        while "Ray runtime started" not in log.read_text():
+            assert node.poll() is None, log.read_text()
+            os.sched_yield()
+        self.alive[number] = node
+
+    def kill(self, number):
+        """All of a node at once, as when its machine goes down."""
+        node = self.alive.pop(number)
+        for process in [*psutil.Process(node.pid).children(recursive=True), node]:
+            process.kill()
+        node.wait()
+
+    def with_engines(self):
+        """Numbers of the nodes, but the head, that engines run on."""
+        found = []
+        for number, node in self.alive.items():
+            workers = psutil.Process(node.pid).children(recursive=True)
+            if number and any(is_worker(worker, f"engine-{engine}") for worker in workers for engine in range(20)):
+                found.append(number)
+        return found
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", uuid4().hex)
+    nodes = Nodes(tmp_path)
+    nodes.start(1)
+    nodes.start(2)
+    yield nodes
+    for process in nodes.runs:
+        process.kill()
+        process.communicate()
+    for number in sorted(nodes.alive, reverse=True):
+        nodes.kill(number)
+
+
+def start(project, nodes, placement, replicas):
+    process = project.start(
+        "train",
+        project.config(
+            steps=100_000,
+            cluster={"kind": "ray", "address": nodes.address},
+            placement=placement,
+            weights={"channel": "object_store"},
+            engine={"replicas": replicas},
+            learner={"optimizer": {"learning_rate": 1e-5}},
+            rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready"},
+        ),
+    )
+    nodes.runs.append(process)
+    return process
+
+
+def finish(project, process):
+    """It goes on, is told to end, and has lost nothing."""
+    wait_for_line(process, "step ")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 130, out + err
+    assert project.summary()["steps"] > 2
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_engines_that_run_anywhere_go_elsewhere_when_nodes_are_killed(project, nodes):
+    draw = random.Random(0)
+    process = start(project, nodes, {"engine": "anywhere"}, replicas=3)
+    for _ in range(2):
+        wait_for_line(process, "step ")
+        while not (there := nodes.with_engines()):
+            wait_for_line(process, "step ")
+        victim = draw.choice(there)
+        nodes.kill(victim)
+        wait_for_line(process, "worker engine-")  # was lost
+        nodes.start(victim)
+    finish(project, process)
+
+
+def test_an_engine_comes_back_with_its_node(project, nodes):
+    process = start(project, nodes, {"engine": "node1.cpu:0-0, node2.cpu:0-0"}, replicas=2)
+    wait_for_line(process, "step ")
+    assert nodes.with_engines() == [1, 2]
+    nodes.kill(2)
+    wait_for_line(process, "no engine takes the place of one that was lost yet: engine-1 has nowhere to run")
+    wait_for_line(process, "step ")
+    nodes.start(2)
+    while nodes.with_engines() != [1, 2]:
+        wait_for_line(process, "step ")
+    finish(project, process)
