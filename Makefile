@@ -29,8 +29,8 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) --durations=10 $(SUITES) tests/unit/cluster
 
-chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random; make chaos SEED=7 draws others
-	pytest -q -s tests/chaos/test_kills.py -k random --kills 60 --seed $(or $(SEED),0)
+chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
+	pytest -q -s tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere" --kills 60 --seed $(or $(SEED),0)
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }

@@ -258,6 +258,9 @@ def _placement(config: RunConfig) -> Found:
         )
     if (placement.auto or placement.roles) and cluster.debug:
         yield "cluster.debug", "threads of one process cannot be placed: leave out placement"
+    for index, task in enumerate(config.tasks):
+        if task.prefers and not placement.engine:
+            yield f"tasks.{index}.prefers", f"{task.prefers!r}: engines have no devices of their own (placement.engine)"
     for role, text in placement.roles.items():
         if text == ANYWHERE and cluster.kind == "local":
             yield f"placement.{role}", "'anywhere' is of a cluster of several nodes, and cluster.kind is local"

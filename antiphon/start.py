@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,12 @@ def placed(cluster: Cluster, config: RunConfig) -> Placement:
         cores = min(len(place.cores) or math.inf for place in places)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
+    kinds = {place.kind for place in found.places.get("engine", ())}
+    for index, task in enumerate(config.tasks):
+        if task.prefers and task.prefers not in kinds:
+            raise ConfigError(
+                f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
+            )
     learner = found.place("learner") or Place(node=nodes[0].id)
     for place in found.places.get("engine", ()):
         if config.weights.channel == "shared_memory" and not config.weights.directory and place.node != learner.node:
@@ -171,6 +177,7 @@ async def start_engines(
     tell: Callable[[str], None],
     channel: str = "shared_memory",
     seat_of: Callable[[int], Seat] = lambda number: Seat(),
+    prefers: Mapping[str, str] | None = None,
 ) -> tuple[EnginePool, int]:
     """Engines that run a model, with weights that come by `channel` if others do, and the most tokens that one takes."""
     names = (f"{name}-{number}" for number in itertools.count())
@@ -185,7 +192,7 @@ async def start_engines(
             raise WorkerDied(f"{name}-{seat} has nowhere to run: {error}") from error
         args = (settings.kind, str(model), settings, channel)
         handle = cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python, place=place)
-        made = WorkerEngine(handle, lent=lent)
+        made = WorkerEngine(handle, lent=lent, device=place.kind if place else "")
         seated[seat : seat + 1] = [made]
         await made.ready()
         return made
@@ -194,7 +201,7 @@ async def start_engines(
     engines = await waits.wait(
         ready, name="start", owner="run", on="engines to load the model", deadline=rollout.timeout
     )
-    pool = EnginePool(engines, waits, rollout, events=events, on_loss=tell, respawn=engine)
+    pool = EnginePool(engines, waits, rollout, events=events, on_loss=tell, respawn=engine, prefers=prefers)
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -213,8 +220,9 @@ async def start_rollouts(
     renderer = Renderer(model)
     settings = config.engine, config.rollout
     seats = _seats(cluster, config, "engine")
+    prefers = {task.name: task.prefers for task in config.tasks if task.prefers}
     pool, longest = await start_engines(
-        cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats
+        cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats, prefers
     )
     episodes = Episodes(
         tokenizer=renderer,

@@ -232,7 +232,7 @@ MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """What an engine is asked for. `affinity` names what it shares a prefix with, the longest first: its conversation, its
-    group; an engine must hold at least `min_version`; lower `priority` goes first."""
+    group; an engine must hold at least `min_version`; lower `priority` goes first; `task` may prefer some engines."""
 
     id: str
     tokens: IntArray  # [P]
@@ -240,6 +240,7 @@ class GenerateRequest:
     affinity: tuple[str, ...] = ()
     priority: int = 0
     min_version: int = 0
+    task: str = ""
     attachments: tuple[Any, ...] = ()
 
 

@@ -41,6 +41,7 @@ class Place:
     node: str = ""
     cores: tuple[int, ...] = ()  # that it is held to; none: all
     gpus: tuple[str, ...] = ()  # that it sees
+    kind: str = ""  # the class of its devices: cpu, or that of its GPUs
     anywhere: bool = False  # on any node
 
 

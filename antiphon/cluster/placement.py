@@ -226,6 +226,7 @@ def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers
             node=node.id,
             cores=tuple(device.number for device in own if device.kind == CPU),
             gpus=tuple(node.gpus[device.number].id for device in own if device.kind == GPU),
+            kind=next((node.gpus[device.number].kind for device in own if device.kind == GPU), CPU),
         )
 
 

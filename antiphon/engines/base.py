@@ -140,6 +140,7 @@ class InferenceEngine(Protocol):
     version: int
     capacity: int
     lent: bool  # shares a device with what trains, and sleeps meanwhile
+    device: str  # its class, such as h800; empty if nobody said
 
     def start(self, request: GenerateRequest) -> GenerationHandle:
         """Send a request."""

@@ -103,10 +103,11 @@ class EngineWorker(Worker):
 class WorkerEngine:
     """An `InferenceEngine` whose core runs behind a `WorkerHandle`."""
 
-    def __init__(self, handle: WorkerHandle, version: int = 0, *, lent: bool = False) -> None:
+    def __init__(self, handle: WorkerHandle, version: int = 0, *, lent: bool = False, device: str = "") -> None:
         self.handle = handle
         self.version = version
         self.lent = lent
+        self.device = device
         self.dead = False
         self.capacity = 0
         self.max_length = 0

@@ -337,6 +337,7 @@ class Episodes:
                     affinity=(name, str(attempt.group)),
                     priority=priority,
                     min_version=started.n,
+                    task=prompt.task,
                 )
                 if not await self._turn(recording, request, world, last=turn == self._config.max_turns - 1):
                     return

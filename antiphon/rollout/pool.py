@@ -10,8 +10,8 @@ import heapq
 import itertools
 import math
 import re
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -49,8 +49,11 @@ class EnginePool:
         events: Events,
         on_loss: Callable[[str], None] = lambda message: None,
         respawn: Callable[[], Awaitable[InferenceEngine]] | None = None,
+        prefers: Mapping[str, str] | None = None,
     ) -> None:
-        """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs."""
+        """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs; `prefers` has,
+        for some tasks, the class of devices that their requests go to while there is room."""
+        self._prefers = dict(prefers or {})
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
         self._members: list[Member] = []
@@ -69,7 +72,7 @@ class EnginePool:
         self._gone = asyncio.Event()  # an engine was lost
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
         self._pending: dict[int, list[Pending]] = {}
-        self._free = Free()
+        self._free: dict[str, Free] = defaultdict(Free)  # by class of device
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
         self._sleepers = 0  # engines
@@ -102,7 +105,7 @@ class EnginePool:
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
         self._put(member, asleep=self._lent and engine.lent)
-        self._free.note(member)
+        self._free[member.engine.device].note(member)
         self._dispatch()
         return member
 
@@ -354,7 +357,7 @@ class EnginePool:
             group = _group(request)
             member.running += 0 if member.groups[group] else self._seats
             member.groups[group] += 1
-        self._free.note(member)
+        self._free[member.engine.device].note(member)
 
     def _leave(self, member: Member, request: GenerateRequest) -> None:
         if not self._pinned:
@@ -374,7 +377,7 @@ class EnginePool:
         if member.version != member.engine.version:
             member.version = member.engine.version
             self._events.add("load", engine=member.number, version=member.version)
-        self._free.note(member)
+        self._free[member.engine.device].note(member)
 
     def _note_served(self, request: GenerateRequest, member: Member, completion: Completion) -> None:
         versions = completion.versions
@@ -420,7 +423,7 @@ class EnginePool:
         return min(possible, key=lambda found: found[0], default=None)
 
     def _place_for(self, request: GenerateRequest) -> Member | None:
-        """Where the longest prefix is, if there is room; else where there is most room."""
+        """Where the longest prefix is, if there is room; else where there is most room, on what the task prefers first."""
         for shared in request.affinity:
             home = self._homes.get(shared)
             if home is None:
@@ -429,7 +432,11 @@ class EnginePool:
                 return home
             if home.takes(request.min_version) and home.running < self._share:
                 return home
-        return self._free.best(request.min_version, self._share)
+        wanted = self._prefers.get(request.task)
+        if wanted in self._free and (member := self._free[wanted].best(request.min_version, math.inf)):
+            return member
+        found = [member for free in self._free.values() if (member := free.best(request.min_version, self._share))]
+        return min(found, key=lambda member: (member.running, member.number), default=None)
 
     def _remember(self, request: GenerateRequest, home: Member) -> None:
         for shared in request.affinity:

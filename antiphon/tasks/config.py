@@ -168,6 +168,9 @@ class TaskConfig(Config):
     group_reward: str | None = None
     """Judges the siblings of a group together, when each has its score: `duplicates`, or package.module:attribute."""
     group_reward_options: dict[str, Any] = {}
+    prefers: str = ""
+    """Class of devices, such as h20, whose engines its requests go to while they have room: for what reads much, or writes
+    much, where `placement.engine` has several classes."""
     judge: JudgeConfig | None = None
     """A model for the reward to ask; the reward is built with `generate` as one more option."""
     grading: GradingConfig | None = None

@@ -114,10 +114,14 @@ def finish(project, process):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-def test_engines_that_run_anywhere_go_elsewhere_when_nodes_are_killed(project, nodes):
-    draw = random.Random(0)
+def test_engines_that_run_anywhere_go_elsewhere_when_nodes_are_killed(project, request):
+    """Nodes drawn at random; `make chaos` asks for it."""
+    kills = request.config.getoption("--kills")
+    if not kills:
+        pytest.skip("takes a while; --kills says how many kills of processes, a tenth of which are of nodes")
+    draw, nodes = random.Random(request.config.getoption("--seed")), request.getfixturevalue("nodes")
     process = start(project, nodes, {"engine": "anywhere"}, replicas=3)
-    for _ in range(2):
+    for _ in range(kills // 10):
         wait_for_line(process, "step ")
         while not (there := nodes.with_engines()):
             wait_for_line(process, "step ")

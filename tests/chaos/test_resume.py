@@ -1,11 +1,15 @@
 """A run that was killed and gone on with is the run that was not: to the last bit where it is deterministic, without loss
 where it is not."""
 
+import json
+import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -73,6 +77,25 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
     assert project.run("diff", whole, cut).stdout == "no difference\n"
     stands = {line["step"]: line["reward/mean"] for line in project.metrics("cut")}  # the last line of each step
     assert stands == {line["step"]: line["reward/mean"] for line in project.metrics("whole")}
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+def test_a_run_whose_head_is_gone_goes_on_elsewhere(project):
+    """From the run directory alone: in another folder, on another cluster, with other engines, on weights that come another
+    way."""
+    path = project.config(steps=6, checkpoint={"every": 1}, rollout={"async_ratio": 1})
+    order = [sys.executable, "-c", KILLED, "published", "4", "train", str(path)]
+    assert subprocess.run(order, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    elsewhere = project.folder / "elsewhere"
+    shutil.move(project.folder / "runs", elsewhere)
+    cores = ", ".join(f"cpu:{core}-{core}" for core in sorted(os.sched_getaffinity(0))[:2])
+    changed = ("cluster.kind=ray", "weights.channel=object_store", "engine.replicas=2", f"placement.engine={cores}")
+    resumed = project.run("train", path, "--resume", f"record.directory={elsewhere}", *changed)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming after step" in resumed.stdout
+    assert not audit(elsewhere / "run").violations
+    assert json.loads((elsewhere / "run" / "summary.json").read_text())["steps"] == 6
 
 
 @pytest.mark.chaos

@@ -8,7 +8,13 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.config import load
+from antiphon.errors import ConfigError
 from antiphon.record.audit import audit
+from antiphon.run_config import RunConfig
+from antiphon.start import placed
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))
@@ -124,26 +130,13 @@ def test_a_placement_means_the_same_on_ray(project):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"placement": {"learner": "gpu:0-7"}},
-            "placement.learner: gpu:0-7 is more than there is; there are node0 with",
-        ),
         ({"placement": {"learner": "gpu:0-"}}, "placement.learner: 'gpu:0-' names no devices"),
-        ({"placement": {"learner": "cpu:4000"}}, "placement.learner: of the 4000 cores of cpu:4000 other roles leave"),
         ({"placement": {"lerner": "cpu:1"}}, "placement.lerner: there is no such key"),
         (
             {"placement": {"engine": "anywhere"}},
             "'anywhere' is of a cluster of several nodes, and cluster.kind is local",
         ),
         ({"placement": {"learner": "cpu:1"}, "cluster": {"debug": True}}, "threads of one process cannot be placed"),
-        (
-            {"placement": {"learner": FIRST}, "learner": {"threads": 2}},
-            "placement.learner: 2 threads are more than its 1 cores",
-        ),
-        (
-            {"placement": {"engine": FIRST, "judge": FIRST}},
-            "and both generate at the same time",
-        ),
         (
             {"placement": {"auto": True, "learner": FIRST}},
             "the planner places all or nothing, and learner is placed already",
@@ -154,10 +147,33 @@ def test_a_placement_means_the_same_on_ray(project):
         ),
     ],
 )
-def test_what_cannot_be_placed_is_one_error_before_anything_starts(project, sections, message):
-    done = project.run("train", project.config(**sections))
+def test_what_no_machine_can_do_is_refused_with_the_configuration(project, sections, message):
+    with pytest.raises(ConfigError) as refused:
+        load(project.config(**sections), model=RunConfig)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"placement": {"learner": "cpu:4000"}}, "placement.learner: of the 4000 cores of cpu:4000 other roles leave"),
+        (
+            {"placement": {"learner": FIRST}, "learner": {"threads": 2}},
+            "placement.learner: 2 threads are more than its 1 cores",
+        ),
+        ({"placement": {"engine": FIRST, "judge": FIRST}}, "and both generate at the same time"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused_before_anything_starts(project, sections, message):
+    with pytest.raises(ConfigError) as refused:
+        placed(LocalCluster(ClusterConfig()), load(project.config(**sections), model=RunConfig))
+    assert message in str(refused.value)
+
+
+def test_a_device_that_is_not_there_is_one_clear_error(project):
+    done = project.run("train", project.config(placement={"learner": "gpu:0-70"}))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
+    assert "placement.learner: gpu:0-70 is more than there is; there are node0 with" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((project.folder / "runs").glob("run/logs/*.log"))
 

@@ -280,6 +280,7 @@ class Attempt(Session):
             affinity=(self._name, self._group),
             priority=self._priority,
             min_version=self._started.n,
+            task=self._prompt.task,
         )
 
     def draft(self, chat: Chat, forced: str) -> Draft:

@@ -53,8 +53,9 @@ def completion(tokens, finish):
 class HeldEngine:
     """An engine with `capacity` slots that is slow to load."""
 
-    def __init__(self, capacity=4):
+    def __init__(self, capacity=4, device=""):
         self.capacity = capacity
+        self.device = device
         self.version = 0
         self.started: list[HeldGeneration] = []
         self.may_load = asyncio.Event()
@@ -492,5 +493,25 @@ def test_an_engine_that_joins_while_devices_are_lent_sleeps():
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    clock.run(main())
+
+
+def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
+    async def main():
+        reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
+        pool = EnginePool([reads, writes], Waits(), SCHEDULE, events=Events(), prefers={"long": "h800"})
+        tasks = [
+            asyncio.create_task(pool.generate(request(str(n), task="long" if n < 3 else "short"))) for n in range(6)
+        ]
+        await settle()
+        assert [generation.request.task for generation in writes.started] == ["long"] * 3
+        assert [generation.request.task for generation in reads.started] == ["short"] * 3
+        more = [asyncio.create_task(pool.generate(request(f"more {n}", task="long"))) for n in range(4)]
+        await settle()
+        assert len(writes.started) == len(reads.started) == 5, "what is preferred is full: the others take it"
+        for task in (*tasks, *more):
+            task.cancel()
+        await asyncio.gather(*tasks, *more, return_exceptions=True)
 
     clock.run(main())
