@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -57,20 +58,22 @@ def placed(cluster: Cluster, config: RunConfig) -> Placement:
         cores = min(len(place.cores) or math.inf for place in places)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
-    kinds = {place.kind for place in found.places.get("engine", ())}
+    beside = Place(node=nodes[0].id)  # the controller
+    engine_places = found.places.get("engine", (beside,))
+    kinds = {place.kind for place in engine_places}
     for index, task in enumerate(config.tasks):
         if task.prefers and task.prefers not in kinds:
             raise ConfigError(
                 f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
             )
-    learner = found.place("learner") or Place(node=nodes[0].id)
-    for place in found.places.get("engine", ()):
-        if config.weights.channel == "shared_memory" and not config.weights.directory and place.node != learner.node:
+    learner, same_memory = found.place("learner") or beside, config.weights.channel == "shared_memory"
+    for place in engine_places:
+        if same_memory and not config.weights.directory and place.node != learner.node:
             raise ConfigError(
                 "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
                 "use object_store or distributed"
             )
-    if (reward := found.place("reward")) is not None and reward.node != nodes[0].id:
+    if (reward := found.place("reward")) is not None and reward.node != beside.node:
         raise ConfigError("placement.reward: rewards run beside the controller, on node0")
     return found
 
@@ -120,6 +123,12 @@ def check_tokenizers(model: Path, other: Path) -> None:
             f"{other}: its tokenizer is not that of {model} ({token[0]!r} is token {ours.get(token[0])} there and "
             f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared"
         )
+
+
+def vocabulary_size(model: Path) -> int:
+    """Tokens that the model in a directory knows, those that no text has included."""
+    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return int(shape.get("text_config", shape)["vocab_size"])
 
 
 @asynccontextmanager
@@ -183,6 +192,7 @@ async def start_engines(
     names = (f"{name}-{number}" for number in itertools.count())
     settings, rollout = config
     seated: list[WorkerEngine] = []  # the engine of each seat
+    vocabulary = vocabulary_size(model)
 
     async def engine() -> WorkerEngine:
         seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
@@ -195,6 +205,11 @@ async def start_engines(
         made = WorkerEngine(handle, lent=lent, device=place.kind if place else "")
         seated[seat : seat + 1] = [made]
         await made.ready()
+        if made.vocabulary != vocabulary:
+            raise ConfigError(
+                f"engine.kind: {made.handle.name} ({settings.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"model at {model} one of {vocabulary:,}: what it samples could not be trained on"
+            )
         return made
 
     ready = asyncio.gather(*(engine() for _ in range(settings.replicas)))

@@ -76,6 +76,7 @@ class EngineCore(Protocol):
     version: int
     capacity: int  # requests decoded at once
     max_length: int  # most tokens of one, prompt included
+    vocabulary: int  # tokens that its model knows
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request; a request longer than the engine allows raises `UnsupportedError`."""

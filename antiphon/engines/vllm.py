@@ -75,7 +75,7 @@ class VLLMEngine:
         self._engine = _start(model, config)
         settings = self._engine.model_config
         self.max_length: int = settings.max_model_len
-        self._vocabulary: int = settings.get_vocab_size()
+        self.vocabulary: int = settings.get_vocab_size()
         self._layout = _layout(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
@@ -93,7 +93,7 @@ class VLLMEngine:
         """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
         if request.id in self._running or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self._vocabulary, decodes=self._tokenizer is not None)
+        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         _require_faithful(request.sampling)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request

@@ -45,9 +45,10 @@ class EngineWorker(Worker):
         self._waiting: dict[str, list[Delta]] = {}
         self._sent = time.monotonic()
 
-    def limits(self) -> tuple[int, int]:
-        """Requests the engine decodes at once, and the most tokens of one; answered once the engine is ready."""
-        return self.core.capacity, self.core.max_length
+    def limits(self) -> tuple[int, int, int]:
+        """Requests the engine decodes at once, the most tokens of one, and the tokens there are; answered once the engine is
+        ready."""
+        return self.core.capacity, self.core.max_length, self.core.vocabulary
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
@@ -111,6 +112,7 @@ class WorkerEngine:
         self.dead = False
         self.capacity = 0
         self.max_length = 0
+        self.vocabulary = 0
         self._requests: dict[str, WorkerGeneration] = {}
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
@@ -118,7 +120,7 @@ class WorkerEngine:
 
     async def ready(self) -> None:
         """Return once the engine has loaded its model."""
-        self.capacity, self.max_length = await self.handle.call("limits")
+        self.capacity, self.max_length, self.vocabulary = await self.handle.call("limits")
         if self.lent:  # whether it can is known before anything is trained
             await self.sleep()
             await self.wake()

@@ -150,7 +150,7 @@ def _has_role(process: psutil.Process, role: str, folder: str) -> bool:
             return "antiphon train" in command and process.cwd() == folder
         if role == GRADER:
             return "grading_worker" in command and process.cwd() == folder
-        log = os.readlink(f"/proc/{process.pid}/fd/1")
-        return log.startswith(folder) and Path(log).name.startswith(f"{role}-" if role != "learner" else "learner.")
+        log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+        return log.is_relative_to(folder) and log.stem.partition("-")[0] == role
     except (OSError, psutil.Error):
         return False

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import textwrap
 from importlib.util import find_spec
 
 import psutil
@@ -143,6 +144,25 @@ def test_a_second_ctrl_c_stops_at_once(project):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+
+
+def test_an_engine_of_another_vocabulary_is_refused(project):
+    (project.folder / "other.py").write_text(
+        textwrap.dedent("""
+        from transformers import AutoModelForCausalLM
+
+        from antiphon.engines.native.engine import NativeEngine
+
+        def open_engine(model, config, receive):
+            other = AutoModelForCausalLM.from_pretrained(model)
+            other.resize_token_embeddings(64)
+            return NativeEngine(other, config, receive=receive)
+        """)
+    )
+    done = project.run("train", project.config(engine={"kind": "other:open_engine"}))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "engine.kind: engine-0 (other:open_engine) has a vocabulary of 64 tokens, and the model at" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def wait_for_line(process, start: str) -> None:

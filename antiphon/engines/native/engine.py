@@ -78,7 +78,7 @@ class NativeEngine:
         self._receive = receive
         self._tokenizer = tokenizer
         self._clock = clock
-        self._vocabulary = int(self.model.config.get_text_config().vocab_size)
+        self.vocabulary = int(self.model.config.get_text_config().vocab_size)
         self._ends = np.array(end_tokens(self.model), np.int64)
         self._like = next(self.model.parameters()).detach()[:0]
         self._home = self._like.device
@@ -100,7 +100,7 @@ class NativeEngine:
         """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
         if request.id in self._slots or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self._vocabulary, decodes=self._tokenizer is not None)
+        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request
         self._order += 1
