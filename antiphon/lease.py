@@ -20,18 +20,18 @@ class Lease:
         self._models = models
         self._pool = pool
         self._judges = judges
-        self._training = True  # models begin on their devices
+        self._training: bool | None = None  # at first all are on their devices, and it is nobody's turn
 
     async def train(self) -> None:
         """The models' turn."""
-        if self.shared and not self._training:
+        if self.shared and self._training is not True:
             self._training = True
             await asyncio.gather(*(pool.lend() for pool in (self._pool, *self._judges)))
             await self._models.reload()
 
     async def leave(self) -> None:
         """The end of the models' turn. Judges wake; the engines of the run do when they load what was published."""
-        if self.shared and self._training:
+        if self.shared and self._training is not False:
             self._training = False
             await self._models.offload()
             await asyncio.gather(*(judge.take_back() for judge in self._judges))

@@ -2,8 +2,11 @@
 
     python benchmarks/recipe.py tiny_arithmetic --seeds 3 --control
     python benchmarks/recipe.py smollm2_arithmetic
+    python benchmarks/recipe.py smollm2_arithmetic --vllm envs/vllm/bin/python
 
-`--control` then spends the time that reinforcement learning took on more supervised fine-tuning instead.
+`--control` then spends the time that reinforcement learning took on more supervised fine-tuning instead. `--vllm` has vLLM
+generate, from an environment of its own. Mismatch is the mean of k3 of KL(engine ‖ learner) over the tokens of a step, before
+any update of it: of tokens that were sampled under older weights that is what their age makes, too.
 """
 
 import argparse
@@ -23,15 +26,20 @@ def main() -> None:
     arguments.add_argument("recipe", choices=sorted(path.parent.name for path in ROOT.glob("recipes/*/config.yaml")))
     arguments.add_argument("--seeds", type=int, default=1)
     arguments.add_argument("--control", action="store_true")
+    arguments.add_argument("--vllm", default="", help="the interpreter that has vLLM")
     arguments.add_argument("--runs", type=Path, default=Path("runs/recipe"))
     options = arguments.parse_args()
     config = ROOT / "recipes" / options.recipe / "config.yaml"
     finished, figures, rows = [], {}, []
+    name = f"{options.recipe}_vllm" if options.vllm else options.recipe
+    engine = ("engine.kind=vllm", f"engine.python={options.vllm}", "rollout.timeout=1800") if options.vllm else ()
     for seed in range(options.seeds):
-        run_ = run("train", config, f"{options.recipe}-{seed}", f"seed={seed}", runs=options.runs)
+        run_ = run("train", config, f"{name}-{seed}", f"seed={seed}", *engine, runs=options.runs)
         finished.append(run_)
         measures = {key: run_.summary[key] for key in ("accuracy_before", "accuracy_after", "train_seconds", "steps")}
         low, high = run_.summary["gain_interval"]
+        mismatch = run_.column("learner/mismatch_kl")
+        measures |= {"mismatch_kl": mean(mismatch), "mismatch_kl_most": max(mismatch)}
         measures |= {"gain_low": low, "gain_high": high, "test_prompts": run_.summary["test_prompts"]}
         if options.control:
             measures["accuracy_control"] = control(config, run_, seed, options.runs).summary["accuracy_after"]
@@ -42,8 +50,8 @@ def main() -> None:
     figures["lowest_accuracy_after"] = min(r.summary["accuracy_after"] for r in finished)
     figures["lowest_gain"] = min(r.summary["accuracy_after"] - r.summary["accuracy_before"] for r in finished)
     figures["longest_train_seconds"] = max(r.summary["train_seconds"] for r in finished)
-    draw(finished, ROOT / "recipes" / options.recipe / "curve.png")
-    print(f"\nwritten to {write_result(f'recipe_{options.recipe}', figures)}")
+    draw(finished, ROOT / "recipes" / options.recipe / ("curve_vllm.png" if options.vllm else "curve.png"))
+    print(f"\nwritten to {write_result(f'recipe_{name}', figures)}")
 
 
 def control(config: Path, trained: Finished, seed: int, runs: Path) -> Finished:
