@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos bench format lint types floors unit clean
+.PHONY: help demo check test chaos coverage bench format lint types floors unit clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -31,6 +31,10 @@ test: check  ## what CI runs: check, whole runs, short parity and chaos
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
 	pytest -q -s tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere" --kills 60 --seed $(or $(SEED),0)
+
+coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
+	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
+	coverage report
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
