@@ -496,13 +496,11 @@ def _placed(run: "RunConfig") -> "RunConfig":
     from antiphon.simulate.probe import speeds_file
 
     measured = speeds_file(run)
-    speeds = load(measured, model=Speeds) if measured.is_file() else estimate(run, inspect(run))
+    if measured.is_file():
+        speeds, by = load(measured, model=Speeds), f"speeds in {measured}"
+    else:
+        speeds, by = estimate(run, inspect(run)), "sizes alone; `antiphon plan --probe --devices` measures speeds"
     found, split = divided(run, speeds, this_machine())
-    by = (
-        f"speeds in {measured}"
-        if measured.is_file()
-        else "sizes alone; `antiphon plan --probe --devices` measures speeds"
-    )
     print(f"placement: {split} (learner {found.placement.learner}; engines {found.placement.engine}), by {by}")
     return found
 

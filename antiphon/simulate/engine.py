@@ -95,12 +95,11 @@ class SimulatedEngine:
     """An `InferenceEngine` on the running loop's clock. `length` says how many tokens a request gets in all: one that
     another engine began gets the rest."""
 
-    def __init__(
-        self, speed: EngineSpeed, length: Length, version: int = 0, *, lent: bool = False, device: str = ""
-    ) -> None:
+    device = ""  # they are all alike
+
+    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, lent: bool = False) -> None:
         self.speed = speed
         self.lent = lent
-        self.device = device
         self.version = version
         self.capacity = speed.slots
         self.dead: WorkerDied | None = None

@@ -120,10 +120,10 @@ class SimulatedLearner:
         """See `Learner.restore`: there is nothing to restore."""
 
     async def offload(self) -> None:
-        """See `Learner.offload`."""
+        """See `Resident.offload`."""
 
     async def reload(self) -> None:
-        """See `Learner.reload`."""
+        """See `Resident.reload`."""
 
 
 class SimulatedTokenizer:
