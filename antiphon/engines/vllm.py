@@ -239,11 +239,16 @@ def _start(model: str, config: EngineConfig) -> Any:
     if device == "cpu":
         # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
+        # A prompt that is read in parts has draws of its seed undone, which the generators of a CPU cannot do.
+        defaults |= {"enable_chunked_prefill": False}
     envs.VLLM_NO_USAGE_STATS = True  # a run calls nobody
     try:
         arguments = EngineArgs(**{**defaults, **config.options, **ours})
     except TypeError as error:
         raise ConfigError(f"engine.options: vLLM does not take them: {error}") from error
+    if arguments.enable_chunked_prefill is False:  # None is vLLM's own choice
+        longest = arguments.create_model_config().max_model_len
+        arguments.max_num_batched_tokens = max(ours["max_num_batched_tokens"], longest)
     settings = arguments.create_engine_config()
     if settings.model_config.enforce_eager:
         torch.compiler.set_stance(

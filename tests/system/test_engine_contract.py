@@ -168,6 +168,17 @@ async def test_all_requests_end_however_many_there_are(world, engine):
 
 
 @contract
+async def test_prompts_that_no_single_step_reads(world, engine):
+    prompts = [tuple(range(i, 60)) * 10 for i in range(3 * SLOTS)]
+    handles = [engine.start(request(f"r{i}", prompt=prompt)) for i, prompt in enumerate(prompts)]
+    whole = await asyncio.gather(*(handle.result() for handle in handles))
+    alone = await engine.start(request("r5", prompt=prompts[5])).result()
+    for completion in whole:
+        check(completion, 20)
+    assert np.array_equal(alone.tokens, whole[5].tokens)
+
+
+@contract
 async def test_deltas_come_to_the_result(world, engine):
     handle = engine.start(request("r", tokens=LONG))
     deltas = [delta async for delta in handle]
