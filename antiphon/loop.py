@@ -242,7 +242,8 @@ class Run:
         for step in range(1, sft.steps + 1):
             await self._take_devices()
             examples = [parts.next_example() for _ in range(sft.batch_size)]
-            batch = supervised_batch(examples, self.config.learner.tokens_per_pack)
+            learner = self.config.learner
+            batch = supervised_batch(examples, learner.tokens_per_pack, learner.mesh.data)
             trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
             due = step % sft.evaluate_every == 0

@@ -7,6 +7,7 @@ nothing is asynchronous but that the next batch is made while the learner is at 
 """
 
 import asyncio
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -198,7 +199,7 @@ class Offline:
         aside = draft(place)
         saving = await self.wait(learner.save(aside), "save")
         await self.wait(saving, "save")
-        (aside / TRAINING_STATE).unlink()  # for going on, which an offline run cannot
+        shutil.rmtree(aside / TRAINING_STATE)  # for going on, which an offline run cannot
         publish(aside, place, {"step": steps})
 
 

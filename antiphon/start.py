@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
+from antiphon.learning.ranks import Ranks
 from antiphon.record.events import Events
 from antiphon.registry import import_path
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
@@ -49,7 +50,13 @@ def placed(cluster: Cluster, config: RunConfig) -> Placement:
         return Placement()
     critic = config.critic.count if config.critic else 0
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
-    one_a_place = {"learner": 1, "reference": 1, "critic": critic, "teacher": len(config.teachers)}
+    ranks = config.learner.mesh.world
+    one_a_place = {
+        "learner": ranks,
+        "reference": ranks,
+        "critic": critic * ranks,
+        "teacher": len(config.teachers) * ranks,
+    }
     engines = {"engine": config.engine.replicas, "judge": judges}
     nodes = cluster.nodes()
     found = resolve(config.placement, nodes, one_a_place | engines)
@@ -84,13 +91,27 @@ async def start_models(
     """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for teachers and for
     critics with a path of theirs."""
     handles: list[WorkerHandle] = []
+    meetings: list[Awaitable[None]] = []
 
     def start(name: str, kind: str, path: Path, *more: Any, settings: LearnerConfig = config.learner) -> WorkerLearner:
         role, _, number = name.partition("-")
-        place = placement.place(role, int(number or 0))
         args = (str(path), settings, derive(config.seed, name), *more)
-        handles.append(cluster.spawn(name, kind, *args, place=place))
-        return WorkerLearner(handles[-1])
+        ranks = settings.mesh.world
+        members = [
+            cluster.spawn(
+                name if ranks == 1 else f"{name}-rank-{rank}",
+                kind,
+                *args,
+                place=placement.place(role, int(number or 0) * ranks + rank),
+            )
+            for rank in range(ranks)
+        ]
+        handles.extend(members)
+        if ranks == 1:
+            return WorkerLearner(members[0])
+        together = Ranks(members)
+        meetings.append(together.meet(config.weights.host))
+        return WorkerLearner(together)
 
     async def directory(path: str) -> Path:
         return await model_directory(cluster, path, Path(), config.seed) if path else model
@@ -111,6 +132,7 @@ async def start_models(
         critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
         teachers=[start(f"teacher-{number}", kind, path, settings=unadapted) for number, path in enumerate(paths)],
     )
+    await asyncio.gather(*meetings)
     return models, handles
 
 

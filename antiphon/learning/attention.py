@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from antiphon.errors import UnsupportedError
+from antiphon.learning.mesh import exchanged
 from antiphon.types import IntArray
 
 NAME = "antiphon_packed"
@@ -40,8 +41,10 @@ class PackLayout:
     order: torch.Tensor  # [T] where each token of the pack stands in the blocks' concatenated output
 
     @staticmethod
-    def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu") -> "PackLayout":
-        """The layout of a forest of pieces, see `types.Pack`."""
+    def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> "PackLayout":
+        """The layout of a forest of pieces, see `types.Pack`; of one piece more, if the tokens are to be a multiple."""
+        if (over := int(lengths.sum()) % multiple) != 0:
+            lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
         paths = sequences(lengths, parents)
         positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
         for path in paths:
@@ -113,6 +116,7 @@ def packed_attention(
     layout: PackLayout,
     scaling: float | None = None,
     reader: Reader | None = None,
+    context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
@@ -130,6 +134,51 @@ def packed_attention(
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0), None
 
 
+def attention_by_heads(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    context: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """`packed_attention` where each rank of the group `context` has some tokens: they exchange them for some of the heads, of
+    all tokens. Fewer key heads than ranks are repeated.
+
+    Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
+    """
+    ranks = context.size()
+    if (repeats := -(-ranks // key.size(1))) > 1:
+        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+    query, key, value = (_swap(t, context, to_tokens=False) for t in (query, key, value))
+    out, _ = packed_attention(module, query, key, value, *args, **options)
+    return _swap(out.transpose(1, 2), context, to_tokens=True).transpose(1, 2), None
+
+
+def _swap(x: torch.Tensor, group: Any, *, to_tokens: bool) -> torch.Tensor:
+    """All heads of some tokens against some heads of all, [1, heads, T, head size], or back."""
+    ranks = group.size()
+    split, joined = (2, 1) if to_tokens else (1, 2)
+    each = [x.shape[split] // ranks] * ranks
+    rows = exchanged(x[0].movedim(split - 1, 0), group, each, each)
+    return torch.cat([part.movedim(0, split - 1) for part in rows.chunk(ranks)], dim=joined - 1)[None]
+
+
+def attention_by_keys(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    context: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
+    heads that cannot be divided; ranks with late tokens have more to do."""
+    raise NotImplementedError
+
+
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
     """What transformers' models say of attention that is another, and would otherwise be passed over."""
     found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
@@ -141,4 +190,8 @@ def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest:
         raise UnsupportedError(f"{type(module).__name__} of layer {layer} has {', '.join(found)}: not supported")
 
 
+CONTEXT_ATTENTION = {"heads": "antiphon_packed_heads", "keys": "antiphon_packed_keys"}  # by `mesh.context_attention`
+
 AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(CONTEXT_ATTENTION["heads"], attention_by_heads)
+AttentionInterface.register(CONTEXT_ATTENTION["keys"], attention_by_keys)

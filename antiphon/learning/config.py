@@ -38,6 +38,35 @@ class LoraConfig(Config):
         return self.alpha / self.rank
 
 
+class MeshConfig(Config):
+    """The ranks of a learner, each a process with a device of its own: the product of all but `expert`."""
+
+    replicate: int = Field(1, gt=0)
+    """Copies of the model, each of which has a share of the packs."""
+    shard: int = Field(1, gt=0)
+    """Ranks among which parameters, gradients and optimiser state are cut (FSDP), each with a share of the packs."""
+    context: int = Field(1, gt=0)
+    """Ranks among which the tokens of a pack are divided."""
+    tensor: int = Field(1, gt=0)
+    """Ranks among which heads, feed-forward columns and the vocabulary are divided."""
+    pipeline: int = Field(1, gt=0)
+    """Stages that the layers are cut into."""
+    expert: int = Field(1, gt=0)
+    """Of the ranks of `shard`, so many have the experts of a mixture divided among them."""
+    context_attention: Literal["heads", "keys"] = "heads"
+    """With `context`, whether ranks exchange tokens for heads (Ulysses), or gather the keys of all tokens."""
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.data * self.context * self.tensor * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Shares that packs are divided into."""
+        return self.replicate * self.shard
+
+
 class LearnerConfig(Config):
     """The learner's process and how it cuts its work."""
 
@@ -52,6 +81,9 @@ class LearnerConfig(Config):
     logits_chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
+    mesh: MeshConfig = MeshConfig()
+    cpu_offload: bool = False
+    """Keep parameters and optimiser state in the machine's memory between their uses: with a mesh that shards."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
     minibatches: int = Field(1, gt=0)

@@ -1,8 +1,24 @@
 """Log-probabilities and entropies of chosen tokens, without the logits of all tokens ever existing at once."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The rows of an embedding or a head that this rank of a group has: those from `start` on. Others have the others."""
+
+    group: Any
+    start: int
+
+    def rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where tokens are among this rank's rows, 0 for those that are not, and whether they are."""
+        rows = tokens - self.start
+        there = (rows >= 0) & (rows < count)
+        return rows.where(there, 0), there
 
 
 def token_logprobs(
@@ -11,11 +27,15 @@ def token_logprobs(
     targets: torch.Tensor,  # [N]
     temperatures: torch.Tensor,  # [N], positive
     chunk: int,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N]
     each. Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept
-    for the backward pass, beyond it they are computed again."""
-    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(hidden, weight, targets, temperatures, chunk)
+    for the backward pass, beyond it they are computed again. Where each rank has some rows of the head, `vocabulary` says
+    which: no rank ever sees the logits of the others."""
+    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
+        hidden, weight, targets, temperatures, chunk, vocabulary
+    )
     return result
 
 
@@ -28,29 +48,40 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperatures: torch.Tensor,
         chunk: int,
+        vocabulary: Vocabulary | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scale = temperatures.to(_precision(hidden.dtype)).reciprocal()
+        targets, there = (targets, None) if vocabulary is None else vocabulary.rows(targets, len(weight))
         logprobs, entropies, normalisers = [], [], []
+        probabilities = None
         for part in range(0, len(hidden), chunk):
             span = slice(part, part + chunk)
             logits = _logits(hidden[span], weight, scale[span])
-            normaliser = logits.logsumexp(-1)
-            logprobs.append(logits.gather(-1, targets[span, None])[:, 0] - normaliser)
+            normaliser = _normaliser(logits, vocabulary)
             probabilities = (logits - normaliser[:, None]).exp_()
-            entropies.append(normaliser - torch.einsum("nv,nv->n", probabilities, logits))
+            chosen = logits.gather(-1, targets[span, None])[:, 0]
+            expected = torch.einsum("nv,nv->n", probabilities, logits)
+            if vocabulary is not None and there is not None:
+                chosen, expected = both = torch.stack([chosen * there[span], expected])
+                distributed.all_reduce(both, group=vocabulary.group)
+            logprobs.append(chosen - normaliser)
+            entropies.append(normaliser - expected)
             normalisers.append(normaliser)
         kept = probabilities if len(hidden) <= chunk else None
+        if not normalisers:
+            logprobs = entropies = normalisers = [scale]  # of nothing
         entropy = torch.cat(entropies)
-        ctx.save_for_backward(hidden, weight, targets, scale, torch.cat(normalisers), entropy, kept)
-        ctx.chunk = chunk
+        ctx.save_for_backward(hidden, weight, targets, there, scale, torch.cat(normalisers), entropy, kept)
+        ctx.chunk, ctx.vocabulary = chunk, vocabulary
         return torch.cat(logprobs), entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_logprobs, grad_entropies = gradients
-        hidden, weight, targets, scale, normalisers, entropies, kept = ctx.saved_tensors
+        hidden, weight, targets, there, scale, normalisers, entropies, kept = ctx.saved_tensors
         with_entropy = bool(grad_entropies.any())
         grad_hidden, grad_weight = torch.empty_like(hidden), None
+        of_targets = grad_logprobs if there is None else grad_logprobs * there
         for part in range(0, len(hidden), ctx.chunk):
             span = slice(part, part + ctx.chunk)
             p = kept
@@ -60,7 +91,7 @@ class _TokenLogprobs(torch.autograd.Function):
             gradient = p * -grad_logprobs[span, None]
             if with_entropy:
                 gradient.sub_((torch.xlogy(p, p) + p * entropies[span, None]) * grad_entropies[span, None])
-            gradient.scatter_add_(1, targets[span, None], grad_logprobs[span, None])
+            gradient.scatter_add_(1, targets[span, None], of_targets[span, None])
             gradient = gradient.mul_(scale[span, None]).to(hidden.dtype)
             grad_hidden[span] = gradient @ weight
             if not ctx.needs_input_grad[1]:
@@ -69,7 +100,22 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight = gradient.T @ hidden[span]
             else:
                 grad_weight.addmm_(gradient.T, hidden[span])
-        return grad_hidden, grad_weight, None, None, None
+        if ctx.vocabulary is not None:
+            distributed.all_reduce(grad_hidden, group=ctx.vocabulary.group)
+        if grad_weight is None and ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _normaliser(logits: torch.Tensor, vocabulary: Vocabulary | None) -> torch.Tensor:
+    """The logarithm of the sum of the exponentials of all logits, of which [n, V] are here, [n]."""
+    if vocabulary is None:
+        return logits.logsumexp(-1)
+    most = logits.amax(-1)
+    distributed.all_reduce(most, distributed.ReduceOp.MAX, group=vocabulary.group)
+    total = (logits - most[:, None]).exp_().sum(-1)
+    distributed.all_reduce(total, group=vocabulary.group)
+    return total.log_() + most
 
 
 def plain_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

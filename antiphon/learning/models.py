@@ -52,3 +52,11 @@ def head_weight(model: PreTrainedModel) -> torch.Tensor:
             raise UnsupportedError(f"{type(model).__name__}: {knob} is not supported")
     weight: torch.Tensor = head.weight
     return weight
+
+
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The layers of a decoder, from the first to the last."""
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise UnsupportedError(f"{type(model).__name__} has no list of layers called layers, as other decoders have")
+    return layers

@@ -311,4 +311,5 @@ def _batch(
         epochs=step.training.config.epochs,
         tokens_per_pack=step.training.config.tokens_per_pack,
         skip_zero_advantage=skip_zero_advantage,
+        ranks=step.training.config.mesh.data,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -23,14 +24,16 @@ from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.routing import Routers
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning import lora
+from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
-from antiphon.learning.attention import PackLayout, Reader
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
+from antiphon.learning.mesh import Mesh, copied, find_store, gathered, host_store, summed
 from antiphon.learning.models import head_weight, load_model, resolve_device
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
+from antiphon.learning.sharding import Alone, Shards
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
@@ -47,11 +50,37 @@ class PackLearner(Worker):
     subclass's to say."""
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
+        """With a mesh of several ranks, the model is loaded by `join`."""
         torch.set_num_threads(config.threads)
-        torch.manual_seed(seed)
         self.config = config
         self.model_path = model_path
+        self.seed = seed
         self.device = resolve_device(config.device)
+        self.mesh: Mesh | None = None
+        self._routers: Routers | None = None  # once there is a choice of experts to replay
+        self._writer: threading.Thread | None = None  # of a checkpoint
+        self._error: Exception | None = None  # that ended it
+        if config.mesh.world == 1:
+            self._open()
+
+    def host(self, address: str) -> str:
+        """Let the ranks of the mesh, of which this is the first, meet at an address of this machine; returns where."""
+        self._store, where = host_store(address)
+        return where
+
+    def join(self, rank: int, where: str) -> None:
+        """Enter the mesh, together with all other ranks."""
+        self.mesh = Mesh(self.config.mesh, rank, find_store(where), self.device)
+        self._open()
+
+    @property
+    def _first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.mesh is None or self.mesh.rank == 0
+
+    def _open(self) -> None:
+        config = self.config
+        torch.manual_seed(self.seed)
         self.model = self._load()
         if config.lora is not None:
             lora.adapt(self.model, config.lora)
@@ -62,9 +91,13 @@ class PackLearner(Worker):
             make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
-        self._routers: Routers | None = None  # once there is a choice of experts to replay
-        self._writer: threading.Thread | None = None  # of a checkpoint
-        self._error: Exception | None = None  # that ended it
+        self.shards = Shards(self.model, self.mesh, config) if self.mesh else Alone(self.model)
+
+    @property
+    def attention(self) -> str:
+        """The attention that the model is to have."""
+        mesh = self.config.mesh
+        return PACKED_ATTENTION if mesh.context == 1 else CONTEXT_ATTENTION[mesh.context_attention]
 
     def _load(self) -> PreTrainedModel:
         """The model, at `model_path`."""
@@ -119,14 +152,15 @@ class PackLearner(Worker):
 
     def score(self, packs: list[Pack]) -> list[FloatArray]:
         """What this model says at the loss tokens, 0 elsewhere, [T] a pack."""
-        scored = []
+
+        def ask(pack: Pack) -> FloatArray:
+            result = np.zeros(len(pack.tokens), dtype=np.float32)
+            said, *_ = self.shards.within(self._forward, pack, self._targets(pack))
+            result[pack.loss_mask] = said.float().cpu().numpy()
+            return result
+
         with torch.no_grad():
-            for pack in packs:
-                result = np.zeros(len(pack.tokens), dtype=np.float32)
-                said, *_ = self._forward(pack, self._targets(pack))
-                result[pack.loss_mask] = said.float().cpu().numpy()
-                scored.append(result)
-        return scored
+            return self.shards.each(packs, ask)
 
     # --- weights in, weights out ---------------------------------------------------------------------------------------
 
@@ -134,14 +168,25 @@ class PackLearner(Worker):
         """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
         Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._finish_writing()
-        kept = self.model.state_dict(keep_vars=True)
-        trained = {name: tensor for name, tensor in kept.items() if self.config.lora is None or tensor.requires_grad}
-        copied = _copy({"model": trained, "training": self._training_state()})
+        rank, ranks = (self.mesh.rank if self.mesh else 0), self.config.mesh.world
+        # All ranks take part in putting each tensor together. The first has the model, and each some of the moments.
+        weights = {name: _copy(tensor) for name, tensor in self._kept() if self._first}
+        training: dict[str, Any] = {
+            "moments": {},
+            "scheduler": self.scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        for number, (name, state) in enumerate(self._moments()):
+            if number % ranks == rank:
+                training["moments"][name] = {key: _copy(value) for key, value in state.items()}
 
         def write() -> None:
             try:
                 with written(place):
-                    self._write(place, copied)
+                    if self._first:
+                        self._write(place, weights)
+                    (place / TRAINING_STATE).mkdir(exist_ok=True)
+                    torch.save(training, place / TRAINING_STATE / f"{rank}.pt")
                 reach("learner.saved")
             except Exception as error:  # noqa: BLE001 - raised again, or told of, in `_finish_writing`
                 self._error = error
@@ -160,14 +205,48 @@ class PackLearner(Worker):
             trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
             self.model.load_state_dict({name: weights[name] for name in weights.keys() & trained}, strict=False)
         else:
-            missing, unexpected = self.model.load_state_dict(weights, strict=False)
+            kept = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
             tied = set(self.model.all_tied_weights_keys)
-            if unexpected or set(missing) - tied:
-                raise DataError(f"{directory} is not a checkpoint of this model: {[*unexpected, *missing][:3]}")
-        state = torch.load(directory / TRAINING_STATE, map_location=self.device)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        torch.set_rng_state(state["random"].cpu())
+            if strange := sorted(
+                (weights.keys() - kept.keys() - tied) | (dict(self.model.named_parameters()).keys() - weights.keys())
+            ):
+                raise DataError(f"{directory} is not a checkpoint of this model: {strange[:3]}")
+            for name in weights.keys() & kept.keys():
+                self.shards.take(name, kept[name], weights[name])
+        states = [torch.load(file, map_location="cpu", mmap=True) for file in (directory / TRAINING_STATE).glob("*.pt")]
+        moments = {name: state for part in states for name, state in part["moments"].items()}
+        for name, parameter in self.model.named_parameters():
+            if name in moments:
+                self.optimizer.state[parameter] = {
+                    key: self._taken(name, parameter, value) for key, value in moments[name].items()
+                }
+        self.scheduler.load_state_dict(states[0]["scheduler"])
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        torch.set_rng_state(states[0]["random"])
+
+    def _taken(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's piece of what is kept of each element of a parameter; a count of steps is one for all."""
+        if not whole.dim():
+            return whole.clone()
+        piece = torch.empty_like(parameter)
+        self.shards.take(name, piece, whole)
+        return piece
+
+    def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a checkpoint has of the model, under the names of a state dict: all of it once, or what is trained."""
+        parameters = dict(self.model.named_parameters())
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if name in parameters and (self.config.lora is None or tensor.requires_grad):
+                yield name, self.shards.whole(name, tensor)
+            elif not isinstance(tensor, torch.nn.Parameter) and self.config.lora is None:
+                yield name, tensor
+
+    def _moments(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """What the optimiser keeps of each parameter."""
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state.get(parameter, {})
+            yield name, {key: self.shards.whole(name, value) if value.dim() else value for key, value in state.items()}
 
     # --- a device that others use too ----------------------------------------------------------------------------------
 
@@ -213,32 +292,23 @@ class PackLearner(Worker):
             raise self._error
         self.emit(SAVED if self._error is None else str(self._error))
 
-    def _training_state(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "random": torch.get_rng_state(),
-        }
-
-    def _write(self, place: Path, copied: dict[str, Any]) -> None:
-        state = copied["model"]
+    def _write(self, place: Path, state: dict[str, torch.Tensor]) -> None:
         if self.config.lora is not None:
             state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()} | state
             lora.save(state, self.model, self.config.lora, place / ADAPTER)
             state = lora.merged(state, self.config.lora.scale)
         self.model.save_pretrained(place, state_dict=state)
         _copy_tokenizer(Path(self.model_path), place)
-        torch.save(copied["training"], place / TRAINING_STATE)
 
     # --- one update ----------------------------------------------------------------------------------------------------
 
     def _update(self, update: Update) -> dict[str, float]:
         totals: dict[str, float] = defaultdict(float)
-        (packs,) = update.packs  # one rank
-        for pack in packs:
+        for pack in update.packs[self.shards.data]:
             for name, value in self._backward(pack).items():
                 totals[name] += value
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optimizer_config.max_grad_norm).item()
+        totals = defaultdict(float, self.shards.sums(totals))
+        norm = self.shards.clip(self.optimizer_config.max_grad_norm)
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
         self.optimizer.step()
@@ -262,16 +332,27 @@ class PackLearner(Worker):
 
     def _states(self, pack: Pack, reader: Reader | None = None) -> tuple[torch.Tensor, PackLayout]:
         """The last hidden states of all tokens, [T, H], and where each token stands."""
-        layout = PackLayout.of(pack.lengths, pack.parents, self.device)
+        layout = PackLayout.of(pack.lengths, pack.parents, self.device, multiple=self.config.mesh.context)
         self._route(pack, layout)
+        here, context = self._context(len(layout.positions))
+        tokens = F.pad(self._tensor(pack.tokens).long(), (0, len(layout.positions) - len(pack.tokens)))
         hidden = self.model.base_model(
-            input_ids=self._tensor(pack.tokens).long()[None],
-            position_ids=layout.positions[None],
+            input_ids=tokens[None, here],
+            position_ids=layout.positions[None, here],
             use_cache=False,
             layout=layout,
             reader=reader,
+            context=context,
         ).last_hidden_state[0]
-        return hidden, layout
+        return (hidden if context is None else gathered(hidden, context)), layout
+
+    def _context(self, tokens: int) -> tuple[slice, Any]:
+        """Of so many tokens or other rows, those that this rank computes, and with whom it shares them."""
+        ranks = self.config.mesh.context
+        if self.mesh is None or ranks == 1:
+            return slice(None), None
+        place = self.mesh.place("context")
+        return slice(tokens * place // ranks, tokens * (place + 1) // ranks), self.mesh.group("context")
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
         """Have the next forward, and what of it is computed again, take the experts that are known."""
@@ -295,9 +376,14 @@ class TorchLearner(PackLearner):
     """Trains a policy."""
 
     def _load(self) -> PreTrainedModel:
-        model = load_model(self.model_path, attention=PACKED_ATTENTION, device=self.device)
-        self.head = head_weight(model)
+        model = load_model(self.model_path, attention=self.attention, device=self.device)
+        head_weight(model)  # or there is none to be had
         return model
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The language model head [V, H], or this rank's rows of it."""
+        return head_weight(self.model)
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `PackLearner.begin`."""
@@ -308,7 +394,12 @@ class TorchLearner(PackLearner):
         """Make the weights of now known as `version`."""
         trim_memory()
         if self.config.lora is None:
-            return channel(exchange).send(self.model.named_parameters(), version)
+            named = self.shards.named()
+            if self._first:
+                return channel(exchange).send(named, version)
+            for _ in named:  # takes part in putting each together
+                pass
+            return WeightsUpdate(version=version, location="", manifest=None)
         base = Adapters(self.model_path, self.config.lora.scale)
         return channel(exchange).send(flat(lora.adapters(self.model)), version, base)
 
@@ -332,7 +423,7 @@ class TorchLearner(PackLearner):
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         targets = self._targets(pack)
-        logprobs, entropies = self._forward(pack, targets)
+        logprobs, entropies = self.shards.within(self._forward, pack, targets)
         sequence = self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets]
         inputs = LossInputs(
             logprobs=logprobs,
@@ -360,14 +451,21 @@ class TorchLearner(PackLearner):
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the loss tokens, [N] each."""
+        here, context = self._context(len(targets))
         with self._autocast():
-            return token_logprobs(
-                self._hidden(pack, targets),
+            hidden = self._hidden(pack, targets)
+            logprobs, entropies = token_logprobs(
+                hidden if context is None else copied(hidden, context)[here],
                 self.head,
-                self._tensor(pack.tokens).long()[targets],
-                self._tensor(pack.temperatures)[targets],
+                self._tensor(pack.tokens).long()[targets[here]],
+                self._tensor(pack.temperatures)[targets[here]],
                 self.config.logits_chunk,
+                self.shards.vocabulary,
             )
+        if context is None:
+            return logprobs, entropies
+        around = (here.start, len(targets) - here.stop)
+        return summed(F.pad(logprobs, around), context), summed(F.pad(entropies, around), context)
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
@@ -398,22 +496,8 @@ def trim_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _copy(value: Any) -> Any:
-    """A deep copy of tensors on the CPU; tensors that share their memory share it in the copy."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if item.data_ptr() not in copies or copies[item.data_ptr()].shape != item.shape:
-                copies[item.data_ptr()] = item.detach().to("cpu", copy=True)
-            return copies[item.data_ptr()]
-        if isinstance(item, dict):
-            return {key: copy(inner) for key, inner in item.items()}
-        if isinstance(item, list | tuple):
-            return type(item)(copy(inner) for inner in item)
-        return item
-
-    return copy(value)
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there.
 
     checkpoints/step_000120/    Hugging Face weights and tokenizer, loadable as they are
-                training_state.pt   optimiser, schedule, random generator
+                training_state/0.pt     optimiser, schedule, random generator; of several ranks, a part each
                 critics/0/          the same of each critic
                 state.json          where the run was: cursor, live groups, ledger
                 MANIFEST.json       every file with its size and digest; written last
@@ -27,7 +27,7 @@ from antiphon.record.run_dir import sync, unwritable, write_json
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 CRITICS = "critics"
-TRAINING_STATE = "training_state.pt"
+TRAINING_STATE = "training_state"  # a folder: of each rank that learns, a part
 
 
 def name_of(step: int) -> str:

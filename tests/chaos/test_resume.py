@@ -45,8 +45,8 @@ def trained(run):
 
 def last_checkpoint(run):
     directory = max((run / "checkpoints").glob("step_??????"))
-    state = torch.load(directory / "training_state.pt")
-    moments = [value for entry in state["optimizer"]["state"].values() for value in entry.values()]
+    state = torch.load(directory / "training_state" / "0.pt")
+    moments = [value for entry in state["moments"].values() for value in entry.values()]
     return (directory / "model.safetensors").read_bytes(), [moment.numpy().tobytes() for moment in moments]
 
 

@@ -84,7 +84,7 @@ def test_a_policy_learns_what_is_preferred(project, pairs, loss):
     assert after["accuracy"] == 1.0 and after["loss"] < before["loss"] and after["margin"] > 0
     learned, began = (AutoModelForCausalLM.from_pretrained(place) for place in (model, project.model))
     assert any((a != b).any() for a, b in zip(learned.parameters(), began.parameters(), strict=True))
-    assert not (model / "training_state.pt").exists() and (model / "tokenizer.json").is_file()
+    assert not (model / "training_state").exists() and (model / "tokenizer.json").is_file()
 
 
 def test_a_reward_model_learns_what_is_preferred_and_grades(project, pairs):

@@ -45,7 +45,8 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
     assert len(batch.updates) == minibatches * epochs
     for epoch in range(epochs):
         updates = batch.updates[epoch * minibatches : (epoch + 1) * minibatches]
-        packs = [pack for update in updates for rank in update.packs for pack in rank]
+        assert all(len({len(rank) for rank in update.packs}) == 1 for update in updates), "ranks compute at once"
+        packs = [pack for update in updates for rank in update.packs for pack in rank if pack.loss_mask.any()]
         assert sorted(n for pack in packs for n in sequence_lengths(pack)) == sorted(lengths)
         assert all(len(pack.tokens) <= budget or len(sequence_lengths(pack)) == 1 for pack in packs)
         for update in updates:
@@ -55,6 +56,16 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
             assert mask == update.loss_tokens
             assert np.isclose(total, 1.0), "coefficients of a token mean sum to one over the whole update"
         assert sum(update.groups for update in updates) == len(groups)
+
+
+@given(costs=st.lists(st.integers(2, 60), min_size=1, max_size=40), ranks=st.integers(2, 5))
+def test_no_rank_has_more_to_do_than_another_by_more_than_one_pack(costs, ranks):
+    groups = groups_of(np.random.default_rng(0), costs)
+    (update,) = build_batch(
+        groups, aggregation="token_mean", max_tokens=60, tokens_per_pack=1, ranks=ranks
+    ).updates  # a pack a sequence
+    work = [sum(len(pack.tokens) for pack in rank) for rank in update.packs]
+    assert max(work) - min(work) <= max(costs)
 
 
 def test_weights_take_tokens_out_of_the_count():

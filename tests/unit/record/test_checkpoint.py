@@ -22,7 +22,7 @@ from antiphon.record.checkpoint import (
 FILES = {
     "model.safetensors": b"weights" * 100,
     "tokenizer.json": b"{}",
-    "training_state.pt": b"moments" * 50,
+    "training_state/0.pt": b"moments" * 50,
     "critics/0/model.safetensors": b"values" * 9,
 }
 

@@ -1,0 +1,160 @@
+"""The ranks of a learner and how they are laid out, and the collectives that gradients pass through.
+
+    pipeline    layers, stage after stage
+    replicate   copies of all that is sharded, each with packs of its own
+    shard       parameters, gradients and optimiser state (FSDP), each rank with packs of its own
+    context     the tokens of a pack
+    tensor      attention heads, feed-forward columns, the vocabulary
+
+Axes further down have the ranks that are closer to each other. Ranks that differ in their place on `replicate` or `shard`
+compute other packs; those that do not compute the same packs together.
+"""
+
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+from antiphon.config import set_environment
+from antiphon.errors import ConfigError
+from antiphon.learning.config import MeshConfig
+
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+TIMEOUT = timedelta(minutes=30)  # of one collective
+LOOPBACK = "127.0.0.1"
+
+
+class Mesh:
+    """This rank among the others. All enter at the same time."""
+
+    def __init__(self, config: MeshConfig, rank: int, store: Any, device: torch.device) -> None:
+        self.config = config
+        self.rank = rank
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
+        self.axes = init_device_mesh(device.type, [getattr(config, axis) for axis in AXES], mesh_dim_names=AXES)
+        self.axes["shard", "context"]._flatten("sharded")
+        self.axes["replicate", "shard"]._flatten("data")
+        self.data = self.place("replicate") * config.shard + self.place("shard")  # whose packs it computes
+
+    def group(self, axis: str) -> Any:
+        """This rank and those that differ from it on one axis alone."""
+        return self.axes[axis].get_group()
+
+    def place(self, axis: str) -> int:
+        """Of this rank on an axis."""
+        return int(self.axes[axis].get_local_rank())
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks."""
+        sums = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(sums)
+        found: list[float] = sums.tolist()
+        return found
+
+
+def host_store(host: str) -> tuple[Any, str]:
+    """A store at which ranks meet, and its address. It listens there alone, and asks for no password."""
+    try:
+        listener = socket.create_server((host, 0))
+    except OSError as error:
+        raise ConfigError(f"weights.host: {host!r} is no address of the learner's machine: {error}") from error
+    with listener:
+        port = listener.getsockname()[1]
+        end = {"master_listen_fd": listener.detach(), "is_master": True, "wait_for_workers": False}
+        return distributed.TCPStore(host, port, timeout=TIMEOUT, **end), f"{host}:{port}"
+
+
+def find_store(address: str) -> Any:
+    """The store at an address. What ranks send each other goes by the interface on which it is reached."""
+    host, _, port = address.rpartition(":")
+    if host == LOOPBACK:
+        set_environment(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    return distributed.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+
+
+# --- collectives with a backward ---------------------------------------------------------------------------------------
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return reduced(gradients[0], ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        return reduced(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0].chunk(ctx.group.size())[ctx.group.rank()], None
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, leave: Sequence[int], come: Sequence[int]) -> torch.Tensor:
+        ctx.back = group, come, leave
+        result = x.new_empty(sum(come), *x.shape[1:])
+        distributed.all_to_all_single(result, x.contiguous(), list(come), list(leave), group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _Exchanged.apply(gradients[0], *ctx.back), None, None, None
+
+
+def reduced(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum over a group, no gradient."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(x, group=group)
+    return x
+
+
+def copied(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """What all ranks of a group have, on its way to where each computes a part: the gradient is the sum of theirs."""
+    found: torch.Tensor = _Copied.apply(x, group)
+    return found
+
+
+def summed(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum over a group of what each rank has computed, on its way to where all compute the same: so they have the same
+    gradient, which is that of each part."""
+    found: torch.Tensor = _Summed.apply(x, group)
+    return found
+
+
+def gathered(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """What the ranks of a group have, [n, …] each, one after another, on its way to where all compute the same: each has the
+    gradient of what it gave."""
+    found: torch.Tensor = _Gathered.apply(x, group)
+    return found
+
+
+def exchanged(x: torch.Tensor, group: Any, leave: Sequence[int], come: Sequence[int]) -> torch.Tensor:
+    """Rows for each rank of a group, `leave` of them each, against rows from each, `come` of them."""
+    found: torch.Tensor = _Exchanged.apply(x, group, leave, come)
+    return found

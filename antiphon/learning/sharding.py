@@ -1,0 +1,273 @@
+"""A model on the ranks of a mesh: what each has of it, and how what all have together is read and written.
+
+Heads, feed-forward columns and the vocabulary are cut by hand, as the model's own plan for them says: each rank then has plain,
+smaller layers, and what they sum to passes through one collective a block. Experts are divided as they are, and tokens sent to
+them. What is left of each rank's layers FSDP2 cuts once more.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from antiphon.errors import UnsupportedError
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.logprobs import Vocabulary
+from antiphon.learning.mesh import Mesh, copied, summed
+from antiphon.learning.models import decoder_layers
+from antiphon.types import Pack
+
+T = TypeVar("T")
+
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
+
+
+class Alone:
+    """A model on one rank: what `Shards` does, where there is nothing to share."""
+
+    data = 0  # whose packs this rank computes
+    vocabulary: Vocabulary | None = None  # rows of the head that it has, if these are not all
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that uses the model's parameters."""
+        return function(*args)
+
+    def each(self, packs: Sequence[Pack], ask: Callable[[Pack], T]) -> list[T]:
+        """What is said of each pack."""
+        return [ask(pack) for pack in packs]
+
+    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Of all packs, from those of this rank's."""
+        return dict(totals)
+
+    def clip(self, most: float) -> float:
+        """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All parameters, whole."""
+        return ((name, self.whole(name, parameter)) for name, parameter in self.model.named_parameters())
+
+    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
+        ask."""
+        return piece.detach()
+
+    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """Set this rank's piece of a tensor from the whole of it."""
+        piece.detach().copy_(whole)
+
+
+class Shards(Alone):
+    """This rank's share of a model."""
+
+    def __init__(self, model: PreTrainedModel, mesh: Mesh, config: LearnerConfig) -> None:
+        """Cut the model, which every rank has loaded whole. `UnsupportedError` if it cannot be."""
+        super().__init__(model)
+        self.mesh = mesh
+        self.data = mesh.data
+        # Parameters that are divided among the ranks of `tensor`: in which dimension, and how much each has of it.
+        self._cut: dict[str, tuple[int, list[int]]] = {}
+        self._partial: list[str] = []  # parameters whose gradient each rank of `tensor` has a part of
+        if config.mesh.tensor > 1:
+            self._divide()
+        self._sharded = (
+            config.mesh.data * config.mesh.context > 1
+        )  # else its ranks have no packs or tokens of their own
+        if self._sharded:
+            self._shard(config)
+
+    # --- cutting -------------------------------------------------------------------------------------------------------
+
+    def _divide(self) -> None:
+        """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
+        model, blocks = self.model, set()
+        plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
+        prefix = f"{model.base_model_prefix}."
+        for name, module in list(model.base_model.named_modules()):
+            style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
+            if style == COLUMNS:
+                blocks.add(name.rpartition(".")[0])
+                self._cut_in(prefix + name, module, 0)
+            elif style == ROWS:
+                if module.bias is not None:
+                    raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(model).__name__} has a bias")
+                self._cut_in(prefix + name, module, 1)
+            elif style == PARTIAL:
+                self._partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters()]
+            elif style is not None:
+                raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(model).__name__} cannot be cut ({style})")
+        if not blocks:
+            raise UnsupportedError(f"learner.mesh.tensor: there is no plan of how to cut a {type(model).__name__}")
+        group = self.mesh.group("tensor")
+        for name in blocks:
+            block = model.base_model.get_submodule(name)
+            block.register_forward_pre_hook(_on_the_way_in(group), with_kwargs=True)
+            block.register_forward_hook(_on_the_way_out(group))
+        self._divide_vocabulary()
+
+    def _divide_vocabulary(self) -> None:
+        model, mesh = self.model, self.mesh
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        names = {id(module): name for name, module in model.named_modules()}
+        self._cut_in(names[id(embedding)], embedding, 0)
+        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.place("tensor")])
+        self.vocabulary = Vocabulary(mesh.group("tensor"), start)
+        embedding.forward = _embed(embedding, self.vocabulary)
+        if tied:
+            head.weight = embedding.weight
+        elif head is not None:
+            self._cut_in(names[id(head)], head, 0)
+
+    def _cut_in(self, name: str, module: nn.Module, dim: int) -> None:
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            parts = parameter.tensor_split(self.mesh.config.tensor, dim)
+            self._cut[f"{name}.{own}"] = dim, [part.shape[dim] for part in parts]
+            piece = self._own(parameter.detach(), dim).clone()
+            setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
+
+    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.place("tensor")]
+
+    def _shard(self, config: LearnerConfig) -> None:
+        """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
+        tokens already."""
+        low = config.dtype == "bfloat16"
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
+        on_gpu = torch.cuda.is_available()
+        options: dict[str, Any] = {
+            "mesh": self.mesh.axes["replicate", "sharded"]
+            if config.mesh.replicate > 1
+            else self.mesh.axes["sharded"],
+            "mp_policy": precision,
+            "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if config.cpu_offload else OffloadPolicy(),
+        }
+        model: Any = self.model
+        for layer in decoder_layers(model):
+            fully_shard(layer, **options)
+        model.within = MethodType(lambda _, function, *args: function(*args), model)
+        fully_shard(model, **options)
+        register_fsdp_forward_method(model, "within")
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    # --- computing -----------------------------------------------------------------------------------------------------
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """See `Alone.within`: meanwhile parameters are gathered."""
+        found: T = self.model.within(function, *args) if self._sharded else function(*args)
+        return found
+
+    def each(self, packs: Sequence[Pack], ask: Callable[[Pack], T]) -> list[T]:
+        """See `Alone.each`: every rank is asked of a share, and equally often, because all compute at once."""
+        ranks = self.mesh.config.data
+        share = range(self.data, -(-len(packs) // ranks) * ranks, ranks)
+        said: list[list[T]] = [[] for _ in range(ranks)]
+        distributed.all_gather_object(
+            said, [ask(packs[min(i, len(packs) - 1)]) for i in share], group=self.mesh.group("data")
+        )
+        return [said[i % ranks][i // ranks] for i in range(len(packs))]
+
+    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """See `Alone.sums`."""
+        together = self.mesh.config.context * self.mesh.config.tensor  # ranks that have computed the same packs
+        return dict(zip(totals, [value / together for value in self.mesh.total([*totals.values()])], strict=True))
+
+    def clip(self, most: float) -> float:
+        """See `Alone.clip`."""
+        gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+        for name in self._partial:
+            if name in gradients:
+                distributed.all_reduce(gradients[name], group=self.mesh.group("tensor"))
+        squares = sum(g.double().square().sum().item() / self._holders(name) for name, g in gradients.items())
+        norm = math.sqrt(self.mesh.total([squares])[0])
+        if norm > most:
+            for gradient in gradients.values():
+                gradient.mul_(most / (norm + 1e-6))
+        return norm
+
+    def _holders(self, name: str) -> int:
+        """Ranks that have the same piece of a parameter."""
+        config = self.mesh.config
+        return config.replicate * (1 if name in self._cut else config.tensor)
+
+    # --- reading and writing -------------------------------------------------------------------------------------------
+
+    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """See `Alone.whole`."""
+        tensor = piece.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        if name not in self._cut:
+            return tensor
+        dim, sizes = self._cut[name]
+        width = max(sizes)
+        mine = F.pad(tensor.movedim(dim, 0), (0, 0) * (tensor.dim() - 1) + (0, width - tensor.shape[dim]))
+        parts = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in sizes]
+        distributed.all_gather(parts, mine.contiguous(), group=self.mesh.group("tensor"))
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, dim)
+
+    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """See `Alone.take`."""
+        if name in self._cut:
+            whole = self._own(whole, self._cut[name][0])
+        if isinstance(piece, DTensor):
+            ranks = self.mesh.axes["sharded"]
+            parts = whole.chunk(ranks.size())
+            whole = parts[ranks.get_local_rank()] if ranks.get_local_rank() < len(parts) else whole[:0]
+        _local(piece.detach()).copy_(whole)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_the_way_in(group: Any) -> Callable[..., Any]:
+    """What a block computes from, all ranks have; each computes a part."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (copied(args[0], group), *args[1:]), options
+        return args, options | {"hidden_states": copied(options["hidden_states"], group)}
+
+    return enter
+
+
+def _on_the_way_out(group: Any) -> Callable[..., Any]:
+    """What a block comes to is the sum of all parts."""
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        return (summed(output[0], group), *output[1:]) if isinstance(output, tuple) else summed(output, group)
+
+    return leave
+
+
+def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The forward of an embedding of which each rank has some rows."""
+
+    def embed(tokens: torch.Tensor) -> torch.Tensor:
+        rows, there = vocabulary.rows(tokens, len(embedding.weight))
+        return summed(F.embedding(rows, embedding.weight) * there[..., None], vocabulary.group)
+
+    return embed

@@ -1,0 +1,137 @@
+"""Several ranks learn what one does: the same loss, the same gradient, the same parameters after some steps."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.learning.batch import build_batch
+from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.types import GenerateRequest, Sampling
+from tests.parity.samples_for_tests import sample_of
+from antiphon.engines.base import Delta
+from antiphon.types import FinishReason
+
+from tests.parity.workbench import Workbench
+
+SHAPE = {
+    "vocab_size": 131,  # which no two ranks can divide evenly
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
+}
+ALGORITHM = AlgorithmConfig(ratio_level="sequence", entropy_coefficient=0.01)
+MESHES = {
+    "shard 2": {"shard": 2},
+    "shard 4": {"shard": 4},
+    "replicate 2, shard 2": {"replicate": 2, "shard": 2},
+    "tensor 2": {"tensor": 2},
+    "context 2": {"context": 2},
+    "context 4": {"context": 4},
+    "shard 2, tensor 2": {"shard": 2, "tensor": 2},
+    "shard 2, context 2": {"shard": 2, "context": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    torch.set_num_threads(1)
+    found = {}
+    for name, make in MODELS.items():
+        torch.manual_seed(3)
+        found[name] = str(tmp_path_factory.mktemp(name))
+        make().save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """Four ranks, and one that is alone."""
+    with asyncio.Runner() as runner:
+        cluster = runner.run(_cluster())
+        yield runner, runner.run(_spawn(cluster))
+        runner.run(cluster.close())
+
+
+async def _cluster():
+    return LocalCluster(ClusterConfig())
+
+
+async def _spawn(cluster):
+    return [cluster.spawn(f"rank-{rank}", "tests.parity.workbench:Workbench") for rank in range(4)]
+
+
+def samples():
+    """Groups whose siblings share a prompt, of many lengths."""
+    rng = np.random.default_rng(5)
+    groups = []
+    for group in range(5):
+        prompt = rng.integers(0, 131, 5 + 7 * group).astype(np.int32)
+        groups.append([])
+        for sibling in range(3):
+            count = int(rng.integers(2, 30))
+            request = GenerateRequest(id=str(3 * group + sibling), tokens=prompt, sampling=Sampling(max_tokens=count, temperature=0.8))
+            delta = Delta(
+                request=request.id,
+                tokens=rng.integers(0, 131, count).astype(np.int32),
+                logprobs=(-5 + rng.normal(0, 0.3, count)).astype(np.float32),
+                versions=np.zeros(count, np.int32),
+                finish=FinishReason.STOP,
+            )
+            groups[-1].append(sample_of(request, [delta], float(rng.normal())))
+    return groups
+
+
+async def trained(members, model, mesh, **config):
+    settings = LearnerConfig(mesh=MeshConfig(**mesh), **config)
+    members = members[: settings.mesh.world]
+    batch = build_batch(
+        samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90, ranks=settings.mesh.data
+    )
+    where = await members[0].call("host", "127.0.0.1")
+    await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
+    found = await asyncio.gather(*(member.call("train", ALGORITHM, batch) for member in members))
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def references(models):
+    """What one process makes of it."""
+    found = {}
+    for name, model in models.items():
+        bench = Workbench()
+        bench.open(model, LearnerConfig(), 0, "")
+        batch = build_batch(samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90)
+        found[name] = bench.train(ALGORITHM, batch)
+    return found
+
+
+def same(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    scale = max(float(np.abs(array).max()) for array in theirs.values())
+    for name, array in theirs.items():
+        assert np.abs(ours[name] - array).max() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", MODELS)
+def test_ranks_learn_what_one_does(bench, models, references, model, mesh):
+    runner, members = bench
+    ours, alone = runner.run(trained(members, models[model], MESHES[mesh])), references[model]
+    same(ours["gradient"], alone["gradient"], 1e-5)
+    same(ours["moved"], alone["moved"], 1e-5)
+    for mine, theirs in zip(ours["plain"], alone["plain"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)

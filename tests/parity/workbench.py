@@ -1,0 +1,60 @@
+"""A rank that is put into one mesh after another: to import torch takes longer than all else that is done here."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.mesh import host_store
+from antiphon.learning.torch_learner import TorchLearner
+from antiphon.types import TrainBatch
+from antiphon.workers import Worker
+
+Arrays = dict[str, np.ndarray]
+STEPS = 3
+
+
+class Workbench(Worker):
+    """Has a learner at a time."""
+
+    def host(self, address: str) -> str:
+        """See `TorchLearner.host`."""
+        self._store, where = host_store(address)
+        return where
+
+    def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
+        """Be a rank of a new learner."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        self.learner = TorchLearner(model, config, 0)
+        if config.mesh.world > 1:
+            self.learner.join(rank, where)
+
+    def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
+        """What comes of a batch's first update: see `Trained`."""
+        learner = self.learner
+        initial = {name: tensor.clone() for name, tensor in learner.shards.named()}
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9), STEPS)
+        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.05)
+        learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
+        update = batch.updates[0]
+        for pack in update.packs[learner.shards.data]:
+            learner._backward(pack)
+        learner.shards.clip(1e9)  # which completes it
+        gradient = {
+            name: learner.shards.whole(name, parameter.grad).numpy().copy()
+            for name, parameter in learner.model.named_parameters()
+        }
+        learner.optimizer.zero_grad()
+        plain = [learner._update(update) for _ in range(STEPS)]
+        moved = {name: tensor.numpy().copy() for name, tensor in learner.shards.named()}
+        for name, parameter in learner.model.named_parameters():
+            learner.shards.take(name, parameter, initial[name])
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        curve = list(itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS)))
+        said = learner.score(list(itertools.chain.from_iterable(update.packs)))
+        return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve, "said": said}
