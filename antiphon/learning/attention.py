@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from antiphon.errors import UnsupportedError
-from antiphon.learning.mesh import exchanged
+from antiphon.learning.mesh import copied, exchanged, gathered
 from antiphon.types import IntArray
 
 NAME = "antiphon_packed"
@@ -39,6 +39,8 @@ class PackLayout:
     previous: torch.Tensor  # [T] the token before, in the sequence; of a first token, itself
     blocks: tuple[_Block, ...]
     order: torch.Tensor  # [T] where each token of the pack stands in the blocks' concatenated output
+    piece: torch.Tensor  # [T] which piece it belongs to
+    above: torch.Tensor  # [S, S] whether the second piece comes before the first in a sequence
 
     @staticmethod
     def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> "PackLayout":
@@ -63,10 +65,20 @@ class PackLayout:
             places.append(rows[valid])
         order = np.empty_like(positions)
         order[np.concatenate(places)] = np.arange(len(order))
-        positions_there, previous_there, order_there = (
-            torch.from_numpy(array).to(device) for array in (positions, previous, order)
-        )
-        return PackLayout(positions_there, previous_there, tuple(blocks), order_there)
+        above = np.zeros((len(lengths), len(lengths)), dtype=np.bool_)
+        for own, parent in enumerate(parents):
+            if parent >= 0:
+                above[own] = above[parent]
+                above[own, parent] = True
+        arrays = (positions, previous, order, np.repeat(np.arange(len(lengths)), lengths), above)
+        at, before, order_there, piece, above_there = (torch.from_numpy(array).to(device) for array in arrays)
+        return PackLayout(at, before, tuple(blocks), order_there, piece, above_there)
+
+    def visible(self, rows: slice) -> torch.Tensor:
+        """Whether the tokens of these rows see each token of the pack: those before in a sequence, and themselves. [n, T]"""
+        own, token = self.piece[rows], torch.arange(len(self.piece), device=self.piece.device)
+        before = (own[:, None] == self.piece) & (token[rows, None] >= token)
+        return self.above[own][:, self.piece] | before
 
 
 def sequences(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
@@ -174,9 +186,24 @@ def attention_by_keys(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
-    heads that cannot be divided; ranks with late tokens have more to do."""
-    raise NotImplementedError
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For heads
+    that cannot be divided among ranks."""
+    layout: PackLayout = options["layout"]
+    _require_plain(module, options, len(layout.positions))
+    here = query.size(2)
+    rows = slice(context.rank() * here, (context.rank() + 1) * here)
+    keys, values = (
+        copied(gathered(t[0].transpose(0, 1), context), context).transpose(0, 1)[None] for t in (key, value)
+    )
+    out = F.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=layout.visible(rows),
+        scale=options.get("scaling"),
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    return out.transpose(1, 2), None
 
 
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:

@@ -150,7 +150,7 @@ def _shared(packs: Sequence[Pack], ranks: int) -> tuple[tuple[Pack, ...], ...]:
     """
     if ranks == 1 or not packs:
         return (tuple(packs),) * ranks
-    filled = [*packs, *[_nothing(packs[0])] * (-len(packs) % ranks)]
+    filled = [*packs, *[nothing(packs[0])] * (-len(packs) % ranks)]
     work = sorted(((_work(pack), index) for index, pack in enumerate(filled)), reverse=True)
     # Ways to divide some of the packs among ranks: of each rank, its work and its packs.
     ways = [[(cost, [index]) for cost, index in work[i : i + ranks]] for i in range(0, len(work), ranks)]
@@ -169,7 +169,7 @@ def _work(pack: Pack) -> float:
     return float(pack.lengths.sum() + (pack.lengths * through).sum() / PAIRS)
 
 
-def _nothing(pack: Pack) -> Pack:
+def nothing(pack: Pack) -> Pack:
     """A token of a pack, and no loss."""
     first = {name: getattr(pack, name)[:1] for name in _ARRAYS}
     alone = {"lengths": np.ones(1, np.int32), "parents": np.full(1, -1, np.int32)}

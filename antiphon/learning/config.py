@@ -50,7 +50,9 @@ class MeshConfig(Config):
     tensor: int = Field(1, gt=0)
     """Ranks among which heads, feed-forward columns and the vocabulary are divided."""
     pipeline: int = Field(1, gt=0)
-    """Stages that the layers are cut into."""
+    """Ranks among which the layers are divided."""
+    pipeline_chunks: int = Field(1, gt=0)
+    """Stages that each of them has; with several, packs are through sooner, and more is sent (interleaved 1F1B)."""
     expert: int = Field(1, gt=0)
     """Of the ranks of `shard`, so many have the experts of a mixture divided among them."""
     context_attention: Literal["heads", "keys"] = "heads"

@@ -3,11 +3,12 @@
     pipeline    layers, stage after stage
     replicate   copies of all that is sharded, each with packs of its own
     shard       parameters, gradients and optimiser state (FSDP), each rank with packs of its own
-    context     the tokens of a pack
+    context     the tokens of a pack; parameters and so on are sharded among these ranks, too
+    expert      the innermost part of `mesh.shard`: the same, but that experts are divided as they are
     tensor      attention heads, feed-forward columns, the vocabulary
 
-Axes further down have the ranks that are closer to each other. Ranks that differ in their place on `replicate` or `shard`
-compute other packs; those that do not compute the same packs together.
+Axes further down have the ranks that are closer to each other. Ranks that differ in their place on `replicate`, `shard` or
+`expert` compute other packs; those that do not compute the same packs together.
 """
 
 import socket
@@ -23,7 +24,7 @@ from antiphon.config import set_environment
 from antiphon.errors import ConfigError
 from antiphon.learning.config import MeshConfig
 
-AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+AXES = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
 TIMEOUT = timedelta(minutes=30)  # of one collective
 LOOPBACK = "127.0.0.1"
 
@@ -36,10 +37,12 @@ class Mesh:
         self.rank = rank
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
-        self.axes = init_device_mesh(device.type, [getattr(config, axis) for axis in AXES], mesh_dim_names=AXES)
-        self.axes["shard", "context"]._flatten("sharded")
-        self.axes["replicate", "shard"]._flatten("data")
-        self.data = self.place("replicate") * config.shard + self.place("shard")  # whose packs it computes
+        sizes = {axis: getattr(config, axis) for axis in AXES} | {"shard": config.shard // config.expert}
+        self.axes = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
+        self.axes["shard", "context", "expert"]._flatten("sharded")
+        self.axes["shard", "context"]._flatten("around")  # which have the same experts
+        shard = self.place("shard") * config.expert + self.place("expert")
+        self.data = self.place("replicate") * config.shard + shard  # whose packs it computes
 
     def group(self, axis: str) -> Any:
         """This rank and those that differ from it on one axis alone."""

@@ -8,12 +8,14 @@ them. What is left of each rank's layers FSDP2 cuts once more.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -27,12 +29,15 @@ from transformers import PreTrainedModel
 
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import LearnerConfig
+from antiphon.learning.experts import dispatched
 from antiphon.learning.logprobs import Vocabulary
 from antiphon.learning.mesh import Mesh, copied, summed
 from antiphon.learning.models import decoder_layers
+from antiphon.learning.pipeline import Pipeline
 from antiphon.types import Pack
 
 T = TypeVar("T")
+PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
 
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
 
@@ -41,6 +46,7 @@ class Alone:
     """A model on one rank: what `Shards` does, where there is nothing to share."""
 
     data = 0  # whose packs this rank computes
+    incoming: torch.Tensor | None = None  # what its layers begin with, if these are not the first
     vocabulary: Vocabulary | None = None  # rows of the head that it has, if these are not all
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -50,7 +56,12 @@ class Alone:
         """Call a function that uses the model's parameters."""
         return function(*args)
 
-    def each(self, packs: Sequence[Pack], ask: Callable[[Pack], T]) -> list[T]:
+    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
+        its layers with `pass_on`."""
+        return [backward(pack) for pack in packs]
+
+    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
         """What is said of each pack."""
         return [ask(pack) for pack in packs]
 
@@ -63,7 +74,7 @@ class Alone:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All parameters, whole."""
+        """All parameters, whole: on the first rank. All ranks must ask."""
         return ((name, self.whole(name, parameter)) for name, parameter in self.model.named_parameters())
 
     def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
@@ -87,13 +98,21 @@ class Shards(Alone):
         # Parameters that are divided among the ranks of `tensor`: in which dimension, and how much each has of it.
         self._cut: dict[str, tuple[int, list[int]]] = {}
         self._partial: list[str] = []  # parameters whose gradient each rank of `tensor` has a part of
+        self._experts: dict[
+            str, nn.Module
+        ] = {}  # by name, what has the experts of a layer, or this rank's share of them
+        if config.mesh.expert > 1:
+            self._divide_experts()
         if config.mesh.tensor > 1:
             self._divide()
+        self._pipeline = Pipeline(model, mesh, self.within) if config.mesh.pipeline > 1 else None
         self._sharded = (
             config.mesh.data * config.mesh.context > 1
         )  # else its ranks have no packs or tokens of their own
         if self._sharded:
             self._shard(config)
+        named = [(name, p.shape, p.dtype) for name, p in self._own_whole()]
+        self._stages = dict(self._told((mesh.place("pipeline"), named)))
 
     # --- cutting -------------------------------------------------------------------------------------------------------
 
@@ -148,6 +167,25 @@ class Shards(Alone):
     def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.place("tensor")]
 
+    def _divide_experts(self) -> None:
+        """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
+        ranks, place = self.mesh.config.expert, self.mesh.place("expert")
+        for name, module in self.model.named_modules():
+            if isinstance(getattr(module, "num_experts", None), int) and any(
+                parameter.dim() == 3 for parameter in module.parameters(recurse=False)
+            ):
+                self._experts[name] = module
+        if not self._experts:
+            raise UnsupportedError(
+                f"learner.mesh.expert: {type(self.model).__name__} has no layers of experts to divide"
+            )
+        for name, module in self._experts.items():
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                piece = parameter.detach().chunk(ranks)[place].clone()
+                setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
+            module.num_experts //= ranks
+            module.forward = dispatched(module, self.mesh.group("expert"))
+
     def _shard(self, config: LearnerConfig) -> None:
         """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
         tokens already."""
@@ -155,22 +193,31 @@ class Shards(Alone):
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
         on_gpu = torch.cuda.is_available()
         options: dict[str, Any] = {
-            "mesh": self.mesh.axes["replicate", "sharded"]
-            if config.mesh.replicate > 1
-            else self.mesh.axes["sharded"],
             "mp_policy": precision,
             "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if config.cpu_offload else OffloadPolicy(),
         }
         model: Any = self.model
-        for layer in decoder_layers(model):
-            fully_shard(layer, **options)
         model.within = MethodType(lambda _, function, *args: function(*args), model)
-        fully_shard(model, **options)
+        mesh, own = self._copies("sharded"), set[nn.Parameter]()
+        for experts in self._experts.values():
+            if self._copies("around").size() > 1:
+                fully_shard(experts, mesh=self._copies("around"), **options)
+            else:  # nobody else has them
+                own |= set(experts.parameters())
+        for layer in decoder_layers(model):
+            if isinstance(layer, nn.Identity):  # another rank has it
+                continue
+            fully_shard(layer, mesh=mesh, ignored_params=own, **options)
+        fully_shard(model, mesh=mesh, ignored_params=own, **options)
         register_fsdp_forward_method(model, "within")
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def _copies(self, axis: str) -> DeviceMesh:
+        """The ranks of an axis, and their counterparts in all copies if there are several."""
+        return self.mesh.axes["replicate", axis] if self.mesh.config.replicate > 1 else self.mesh.axes[axis]
 
     # --- computing -----------------------------------------------------------------------------------------------------
 
@@ -179,20 +226,40 @@ class Shards(Alone):
         found: T = self.model.within(function, *args) if self._sharded else function(*args)
         return found
 
-    def each(self, packs: Sequence[Pack], ask: Callable[[Pack], T]) -> list[T]:
+    @property
+    def incoming(self) -> torch.Tensor | None:  # type: ignore[override]
+        """See `Alone.incoming`."""
+        return self._pipeline.incoming if self._pipeline else None
+
+    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+        """See `Alone.train`."""
+        if self._pipeline is None:
+            return super().train(packs, pass_on, backward)
+        return self._pipeline.train(packs, partial(self.within, pass_on), backward)
+
+    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
         """See `Alone.each`: every rank is asked of a share, and equally often, because all compute at once."""
         ranks = self.mesh.config.data
         share = range(self.data, -(-len(packs) // ranks) * ranks, ranks)
-        said: list[list[T]] = [[] for _ in range(ranks)]
-        distributed.all_gather_object(
-            said, [ask(packs[min(i, len(packs) - 1)]) for i in share], group=self.mesh.group("data")
-        )
-        return [said[i % ranks][i // ranks] for i in range(len(packs))]
+        mine = [packs[min(i, len(packs) - 1)] for i in share]
+        if self._pipeline is None:
+            said = super().each(mine, pass_on, ask)
+        else:
+            said = self._pipeline.score(mine, partial(self.within, pass_on), ask)
+        of_data = {data: found for data, found in self._told((self.data, said)) if found}
+        return [of_data[i % ranks][i // ranks] for i in range(len(packs))]
 
     def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `Alone.sums`."""
-        together = self.mesh.config.context * self.mesh.config.tensor  # ranks that have computed the same packs
-        return dict(zip(totals, [value / together for value in self.mesh.total([*totals.values()])], strict=True))
+        """See `Alone.sums`: those who compute the same packs know the same of them, or nothing."""
+        of_data = {data: known for data, known in self._told((self.data, dict(totals))) if known}
+        names = next(iter(of_data.values()), {})
+        return {name: sum(own[name] for own in of_data.values()) for name in names}
+
+    def _told(self, own: T) -> list[T]:
+        """What all ranks have."""
+        told: list[Any] = [None] * self.mesh.config.world
+        distributed.all_gather_object(told, own)
+        return told
 
     def clip(self, most: float) -> float:
         """See `Alone.clip`."""
@@ -200,6 +267,10 @@ class Shards(Alone):
         for name in self._partial:
             if name in gradients:
                 distributed.all_reduce(gradients[name], group=self.mesh.group("tensor"))
+        tied = self._tied
+        if tied in gradients:
+            assert self._pipeline is not None
+            distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
         squares = sum(g.double().square().sum().item() / self._holders(name) for name, g in gradients.items())
         norm = math.sqrt(self.mesh.total([squares])[0])
         if norm > most:
@@ -210,7 +281,18 @@ class Shards(Alone):
     def _holders(self, name: str) -> int:
         """Ranks that have the same piece of a parameter."""
         config = self.mesh.config
-        return config.replicate * (1 if name in self._cut else config.tensor)
+        return config.replicate * (1 if name in self._cut else config.tensor) * (2 if name == self._tied else 1)
+
+    @property
+    def _tied(self) -> str:
+        """The embedding that is the head of the last stage, too; none if all is on one rank."""
+        if self._pipeline is None or not self._pipeline.tied:
+            return ""
+        weights = self.model.get_input_embeddings()
+        return next((name for name, p in self.model.named_parameters() if p is getattr(weights, "weight", None)), "")
+
+    def _is_expert(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self._experts
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
@@ -219,21 +301,47 @@ class Shards(Alone):
         tensor = piece.detach()
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
+        if self._is_expert(name):
+            return torch.cat(_gather(tensor, self.mesh.group("expert")))
         if name not in self._cut:
             return tensor
         dim, sizes = self._cut[name]
         width = max(sizes)
         mine = F.pad(tensor.movedim(dim, 0), (0, 0) * (tensor.dim() - 1) + (0, width - tensor.shape[dim]))
-        parts = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in sizes]
-        distributed.all_gather(parts, mine.contiguous(), group=self.mesh.group("tensor"))
+        parts = _gather(mine, self.mesh.group("tensor"))
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, dim)
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Alone.named`: of the stages of a pipeline, the first rank of each sends what it has."""
+        yield from self._own_whole(send=True)
+        first = self.mesh.rank == 0
+        for stage, named in sorted(self._stages.items()):
+            source = stage * self.mesh.config.world // self.mesh.config.pipeline
+            for name, shape, dtype in named if first and stage else ():
+                tensor = torch.empty(shape, dtype=dtype, device=next(self.model.parameters()).device)
+                distributed.recv(tensor, source)
+                if name != self._tied:
+                    yield name, tensor
+
+    def _own_whole(self, *, send: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank's stage has."""
+        leads = (
+            self.mesh.place("pipeline") and self.mesh.rank % (self.mesh.config.world // self.mesh.config.pipeline) == 0
+        )
+        for name, parameter in self.model.named_parameters():
+            tensor = self.whole(name, parameter)
+            if send and leads:
+                distributed.send(tensor.contiguous(), 0)
+            yield name, tensor
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """See `Alone.take`."""
         if name in self._cut:
             whole = self._own(whole, self._cut[name][0])
+        if self._is_expert(name):
+            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
         if isinstance(piece, DTensor):
-            ranks = self.mesh.axes["sharded"]
+            ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
             parts = whole.chunk(ranks.size())
             whole = parts[ranks.get_local_rank()] if ranks.get_local_rank() < len(parts) else whole[:0]
         _local(piece.detach()).copy_(whole)
@@ -241,6 +349,13 @@ class Shards(Alone):
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _gather(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """What each rank of a group has, all of one shape."""
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    distributed.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
 
 
 def _on_the_way_in(group: Any) -> Callable[..., Any]:

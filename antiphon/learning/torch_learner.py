@@ -122,8 +122,13 @@ class PackLearner(Worker):
         self.algorithm = algorithm
         self.optimizer_config = optimizer
         parameters = [p for p in self.model.parameters() if p.requires_grad]
+        alike: dict[Any, list[torch.nn.Parameter]] = defaultdict(
+            list
+        )  # those of one mesh: the optimiser takes no others at once
+        for parameter in parameters:
+            alike[getattr(parameter, "device_mesh", None)].append(parameter)
         self.optimizer = torch.optim.AdamW(
-            parameters,
+            [{"params": own} for own in alike.values()],
             lr=optimizer.learning_rate,
             betas=optimizer.betas,
             eps=optimizer.eps,
@@ -160,7 +165,7 @@ class PackLearner(Worker):
             return result
 
         with torch.no_grad():
-            return self.shards.each(packs, ask)
+            return self.shards.each(packs, self._pass_on, ask)
 
     # --- weights in, weights out ---------------------------------------------------------------------------------------
 
@@ -304,8 +309,8 @@ class PackLearner(Worker):
 
     def _update(self, update: Update) -> dict[str, float]:
         totals: dict[str, float] = defaultdict(float)
-        for pack in update.packs[self.shards.data]:
-            for name, value in self._backward(pack).items():
+        for sums in self.shards.train(update.packs[self.shards.data], self._pass_on, self._backward):
+            for name, value in sums.items():
                 totals[name] += value
         totals = defaultdict(float, self.shards.sums(totals))
         norm = self.shards.clip(self.optimizer_config.max_grad_norm)
@@ -332,19 +337,39 @@ class PackLearner(Worker):
 
     def _states(self, pack: Pack, reader: Reader | None = None) -> tuple[torch.Tensor, PackLayout]:
         """The last hidden states of all tokens, [T, H], and where each token stands."""
+        layout = self._layout(pack)
+        hidden = self._run_layers(pack, layout, reader)
+        _, context = self._context(len(layout.positions))
+        return (hidden if context is None else gathered(hidden, context)), layout
+
+    def _pass_on(self, pack: Pack) -> torch.Tensor:
+        """The hidden states that this rank's layers come to, [1, n, H], for the rank that has the next."""
+        with self._autocast():
+            return self._run_layers(pack, self._layout(pack))[None]
+
+    def _layout(self, pack: Pack) -> PackLayout:
         layout = PackLayout.of(pack.lengths, pack.parents, self.device, multiple=self.config.mesh.context)
         self._route(pack, layout)
+        return layout
+
+    def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
+        """The hidden states of the tokens that this rank computes, after the layers that it has, [n, H]."""
         here, context = self._context(len(layout.positions))
-        tokens = F.pad(self._tensor(pack.tokens).long(), (0, len(layout.positions) - len(pack.tokens)))
-        hidden = self.model.base_model(
-            input_ids=tokens[None, here],
+        given: dict[str, torch.Tensor] = {}
+        if self.shards.incoming is not None:
+            given["inputs_embeds"] = self.shards.incoming
+        else:
+            tokens = F.pad(self._tensor(pack.tokens).long(), (0, len(layout.positions) - len(pack.tokens)))
+            given["input_ids"] = tokens[None, here]
+        hidden: torch.Tensor = self.model.base_model(
+            **given,
             position_ids=layout.positions[None, here],
             use_cache=False,
             layout=layout,
             reader=reader,
             context=context,
         ).last_hidden_state[0]
-        return (hidden if context is None else gathered(hidden, context)), layout
+        return hidden
 
     def _context(self, tokens: int) -> tuple[slice, Any]:
         """Of so many tokens or other rows, those that this rank computes, and with whom it shares them."""

@@ -5,7 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
@@ -31,6 +38,9 @@ SHAPE = {
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
+    "mixture": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16)
+    ),
 }
 ALGORITHM = AlgorithmConfig(ratio_level="sequence", entropy_coefficient=0.01)
 MESHES = {
@@ -40,8 +50,14 @@ MESHES = {
     "tensor 2": {"tensor": 2},
     "context 2": {"context": 2},
     "context 4": {"context": 4},
+    "context 3, by keys": {"context": 3, "context_attention": "keys"},
     "shard 2, tensor 2": {"shard": 2, "tensor": 2},
     "shard 2, context 2": {"shard": 2, "context": 2},
+    "pipeline 2": {"pipeline": 2},
+    "pipeline 4": {"pipeline": 4},
+    "pipeline 2, interleaved": {"pipeline": 2, "pipeline_chunks": 2},
+    "pipeline 2, tensor 2": {"pipeline": 2, "tensor": 2},
+    "pipeline 2, shard 2": {"pipeline": 2, "shard": 2},
 }
 
 
@@ -82,7 +98,9 @@ def samples():
         groups.append([])
         for sibling in range(3):
             count = int(rng.integers(2, 30))
-            request = GenerateRequest(id=str(3 * group + sibling), tokens=prompt, sampling=Sampling(max_tokens=count, temperature=0.8))
+            request = GenerateRequest(
+                id=str(3 * group + sibling), tokens=prompt, sampling=Sampling(max_tokens=count, temperature=0.8)
+            )
             delta = Delta(
                 request=request.id,
                 tokens=rng.integers(0, 131, count).astype(np.int32),
@@ -103,7 +121,8 @@ async def trained(members, model, mesh, **config):
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
     found = await asyncio.gather(*(member.call("train", ALGORITHM, batch) for member in members))
-    return found[0]
+    of_stages = {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}
+    return found[0] | {"gradient": of_stages}
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +144,21 @@ def same(ours, theirs, tolerance):
         assert np.abs(ours[name] - array).max() <= tolerance * scale, name
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model", MODELS)
+OF_EXPERTS = {
+    "expert 2": {"shard": 2, "expert": 2},
+    "shard 4, expert 2": {"shard": 4, "expert": 2},
+    "expert 2, context 2": {"shard": 2, "expert": 2, "context": 2},
+    "expert 2, replicate 2": {"replicate": 2, "shard": 2, "expert": 2},
+}
+CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
+    ("mixture", mesh) for mesh in ("shard 2", *OF_EXPERTS)
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), CASES)
 def test_ranks_learn_what_one_does(bench, models, references, model, mesh):
     runner, members = bench
-    ours, alone = runner.run(trained(members, models[model], MESHES[mesh])), references[model]
+    ours, alone = runner.run(trained(members, models[model], (MESHES | OF_EXPERTS)[mesh])), references[model]
     same(ours["gradient"], alone["gradient"], 1e-5)
     same(ours["moved"], alone["moved"], 1e-5)
     for mine, theirs in zip(ours["plain"], alone["plain"], strict=True):

@@ -42,8 +42,7 @@ class Workbench(Worker):
         learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.05)
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
         update = batch.updates[0]
-        for pack in update.packs[learner.shards.data]:
-            learner._backward(pack)
+        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
         learner.shards.clip(1e9)  # which completes it
         gradient = {
             name: learner.shards.whole(name, parameter.grad).numpy().copy()
@@ -55,6 +54,8 @@ class Workbench(Worker):
         for name, parameter in learner.model.named_parameters():
             learner.shards.take(name, parameter, initial[name])
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
-        curve = list(itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS)))
+        curve = list(
+            itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
+        )
         said = learner.score(list(itertools.chain.from_iterable(update.packs)))
         return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve, "said": said}
