@@ -44,6 +44,8 @@ class OfflineConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         problems = [*_names(self), *_unused(self)]
+        if self.learner.mesh.world > 1:
+            problems.append(("learner.mesh", f"has {self.learner.mesh.world} ranks; the offline verbs train on one"))
         if self.evaluate_every and self.validation is None:
             problems.append(("evaluate_every", f"{self.evaluate_every} needs data to validate on; give `validation`"))
         if problems:

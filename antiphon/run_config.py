@@ -95,6 +95,7 @@ class RunConfig(Config):
             *_cluster(self),
             *_placement(self),
             *_sampling(self),
+            *_ranks(self),
             *_scheduling(self),
             *_critics(self),
             *_turns(self),
@@ -292,6 +293,19 @@ def _sampling(config: RunConfig) -> Found:
             )
 
 
+def _ranks(config: RunConfig) -> Found:
+    learner, algorithm = config.learner, config.algorithm
+    yield from ((f"learner.{key}", message) for key, message in learner.problems())
+    if learner.mesh.world == 1:
+        return
+    if config.cluster.debug:
+        yield "cluster.debug", f"the {learner.mesh.world} ranks of learner.mesh are processes"
+    if algorithm.rhythm.reads_attention:
+        yield "learner.mesh", f"algorithm {algorithm.recipe!r} reads attention, which needs all of it on one rank"
+    if config.engine.routed_experts and learner.mesh.context > 1:
+        yield "learner.mesh.context", "experts cannot be replayed (engine.routed_experts) where tokens are divided"
+
+
 def _scheduling(config: RunConfig) -> Found:
     rollout, learner = config.rollout, config.learner
     if rollout.group_size == 1 and config.algorithm.advantage in GROUP_ADVANTAGES:
@@ -418,6 +432,8 @@ CHANGEABLE = (
     "weights",
     "engine.replicas",
     "learner.threads",
+    "learner.mesh",
+    "learner.cpu_offload",
     "grading",
     "check",
 )

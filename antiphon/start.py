@@ -15,7 +15,7 @@ from antiphon.cluster.placement import Placement, resolve
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import ConfigError, DataError, WorkerDied
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.learning.ranks import Ranks
 from antiphon.record.events import Events
@@ -121,6 +121,8 @@ async def start_models(
     began = await directory(critic.path if critic else "")
     for path in {*paths, began} - {model}:
         check_tokenizers(model, path)
+    for path in {model, *paths, began}:
+        check_mesh(path, config.learner.mesh)
     unadapted = config.learner.model_copy(update={"lora": None})
     learner = start("learner", kind, model)
     reference: Resident | None = None
@@ -147,10 +149,20 @@ def check_tokenizers(model: Path, other: Path) -> None:
         )
 
 
+def check_mesh(model: Path, mesh: MeshConfig) -> None:
+    """`ConfigError` unless the model in a directory can be divided among the ranks of a mesh."""
+    for key, message in mesh.misfits(_shape(model)):
+        raise ConfigError(f"learner.mesh.{key}: of the model at {model}, {message}")
+
+
 def vocabulary_size(model: Path) -> int:
     """Tokens that the model in a directory knows, those that no text has included."""
-    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return int(shape.get("text_config", shape)["vocab_size"])
+    return int(_shape(model)["vocab_size"])
+
+
+def _shape(model: Path) -> dict[str, Any]:
+    shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return dict(shape.get("text_config", shape))
 
 
 @asynccontextmanager

@@ -186,8 +186,8 @@ def attention_by_keys(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For heads
-    that cannot be divided among ranks."""
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
+    heads that cannot be divided among ranks."""
     layout: PackLayout = options["layout"]
     _require_plain(module, options, len(layout.positions))
     here = query.size(2)

@@ -1,6 +1,7 @@
 """Configuration of consuming samples. Importing it imports no torch."""
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -68,6 +69,34 @@ class MeshConfig(Config):
         """Shares that packs are divided into."""
         return self.replicate * self.shard
 
+    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
+        heads = shape.get("num_attention_heads") or 0
+        keys = shape.get("num_key_value_heads") or heads
+        parts = {
+            "tensor": {
+                "attention heads": heads,
+                "key and value heads": keys,
+                "feed-forward columns": shape.get("intermediate_size"),
+            },
+            "expert": {"experts": shape.get("num_experts") or shape.get("num_local_experts")},
+        }
+        for key, counts in parts.items():
+            for what, count in counts.items():
+                if count and count % getattr(self, key):
+                    yield key, f"{getattr(self, key)} ranks cannot divide {count} {what} evenly"
+        stages, layers = self.pipeline * self.pipeline_chunks, shape.get("num_hidden_layers") or 0
+        if layers % stages:
+            yield "pipeline", f"{layers} layers cannot be cut into {stages} equal stages (pipeline x pipeline_chunks)"
+        heads, keys = heads // self.tensor, keys // self.tensor
+        uneven = bool(heads) and (heads % self.context or (keys % self.context and self.context % keys))
+        if self.context_attention == "heads" and uneven:
+            yield (
+                "context",
+                f"{self.context} ranks cannot divide {heads} attention heads and {keys} key and value heads evenly; "
+                "context_attention: keys need not",
+            )
+
 
 class LearnerConfig(Config):
     """The learner's process and how it cuts its work."""
@@ -106,6 +135,20 @@ class LearnerConfig(Config):
     def updates(self) -> int:
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What cannot be on several ranks, or would mean nothing: (key, message)."""
+        mesh = self.mesh
+        if mesh.shard % mesh.expert:
+            yield "mesh.expert", f"{mesh.expert} is no divisor of the {mesh.shard} ranks of mesh.shard"
+        if mesh.context_attention != "heads" and mesh.context == 1:
+            yield "mesh.context_attention", f"{mesh.context_attention!r} is of several ranks, and mesh.context is 1"
+        if mesh.pipeline_chunks > 1 and mesh.pipeline == 1:
+            yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} is of several ranks, and mesh.pipeline is 1"
+        if self.cpu_offload and mesh.data * mesh.context == 1:
+            yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
+        if self.lora is not None and mesh.world > 1:
+            yield "lora", f"adapters are trained on one rank, and the mesh has {mesh.world}"
 
 
 class CriticConfig(Config):

@@ -10,8 +10,8 @@ from antiphon.learning.mesh import exchanged
 
 
 def dispatched(module: Any, group: Any) -> Callable[..., torch.Tensor]:
-    """The forward of a layer's experts, of which each rank of a group has as many as any other, one rank's after another's. Every
-    rank calls it at the same time, with tokens [T, H] of its own, and the experts of each and their weights [T, k]."""
+    """The forward of a layer's experts, of which each rank of a group has as many as any other, one rank's after another's.
+    All ranks call it at once, each with tokens [T, H] of its own, their experts and the weights of these [T, k]."""
     compute, here, ranks = module.forward, module.num_experts, group.size()
 
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

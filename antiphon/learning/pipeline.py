@@ -32,8 +32,8 @@ class Action(NamedTuple):
 
 
 def schedule(place: int, ranks: int, chunks: int, packs: int) -> list[Action]:
-    """The actions of a rank, one forward and one backward in turn once the pipeline is full. With several chunks, the packs are a
-    multiple of the ranks.
+    """The actions of a rank, one forward and one backward in turn once the pipeline is full. With several chunks, the packs
+    are a multiple of the ranks.
 
     >>> [("B" if a.backward else "F") + str(a.pack) for a in schedule(0, 2, 1, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -80,7 +80,7 @@ class Pipeline:
         return self._place == self._ranks - 1
 
     def _groups(self) -> tuple[Any, Any, Any]:
-        """Those with whom this rank shares packs: for what goes on, for what comes back, and the first and last of them alone."""
+        """Those with whom this rank shares packs: for what goes on, for what comes back, and the first and last alone."""
         found: list[Any] = []
         for places in (range(self._ranks), range(self._ranks), (0, self._ranks - 1)):
             for column in range(self._around):  # every rank takes part in making every group

@@ -52,6 +52,11 @@ class Alone:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all parameters, wherever they are."""
+        return frozenset(name for name, _ in self.model.named_parameters())
+
     def within(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that uses the model's parameters."""
         return function(*args)
@@ -179,7 +184,7 @@ class Shards(Alone):
             raise UnsupportedError(
                 f"learner.mesh.expert: {type(self.model).__name__} has no layers of experts to divide"
             )
-        for name, module in self._experts.items():
+        for module in self._experts.values():
             for own, parameter in list(module.named_parameters(recurse=False)):
                 piece = parameter.detach().chunk(ranks)[place].clone()
                 setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
@@ -225,6 +230,11 @@ class Shards(Alone):
         """See `Alone.within`: meanwhile parameters are gathered."""
         found: T = self.model.within(function, *args) if self._sharded else function(*args)
         return found
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See `Alone.names`."""
+        return frozenset(name for named in self._stages.values() for name, *_ in named)
 
     @property
     def incoming(self) -> torch.Tensor | None:  # type: ignore[override]

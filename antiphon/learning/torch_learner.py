@@ -211,14 +211,13 @@ class PackLearner(Worker):
             self.model.load_state_dict({name: weights[name] for name in weights.keys() & trained}, strict=False)
         else:
             kept = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-            tied = set(self.model.all_tied_weights_keys)
-            if strange := sorted(
-                (weights.keys() - kept.keys() - tied) | (dict(self.model.named_parameters()).keys() - weights.keys())
-            ):
+            buffers = dict(self.model.named_buffers()).keys() | set(self.model.all_tied_weights_keys)
+            if strange := sorted((weights.keys() ^ self.shards.names) - buffers):
                 raise DataError(f"{directory} is not a checkpoint of this model: {strange[:3]}")
             for name in weights.keys() & kept.keys():
                 self.shards.take(name, kept[name], weights[name])
-        states = [torch.load(file, map_location="cpu", mmap=True) for file in (directory / TRAINING_STATE).glob("*.pt")]
+        files = sorted((directory / TRAINING_STATE).glob("*.pt"))
+        states = [torch.load(file, map_location="cpu", mmap=True) for file in files]
         moments = {name: state for part in states for name, state in part["moments"].items()}
         for name, parameter in self.model.named_parameters():
             if name in moments:
@@ -240,11 +239,12 @@ class PackLearner(Worker):
 
     def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What a checkpoint has of the model, under the names of a state dict: all of it once, or what is trained."""
-        parameters = dict(self.model.named_parameters())
+        if self.config.lora is not None:
+            yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+            return
+        yield from self.shards.named()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if name in parameters and (self.config.lora is None or tensor.requires_grad):
-                yield name, self.shards.whole(name, tensor)
-            elif not isinstance(tensor, torch.nn.Parameter) and self.config.lora is None:
+            if not isinstance(tensor, torch.nn.Parameter):
                 yield name, tensor
 
     def _moments(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

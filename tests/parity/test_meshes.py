@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -17,13 +18,11 @@ from transformers import (
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
+from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.types import GenerateRequest, Sampling
+from antiphon.types import FinishReason, GenerateRequest, Sampling
 from tests.parity.samples_for_tests import sample_of
-from antiphon.engines.base import Delta
-from antiphon.types import FinishReason
-
 from tests.parity.workbench import Workbench
 
 SHAPE = {
@@ -112,15 +111,24 @@ def samples():
     return groups
 
 
-async def trained(members, model, mesh, **config):
-    settings = LearnerConfig(mesh=MeshConfig(**mesh), **config)
-    members = members[: settings.mesh.world]
-    batch = build_batch(
-        samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90, ranks=settings.mesh.data
+def batch_for(mesh):
+    return build_batch(
+        samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90, ranks=mesh.data
     )
+
+
+async def on_mesh(members, model, mesh, method, *args):
+    """What each rank answers."""
+    settings = LearnerConfig(mesh=MeshConfig(**mesh))
+    members = members[: settings.mesh.world]
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
-    found = await asyncio.gather(*(member.call("train", ALGORITHM, batch) for member in members))
+    batch = batch_for(settings.mesh)
+    return await asyncio.gather(*(member.call(method, *args, ALGORITHM, batch) for member in members))
+
+
+async def trained(members, model, mesh):
+    found = await on_mesh(members, model, mesh, "train")
     of_stages = {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}
     return found[0] | {"gradient": of_stages}
 
@@ -132,7 +140,7 @@ def references(models):
     for name, model in models.items():
         bench = Workbench()
         bench.open(model, LearnerConfig(), 0, "")
-        batch = build_batch(samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90)
+        batch = batch_for(MeshConfig())
         found[name] = bench.train(ALGORITHM, batch)
     return found
 
@@ -164,3 +172,26 @@ def test_ranks_learn_what_one_does(bench, models, references, model, mesh):
     for mine, theirs in zip(ours["plain"], alone["plain"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
+
+
+REMESHED = [
+    ({"shard": 2}, {"tensor": 2}),
+    ({"tensor": 2}, {}),
+    ({}, {"pipeline": 2}),
+    ({"pipeline": 2, "tensor": 2}, {"shard": 3}),
+]
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+@pytest.mark.parametrize(("before", "after"), REMESHED)
+def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, model, before, after):
+    runner, members = bench
+    runner.run(on_mesh(members, models[model], before, "save", tmp_path))
+    there, *_ = runner.run(on_mesh(members, models[model], before, "restore", tmp_path))
+    elsewhere, *_ = runner.run(on_mesh(members, models[model], after, "restore", tmp_path))
+    for mine, theirs in zip(elsewhere, there, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {name: p.shape for name, p in loaded.named_parameters()} == {
+        name: p.shape for name, p in AutoModelForCausalLM.from_pretrained(models[model]).named_parameters()
+    }

@@ -1,6 +1,7 @@
 """A rank that is put into one mesh after another: to import torch takes longer than all else that is done here."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,20 @@ class Workbench(Worker):
         self.learner = TorchLearner(model, config, 0)
         if config.mesh.world > 1:
             self.learner.join(rank, where)
+
+    def save(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> None:
+        """A checkpoint after a step."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.emit = self.emit
+        self.learner._update(batch.updates[0])
+        self.learner.save(place)
+        self.learner.close()
+
+    def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
+        """What the steps after a checkpoint come to."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.restore(place)
+        return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
         """What comes of a batch's first update: see `Trained`."""
