@@ -71,8 +71,8 @@ class RayCluster:
         return [replace(this_machine(), id=self._here), *(found.get(name, Node()) for name in self._names)]
 
     def reserve(self, places: Collection[Place]) -> None:
-        """See `Cluster.reserve`: one placement group has it all, and in it an actor a GPU, which knows what Ray calls that. A Ray
-        of our own has no devices in its books, and no other jobs."""
+        """See `Cluster.reserve`: one placement group has it all, and in it an actor for each GPU, which knows the GPU's name.
+        A Ray of our own has no devices in its books, and no other jobs."""
         gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
         cores = Counter(node for node, _ in {(place.node, core) for place in places for core in place.cores})
         asked = [(node, {"GPU": 1}) for node, _ in gpus] + [(node, {"CPU": count}) for node, count in cores.items()]
@@ -110,21 +110,26 @@ class RayCluster:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         place = place or Place()
+        holders = self._holding(name, place)
         node = self._emptiest() if place.anywhere else place.node or self._here
         strategies = self._ray.util.scheduling_strategies
         where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         known = self._host.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
-        host = known.remote(sys.path, os.getcwd(), log, place, self._holding(place), pickle.dumps((factory, args)))
+        host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         self._given[node] += 1
         return handle
 
-    def _holding(self, place: Place) -> list[Any]:
+    def _holding(self, name: str, place: Place) -> list[Any]:
         """What holds the GPUs of a place, if they are reserved. By the name of its node, which it has again when it is back."""
-        names = {node["NodeID"]: node["NodeName"] for node in self._ray.nodes()} if self._holders else {}
-        found = [self._holders.get((names.get(place.node, ""), gpu)) for gpu in place.gpus]
-        return [holder for holder in found if holder is not None]
+        if not self._holders:
+            return []
+        names = {node["NodeID"]: node["NodeName"] for node in self._ray.nodes()}
+        try:
+            return [self._holders[names[place.node], gpu] for gpu in place.gpus]
+        except KeyError as error:  # the numbers of GPUs count others, since a node has left
+            raise WorkerDied(f"worker {name} has nowhere to run: its GPUs are not those that were reserved") from error
 
     def _emptiest(self) -> str:
         """The node that was given the fewest workers; this one, if others were given as few. Those that died count: their node
@@ -253,7 +258,9 @@ def holding(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
     try:
         see_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=HOLDER_SECONDS))
     except ray.exceptions.GetTimeoutError as error:
-        raise WorkerDied(f"Ray has not said within {HOLDER_SECONDS:g} s which GPUs are reserved for this worker") from error
+        raise WorkerDied(
+            f"Ray has not said within {HOLDER_SECONDS:g} s which GPUs are reserved for this worker"
+        ) from error
     return import_path(factory, "worker")(*args)
 
 

@@ -72,7 +72,9 @@ def reserved(address, *shares):
             node = cluster.nodes()[1].id
             places = [Place(node=node, gpus=gpus, cores=(0,)) for gpus in shares]
             cluster.reserve([*places, Place(anywhere=True)])
-            workers = [cluster.spawn("worker", "tests.unit.cluster.workers_for_tests:Counter", place=place) for place in places]
+            workers = [
+                cluster.spawn("worker", "tests.unit.cluster.workers_for_tests:Counter", place=place) for place in places
+            ]
             return await asyncio.gather(*(worker.call("gpus") for worker in workers))
         finally:
             await cluster.close()
