@@ -90,9 +90,7 @@ class RayCluster:
             self._holders[nodes[node]["NodeName"], gpu] = held
 
     def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
-        wanted: Counter[tuple[str, str]] = Counter()
-        for node, bundle in asked:
-            wanted.update({(node, kind): count for kind, count in bundle.items()})
+        wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
         numbers = {node.id: number for number, node in enumerate(self.nodes())}
         free = self._ray._private.state.available_resources_per_node()  # Ray has nothing public that says it of each
         missing = [
