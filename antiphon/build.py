@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
+from antiphon.cluster.placement import Placement
 from antiphon.config import dump
 from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.lease import Lease
@@ -105,6 +106,18 @@ async def _once(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], 
 
 
 @asynccontextmanager
+async def _cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[Cluster, Placement]]:
+    """Where the workers of a run are to be. Its devices are its own until the end."""
+    cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
+    try:
+        placement = placed(cluster, config)
+        cluster.reserve([place for places in placement.places.values() for place in places])
+        yield cluster, placement
+    finally:
+        await cluster.close()
+
+
+@asynccontextmanager
 async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
     """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
     async with AsyncExitStack() as stack:
@@ -147,11 +160,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         stack.callback(shutil.rmtree, exchange.directory)
 
         waits = Waits()
-        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
-        stack.push_async_callback(cluster.close)
+        cluster, placement = await stack.enter_async_context(_cluster(config, directory.logs))
         built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
         path = str(built_model) if built_model.is_dir() else config.model.path
-        placement = placed(cluster, config)
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message, placement))
@@ -275,9 +286,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
         raise DataError("there are no test prompts: give a task its `test`")
     async with AsyncExitStack() as stack:
         waits = Waits()
-        cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
-        stack.push_async_callback(cluster.close)
-        placement = placed(cluster, config)
+        cluster, placement = await stack.enter_async_context(_cluster(config, None))
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits, placement=placement))
         pool, episodes, _ = await start_rollouts(

@@ -1,6 +1,6 @@
 """The seam between a run and the place its workers run in."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,10 @@ class Cluster(Protocol):
 
     def nodes(self) -> Sequence[Node]:
         """The machines that workers can be placed on now; the controller's first."""
+
+    def reserve(self, places: Collection[Place]) -> None:
+        """Hold the devices of these places, all of them or none, against whoever else uses the cluster, until it is closed.
+        `ConfigError` where others have them. At most once."""
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> WorkerHandle:
         """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what

@@ -27,6 +27,8 @@ from antiphon.cluster.messages import GRACE, Handle, Inbox, serve
 from antiphon.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:  # another interpreter needs of our packages only what its worker uses
+    from collections.abc import Collection
+
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
 
@@ -47,6 +49,9 @@ class LocalCluster:
         from antiphon.cluster.devices import this_machine
 
         return [this_machine()]
+
+    def reserve(self, places: "Collection[Place]") -> None:
+        """See `Cluster.reserve`: nobody gives out the devices of this machine."""
 
     def spawn(
         self, name: str, factory: str, *args: Any, python: str = "", place: "Place | None" = None

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,18 @@ from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import gpu_class, occupy, this_machine
 from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
-from antiphon.config import set_environment
-from antiphon.errors import ConfigError, UnsupportedError
+from antiphon.config import see_gpus, set_environment
+from antiphon.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.registry import import_path
+from antiphon.workers import Worker
 
 _ACCELERATOR = "accelerator_type:"  # before the name of a kind of GPU, among a node's resources
 PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
 
 KNOCK_SECONDS = 5.0  # for a Ray to answer
+RESERVE_SECONDS = 10.0  # for a Ray to set aside what a run reserves
+HOLDER_SECONDS = 60.0  # for what holds a GPU to be up; on a node that is back, up again
+BINDING = 0.001  # of what a node has one of, and a bundle that asks for it is on that node
 LOOPBACK = "127.0.0.1"
 
 
@@ -46,6 +51,9 @@ class RayCluster:
         self._handles: list[RayHandle] = []
         self._given: Counter[str] = Counter()  # workers, to each node
         self._names: list[str] = []  # of the other nodes, in the order in which they were seen
+        self._joined = bool(config.address)
+        self._reserved: Any = None  # a placement group
+        self._holders: dict[tuple[str, str], Any] = {}  # by names of node and GPU
         self._here = self._ray.get_runtime_context().get_node_id()
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
         self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(Host)
@@ -62,21 +70,64 @@ class RayCluster:
         self._names += sorted(found.keys() - {*self._names})
         return [replace(this_machine(), id=self._here), *(found.get(name, Node()) for name in self._names)]
 
+    def reserve(self, places: Collection[Place]) -> None:
+        """See `Cluster.reserve`: one placement group has it all, and in it an actor for each GPU, which knows the GPU's name.
+        A Ray of our own has no devices in its books, and no other jobs."""
+        gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
+        cores = Counter(node for node, _ in {(place.node, core) for place in places for core in place.cores})
+        asked = [(node, {"GPU": 1}) for node, _ in gpus] + [(node, {"CPU": count}) for node, count in cores.items()]
+        if not self._joined or not asked:
+            return
+        nodes = {node["NodeID"]: node for node in self._ray.nodes()}
+        bundles = [bundle | {f"node:{nodes[node]['NodeManagerAddress']}": BINDING} for node, bundle in asked]
+        self._reserved = self._ray.util.placement_group(bundles)
+        if not self._reserved.wait(RESERVE_SECONDS):
+            raise ConfigError(self._refusal(asked))
+        holder = self._ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder)
+        within = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        for number, (node, gpu) in enumerate(gpus):
+            held = holder.options(scheduling_strategy=within(self._reserved, number)).remote()
+            self._holders[nodes[node]["NodeName"], gpu] = held
+
+    def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
+        wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
+        numbers = {node.id: number for number, node in enumerate(self.nodes())}
+        free = self._ray._private.state.available_resources_per_node()  # Ray has nothing public that says it of each
+        missing = [
+            f"{count} {kind}s of node{numbers[node]}, where {free.get(node, {}).get(kind, 0):g} are free"
+            for (node, kind), count in wanted.items()
+        ]
+        return (
+            f"placement: Ray could not reserve within {RESERVE_SECONDS:g} s: {'; '.join(missing)}. Others have the rest, or it "
+            "was not told of it (ray start --num-gpus, --num-cpus)"
+        )
+
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> "RayHandle":
         """See `Cluster.spawn`. To be called on the event loop's thread. Ray's own interpreter runs all actors."""
         if python:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         place = place or Place()
+        holders = self._holding(name, place)
         node = self._emptiest() if place.anywhere else place.node or self._here
         strategies = self._ray.util.scheduling_strategies
         where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         known = self._host.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
-        host = known.remote(sys.path, os.getcwd(), log, place, pickle.dumps((factory, args)))
+        host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         self._given[node] += 1
         return handle
+
+    def _holding(self, name: str, place: Place) -> list[Any]:
+        """What holds the GPUs of a place, if they are reserved. By the name of its node, which it has again when it is back."""
+        if not self._holders:
+            return []
+        names = {node["NodeID"]: node["NodeName"] for node in self._ray.nodes()}
+        try:
+            return [self._holders[names[place.node], gpu] for gpu in place.gpus]
+        except KeyError as error:  # the numbers of GPUs count others, since a node has left
+            raise WorkerDied(f"worker {name} has nowhere to run: its GPUs are not those that were reserved") from error
 
     def _emptiest(self) -> str:
         """The node that was given the fewest workers; this one, if others were given as few. Those that died count: their node
@@ -85,10 +136,12 @@ class RayCluster:
         return min(alive, key=lambda node: (self._given[node], node != self._here))
 
     async def close(self) -> None:
-        """End all workers, all at once, and the Ray that was started for them."""
+        """End all workers, all at once, and the Ray that was started for them; give back what was reserved."""
         try:
             await asyncio.gather(*(handle.close() for handle in self._handles))
         finally:
+            if self._reserved is not None:
+                self._ray.util.remove_placement_group(self._reserved)  # and what is in it
             if self._connected:
                 self._ray.shutdown(wait_for_processes=True)
 
@@ -143,9 +196,12 @@ class RayHandle(Handle):
 class Host:
     """What the actor is: a worker in a thread, and its messages."""
 
-    def __init__(self, path: list[str], folder: str, log: Path | None, place: Place, worker: bytes) -> None:
+    def __init__(
+        self, path: list[str], folder: str, log: Path | None, place: Place, holders: list[Any], worker: bytes
+    ) -> None:
         """`path` and `folder` are the controller's own, so that names of modules and files mean what they mean there;
-        `worker` is the pickle of its factory and arguments, to be read when they are set."""
+        `holders` know which GPUs of the place's node Ray gave it, if that is Ray's to say; `worker` is the pickle of its
+        factory and arguments, to be read when they are set."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
@@ -155,7 +211,10 @@ class Host:
             occupy(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=self._live, args=pickle.loads(worker), name="worker", daemon=True).start()
+        life = pickle.loads(worker)
+        if holders:  # in the worker's thread: an actor that fails here, while it asks another, does not come to its end
+            life = f"{__name__}:{holding.__name__}", (holders, *life)
+        threading.Thread(target=self._live, args=life, name="worker", daemon=True).start()
 
     def post(self, message: bytes | None) -> None:
         """Give the worker a message; None ends it."""
@@ -177,6 +236,30 @@ class Host:
             serve(factory, args, self._inbox, self._outbox.put)
         finally:
             self._outbox.put(None)
+
+
+class Holder:
+    """What holds a GPU in Ray's books."""
+
+    def gpu(self) -> str:
+        """Which one it is, as CUDA_VISIBLE_DEVICES calls it."""
+        import ray
+
+        (own,) = ray.get_gpu_ids()
+        return str(own)
+
+
+def holding(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
+    """The worker that `factory` makes, which sees the GPUs of these."""
+    import ray
+
+    try:
+        see_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=HOLDER_SECONDS))
+    except ray.exceptions.GetTimeoutError as error:
+        raise WorkerDied(
+            f"Ray has not said within {HOLDER_SECONDS:g} s which GPUs are reserved for this worker"
+        ) from error
+    return import_path(factory, "worker")(*args)
 
 
 _KEPT: dict[str, Any] = {}  # what the worker of this process has in Ray's object store

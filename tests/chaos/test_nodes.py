@@ -42,7 +42,7 @@ class Nodes:
 
     def start(self, number, *arguments):
         """A node more, up and running. One at a time: Ray loses those that register at once."""
-        command = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1"]
+        command = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", "--num-gpus=1"]
         command += [f"--node-ip-address=127.0.0.{2 + number}", *(arguments or [f"--address={self.address}"])]
         log = self.folder / f"ray-{len(self.started)}.log"
         with log.open("w") as output:
@@ -133,7 +133,7 @@ def test_engines_that_run_anywhere_go_elsewhere_when_nodes_are_killed(project, r
 
 
 def test_an_engine_comes_back_with_its_node(project, nodes):
-    process = start(project, nodes, {"engine": "node1.cpu:0-0, node2.cpu:0-0"}, replicas=2)
+    process = start(project, nodes, {"engine": "node1.gpu:0, node2.gpu:0"}, replicas=2)
     wait_for_line(process, "step ")
     assert nodes.with_engines() == [1, 2]
     nodes.kill(2)

@@ -37,6 +37,9 @@ class Counter(Worker):
     def say(self, text: str) -> None:
         print(text, flush=True)
 
+    def gpus(self) -> list[str]:
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
     def pid(self) -> int:
         return os.getpid()
 
