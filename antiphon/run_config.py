@@ -17,7 +17,7 @@ from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.cluster.placement import ANYWHERE, problems
-from antiphon.config import Config, Problems, load
+from antiphon.config import Config, Problems, load, secret
 from antiphon.engines.config import LOADING, EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
@@ -286,12 +286,14 @@ def _servers(config: RunConfig) -> Found:
             yield f"tasks.{index}.judge", "servers (engine.kind) run the policy, and cannot run a judge besides"
 
 
-def check_takes_weights(config: RunConfig) -> None:
-    """`ConfigError` if the engines cannot be given what is learned as the run wants it: a run needs that, an evaluation
-    does not."""
+def check_servers(config: RunConfig) -> None:
+    """`ConfigError` if the servers that are its engines cannot be given what the run learns. An evaluation has nothing for
+    them."""
     servers = config.engine.servers
     if servers is None:
         return
+    if servers.key:
+        secret(servers.key)
     if servers.flavour not in LOADING:
         raise ConfigError(
             f"engine.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for `antiphon "

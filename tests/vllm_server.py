@@ -8,36 +8,36 @@ import sys
 import threading
 from pathlib import Path
 
+FLAGS = "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
 
 class VLLMServer:
     """A `vllm serve` on this machine's CPU, as a user would start it to be trained with."""
 
-    FLAGS = (
-        "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
-    )
-
     def __init__(self, python: str, model: Path, log: Path, *flags: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
         # Not by its command: that looks for the version of a package `vllm`, and this may be `vllm-cpu`.
-        command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        port = self.url.rpartition(":")[2]
-        more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        self._process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", port, "--max-num-seqs", "4", *self.FLAGS.split(), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **more, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        with log.open("wb") as told:
+        self._command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        self._command += ["--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "4", *FLAGS.split(), *flags]
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        """Return once it answers."""
+        environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(self._command, env=environment, start_new_session=True, **told)
+        with self._log.open("wb", buffering=0) as log:
             for line in self._process.stdout:
-                told.write(line)
+                log.write(line)
                 if b"startup complete" in line:
                     break
-        if not line or self._process.poll() is not None:
-            raise RuntimeError(log.read_text()[-3000:])
+            else:
+                raise RuntimeError(self._log.read_text()[-3000:])
         self._reader = threading.Thread(target=self._process.stdout.read)  # what nobody reads would stop it
         self._reader.start()
 

@@ -120,9 +120,16 @@ class ServerEngine:
                 f"{self.url} tells log-probs that no temperature is in: it must tell those that tokens are drawn with (of "
                 "vLLM: --logprobs-mode processed_logprobs)"
             )
+        await self.start(request).result()  # as all others will be
 
     async def _require_reloadable(self) -> None:
-        info = await self._call("GET", "/server_info?config_format=json")
+        """`UnsupportedError` if the server does not take weights, or does not take them as they are."""
+        try:
+            info = await self._call("GET", "/server_info?config_format=json")
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{error}; to be given weights, vLLM must be started with VLLM_SERVER_DEV_MODE=1"
+            ) from error
         if self._tied and info["vllm_config"]["device_config"]["device"] == "cpu":
             raise UnsupportedError(
                 f"{self.url} runs on a CPU, where vLLM's reloading leaves a head that is tied to the embedding as it was: use "
@@ -224,7 +231,7 @@ class ServerEngine:
             "cache_salt": self._epoch,
             # Else a server takes what the model's generation_config.json says.
             "top_p": 1.0,
-            "top_k": 0,
+            "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
@@ -278,9 +285,9 @@ class ServerEngine:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Have the server load published weights. `WeightsError` if they are not what was sent, or not the model's: the old ones
-        are in use then as before. `UnsupportedError` for a server that cannot load, and for `KEEP`: what it streams across a
-        load does not tell which weights each token came from."""
+        """Have the server load published weights. `WeightsError` if they are not what was sent, or not the model's: the old
+        ones are in use then as before. `UnsupportedError` for a server that cannot load, and for `KEEP`: what it streams
+        across a load does not tell which weights each token came from."""
         if not self._loads:
             raise UnsupportedError(f"{self.url}: a server of flavour {self._options.flavour!r} cannot be given weights")
         if mode is OnUpdate.KEEP:
@@ -384,12 +391,7 @@ class ServerEngine:
         told = f"HTTP {response.status_code} for {response.request.url.path}: {response.text[:300]}"
         if response.is_server_error:
             raise self._die(told)
-        hint = (
-            " (is it in development mode? VLLM_SERVER_DEV_MODE=1)"
-            if response.status_code == httpx.codes.NOT_FOUND
-            else ""
-        )
-        raise UnsupportedError(f"{self.url} answers {told}{hint}")
+        raise UnsupportedError(f"{self.url} answers {told}")
 
     def _die(self, reason: str) -> WorkerDied:
         """Do without the server from now on, and tell whoever waits for it."""

@@ -9,6 +9,7 @@ import pytest
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.errors import UnsupportedError, WorkerDied
+from tests.system.test_bad_input import wait_for_line
 from tests.vllm_server import VLLMServer
 
 
@@ -62,16 +63,32 @@ def test_weights_arrive_in_mid_flight(project, vllm_python, mode):
 def test_a_server_is_trained_with_and_each_run_begins_with_its_own_model(project, wide_model, server, mode, ratio):
     """Also the second, on what the first has made of the server."""
     engine = {"kind": "server", "options": {"urls": [server.url]}, "slots": 4, "max_length": 256}
-    rollout = {"async_ratio": ratio, "on_update": mode, "sampling": {"max_tokens": 100 if ratio else 8}}
+    rollout = {"async_ratio": ratio, "on_update": mode, "sampling": {"max_tokens": 200 if ratio else 8}}
     learner = {"optimizer": {"learning_rate": 1e-3 if ratio else 1e-2}}
     sections = {"model": {"path": str(wide_model)}, "engine": engine, "learner": learner, "record": {"events": True}}
-    steps = train(project, "", rollout, **sections)
+    steps = train(project, "", rollout, steps=6, **sections)
     assert all(abs(step["learner/mismatch_kl"]) < (2e-3 if ratio else 1e-6) for step in steps)
     assert max(step["age/max"] for step in steps) == ratio
     events = [*map(json.loads, (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines())]
     assert {event["version"] for event in events if event["event"] == "load"} >= {1, 2}
     spans = [event["versions"] for event in events if event.get("versions")]
     assert any(first < last for first, last in spans) == (mode == "recompute")
+
+
+def test_a_server_that_comes_back_is_given_the_weights_of_now(project, wide_model, server):
+    engine = {"kind": "server", "options": {"urls": [server.url]}, "slots": 4, "max_length": 256}
+    patience = {"on_update": "recompute", "engine_restarts": 100, "timeout": 200}
+    rollout = {"groups_per_step": 2, "group_size": 4, "sampling": {"max_tokens": 100}, **patience}
+    sections = {"model": {"path": str(wide_model)}, "engine": engine, "rollout": rollout}
+    learner = {"optimizer": {"learning_rate": 1e-3}}
+    process = project.start("train", project.config(steps=6, learner=learner, **sections))
+    wait_for_line(process, "step ")
+    server.kill()
+    server.start()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert server.url in out
+    assert all(abs(step["learner/mismatch_kl"]) < 2e-3 for step in project.metrics())
 
 
 def test_a_server_of_any_flavour_is_evaluated(project, wide_model, server):
