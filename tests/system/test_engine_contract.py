@@ -38,6 +38,7 @@ class Processes:
 
     modes = tuple(OnUpdate)
     tied = True
+    layers = 2
     refuses = {
         "native": ({"tokens": 2048}, "holds 2048"),
         "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p"),
@@ -60,7 +61,12 @@ class Processes:
     def model(self, version: int) -> LlamaForCausalLM:
         if version not in self._models:
             torch.manual_seed(version)
-            shape = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+            shape = {
+                "hidden_size": 64,
+                "intermediate_size": 32,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": 2,
+            }
             ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
             shared = {"num_key_value_heads": 1, "tie_word_embeddings": self.tied}
             config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends)
@@ -119,6 +125,7 @@ class Server(Processes):
 
     modes = tuple(mode for mode in OnUpdate if mode is not OnUpdate.KEEP)
     tied = False  # vLLM cannot load a head that is tied, on a CPU and by itself
+    layers = 6  # a server does not wait for who reads: it must not be done before an update is on its way
     _server: VLLMServer | None = None
 
     def _start(self):
