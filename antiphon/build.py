@@ -29,7 +29,7 @@ from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.siblings import Siblings
-from antiphon.run_config import RunConfig, check_same
+from antiphon.run_config import RunConfig, check_same, check_servers
 from antiphon.seeds import derive
 from antiphon.start import graders, model_directory, placed, start_models, start_rollouts
 from antiphon.tasks.config import TaskConfig
@@ -122,6 +122,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
     """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
+        check_servers(config)
         mixture = Mixture.load(config.tasks, config.seed)
         examples = Mixture.load(_examples(config), derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)

@@ -59,7 +59,6 @@ from antiphon.types import (
     Group,
     GroupOutcome,
     IntArray,
-    OnUpdate,
     PolicyVersion,
     Prompt,
     Sampling,
@@ -384,7 +383,8 @@ class Run:
             if engine.version < self.version.n:
                 publish = self.parts.models.learner.publish(self.version.n, self.parts.exchange)
                 update = await self._wait(publish, "publish", "the learner")
-                await self._wait(engine.load(update, OnUpdate.KEEP), "load", "a new engine to load weights")
+                loading = engine.load(update, self.config.rollout.on_update)
+                await self._wait(loading, "load", "a new engine to load weights")
 
     async def _take_devices(self) -> None:
         """Begin the models' turn, when what was published is loaded."""

@@ -17,8 +17,8 @@ from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.cluster.placement import ANYWHERE, problems
-from antiphon.config import Config, Problems, load
-from antiphon.engines.config import EngineConfig
+from antiphon.config import Config, Problems, load, secret
+from antiphon.engines.config import LOADING, EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
 from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
@@ -33,6 +33,7 @@ from antiphon.tasks.environments import ENVIRONMENTS, turns
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
+from antiphon.types import OnUpdate
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.config import WeightsConfig
 
@@ -94,6 +95,7 @@ class RunConfig(Config):
             *_tasks(self),
             *_cluster(self),
             *_placement(self),
+            *_servers(self),
             *_sampling(self),
             *_ranks(self),
             *_scheduling(self),
@@ -275,6 +277,36 @@ def _placement(config: RunConfig) -> Found:
         )
 
 
+def _servers(config: RunConfig) -> Found:
+    if config.engine.servers is None:
+        return
+    if config.placement.engine or config.placement.auto:
+        yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
+    for index, task in enumerate(config.tasks):
+        if task.judge is not None:
+            yield f"tasks.{index}.judge", "servers (engine.kind) run the policy, and cannot run a judge besides"
+
+
+def check_servers(config: RunConfig) -> None:
+    """`ConfigError` if the servers that are its engines cannot be given what the run learns. An evaluation has nothing for
+    them."""
+    servers = config.engine.servers
+    if servers is None:
+        return
+    if servers.key:
+        secret(servers.key)
+    if servers.flavour not in LOADING:
+        raise ConfigError(
+            f"engine.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for `antiphon "
+            f"eval` only; those that can are {', '.join(sorted(LOADING))}"
+        )
+    if config.rollout.on_update is OnUpdate.KEEP:
+        raise ConfigError(
+            "rollout.on_update: 'keep' is not for servers (engine.kind): what they send does not tell which weights a token "
+            "came from; valid are recompute, restart and drain"
+        )
+
+
 def _sampling(config: RunConfig) -> Found:
     sampling = config.rollout.sampling
     at = "rollout.sampling"
@@ -431,6 +463,7 @@ CHANGEABLE = (
     "placement",
     "weights",
     "engine.replicas",
+    "engine.options.urls",
     "learner.threads",
     "learner.mesh",
     "learner.cpu_offload",

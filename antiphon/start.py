@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from antiphon.cluster.base import Cluster, Place
 from antiphon.cluster.placement import Placement, resolve
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.learning.config import LearnerConfig, MeshConfig
@@ -225,23 +226,27 @@ async def start_engines(
     """Engines that run a model, with weights that come by `channel` if others do, and the most tokens that one takes."""
     names = (f"{name}-{number}" for number in itertools.count())
     settings, rollout = config
-    seated: list[WorkerEngine] = []  # the engine of each seat
+    seated: list[WorkerEngine | ServerEngine] = []  # the engine of each seat
     vocabulary = vocabulary_size(model)
 
-    async def engine() -> WorkerEngine:
-        seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
+    def worker(seat: int) -> WorkerEngine:
         try:
             place, lent = seat_of(seat)
         except ConfigError as error:  # at the start it could be placed: a node has left since
             raise WorkerDied(f"{name}-{seat} has nowhere to run: {error}") from error
         args = (settings.kind, str(model), settings, channel)
         handle = cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python, place=place)
-        made = WorkerEngine(handle, lent=lent, device=place.kind if place else "")
+        return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
+
+    async def engine() -> WorkerEngine | ServerEngine:
+        seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
+        servers = settings.servers
+        made = worker(seat) if servers is None else ServerEngine(servers, seat, model, settings, channel)
         seated[seat : seat + 1] = [made]
         await made.ready()
         if made.vocabulary != vocabulary:
             raise ConfigError(
-                f"engine.kind: {made.handle.name} ({settings.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"engine.kind: {name}-{seat} ({settings.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
                 f"model at {model} one of {vocabulary:,}: what it samples could not be trained on"
             )
         return made

@@ -149,9 +149,19 @@ def vllm_python() -> str:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
     """The model that `mytask:build` makes, made once."""
-    directory, functions = tmp_path_factory.mktemp("model"), {}
+    return _made("build", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory) -> Path:
+    """The model that `mytask:build_wide` makes, made once."""
+    return _made("build_wide", tmp_path_factory.mktemp("wide_model"))
+
+
+def _made(function: str, directory: Path) -> Path:
+    functions = {}
     exec(textwrap.dedent(TASK), functions)
-    functions["build"](directory, 0)
+    functions[function](directory, 0)
     return directory
 
 

@@ -19,12 +19,24 @@ from antiphon.types import (
     GenerateRequest,
     IntArray,
     OnUpdate,
+    Sampling,
     Streams,
     WeightsUpdate,
 )
 
-__all__ = ["Delta", "EngineCore", "GenerationHandle", "InferenceEngine", "WeightsUpdate", "require_runnable"]
+__all__ = [
+    "Delta",
+    "EngineCore",
+    "GenerationHandle",
+    "InferenceEngine",
+    "WeightsUpdate",
+    "require_faithful",
+    "require_runnable",
+]
 
+
+COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
+FINISHED = {None: None, "stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # as vLLM and OpenAI say it
 
 _NO_FLAGS = Streams({MIXED_CACHE: np.empty(0, np.bool_)})
 
@@ -117,6 +129,16 @@ def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int,
         raise UnsupportedError(f"request {request.id!r} has attachments; the engine reads text only")
     if sampling.stop and not decodes:
         raise UnsupportedError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
+
+
+def require_faithful(sampling: Sampling) -> None:
+    """`UnsupportedError` for what vLLM, and servers like it, would do in another way than asked."""
+    if sampling.truncated:
+        raise UnsupportedError("vLLM samples from the whole vocabulary only here: no top_p, top_k or min_p")
+    if 0 < sampling.temperature < COOLEST:
+        raise UnsupportedError(
+            f"vLLM knows no temperature between 0 and {COOLEST:g}; asked for {sampling.temperature:g}"
+        )
 
 
 class GenerationHandle(Protocol):

@@ -1,17 +1,36 @@
 """Configuration of generating tokens. Importing it imports no torch."""
 
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
-from antiphon.config import Config
+from antiphon.config import Config, Problems
+
+SERVERS = frozenset({"server"})  # kinds of engines that others have started
+LOADING = frozenset({"vllm"})  # flavours of servers that can be given weights
+
+
+class ServerOptions(Config):
+    """`engine.options` of servers."""
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Of each server, such as http://127.0.0.1:8000."""
+    flavour: Literal["vllm", "openai"] = "vllm"
+    """`vllm` is vLLM in its development mode, which can be given weights; `openai` any other, with the weights it has."""
+    model: str = ""
+    """What it is called there; by default the first that the server lists."""
+    key: str = ""
+    """The environment variable that holds the API key."""
+    directory: str = ""
+    """Where weights are handed over: the same directory for us and for the servers; by default in this machine's shared
+    memory."""
 
 
 class EngineConfig(Config):
     """An engine pool of equal engines."""
 
     kind: str = "native"
-    """`native`, `vllm`, or package.module:attribute."""
+    """`native`, `vllm`, `server` (run by others, see `options`), or package.module:attribute."""
     python: str = ""
     """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
     is the one that runs everything else."""
@@ -32,4 +51,28 @@ class EngineConfig(Config):
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
     mixture of experts, in the native engine."""
     options: dict[str, Any] = {}
-    """What is special to this kind of engine: of `vllm`, fields of its EngineArgs."""
+    """What is special to this kind of engine: of `vllm`, fields of its EngineArgs; of `server`: urls, flavour, model, key,
+    directory."""
+
+    @property
+    def servers(self) -> ServerOptions | None:
+        """Those that others have started, if the engines are such."""
+        return ServerOptions.model_validate(self.options) if self.kind in SERVERS else None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        try:
+            servers = self.servers
+        except ValidationError as error:
+            told = error.errors(include_url=False)
+            raise Problems([(".".join(map(str, ("options", *each["loc"]))), each["msg"]) for each in told]) from error
+        if servers is not None:
+            if len(set(servers.urls)) < len(servers.urls):
+                raise Problems([("options.urls", "each server is one engine, and one is there twice")])
+            if self.replicas != len(servers.urls):
+                raise Problems(
+                    [("replicas", f"there are {len(servers.urls)} servers (options.urls), not {self.replicas}")]
+                )
+            if self.routed_experts:
+                raise Problems([("routed_experts", "only the native engine records them")])
+        return self

@@ -9,19 +9,18 @@ under new ones, and nothing has to be thrown away while others still decode from
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
-from antiphon.engines.base import Delta, require_runnable
+from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.stops import Decoder, StopRule, read_decoder
-from antiphon.errors import ConfigError, StateError, UnsupportedError, WeightsError
+from antiphon.errors import ConfigError, StateError, UnsupportedError
 from antiphon.seeds import derive
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
+from antiphon.weights.tensors import Layout, layout, require_layout
 
 try:
     from vllm import EngineArgs, SamplingParams, envs
@@ -39,11 +38,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 Receive = Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
-Layout = dict[str, tuple[int, ...]]  # shape of each tensor
 
-COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
 CPU_CACHE = 1 << 30  # bytes; vLLM's own choice is most of the machine, which learner and graders need too
-FINISHED = {None: None, "stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def open_engine(model: str, config: EngineConfig, receive: Receive) -> "VLLMEngine":
@@ -76,7 +72,7 @@ class VLLMEngine:
         settings = self._engine.model_config
         self.max_length: int = settings.max_model_len
         self.vocabulary: int = settings.get_vocab_size()
-        self._layout = _layout(model, settings.hf_text_config.tie_word_embeddings)
+        self._layout = layout(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
         self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
@@ -94,7 +90,7 @@ class VLLMEngine:
         if request.id in self._running or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
         require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        _require_faithful(request.sampling)
+        require_faithful(request.sampling)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request
         self._order += 1
@@ -258,39 +254,13 @@ def _start(model: str, config: EngineConfig) -> Any:
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
 
 
-def _layout(model: str, tied: bool) -> Layout:
-    """What an update must bring: the tensors of the model's checkpoint, without the head if it is the embedding."""
-    found: Layout = {}
-    for path in Path(model).glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return {name: shape for name, shape in found.items() if not (tied and name == "lm_head.weight")}
-
-
-def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: Layout) -> None:
+def _reload(worker: Any, receive: Receive, update: WeightsUpdate, wanted: Layout) -> None:
     """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
     what is missing as it is or, in fused layers, undefined, and says so in its log only."""
     tensors = dict(receive(update))
-    sent = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in sent.keys() | layout.keys() if sent.get(name) != layout.get(name))
-    if wrong:
-        name = wrong[0]
-        raise WeightsError(
-            f"weights of version {update.version} are not the model's: not loaded. {len(wrong)} tensors differ; "
-            f"{name!r} has shape {layout.get(name, 'none')} here and {sent.get(name, 'none')} there"
-        )
+    require_layout(tensors, wanted, update.version)
     worker.reload_weights(weights_iterator=iter(tensors.items()))
     for module in worker.get_model().modules():
         if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.
             module.quant_method.process_weights_after_loading(module)
-
-
-def _require_faithful(sampling: Sampling) -> None:
-    """`UnsupportedError` for what vLLM would do in another way than asked."""
-    if sampling.truncated:
-        raise UnsupportedError("the vllm engine samples from the whole vocabulary only: no top_p, top_k or min_p")
-    if 0 < sampling.temperature < COOLEST:
-        raise UnsupportedError(
-            f"vLLM knows no temperature between 0 and {COOLEST:g}; asked for {sampling.temperature:g}"
-        )

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Protocol
 
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
@@ -26,7 +27,12 @@ from antiphon.weights.base import CHANNELS
 from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry(
-    "engine", {"native": "antiphon.engines.native.open:open_engine", "vllm": "antiphon.engines.vllm:open_engine"}
+    "engine",
+    {
+        "native": "antiphon.engines.native.open:open_engine",
+        "vllm": "antiphon.engines.vllm:open_engine",
+        "server": "antiphon.engines.server:ServerEngine",  # in the controller: it has no worker
+    },
 )
 
 BUNDLE_SECONDS = 0.25
@@ -113,7 +119,7 @@ class WorkerEngine:
         self.capacity = 0
         self.max_length = 0
         self.vocabulary = 0
-        self._requests: dict[str, WorkerGeneration] = {}
+        self._requests: dict[str, Generation] = {}
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
         handle.on_death(self._on_death)
@@ -125,9 +131,9 @@ class WorkerEngine:
             await self.sleep()
             await self.wake()
 
-    def start(self, request: GenerateRequest) -> "WorkerGeneration":
+    def start(self, request: GenerateRequest) -> "Generation":
         """Send a request to the engine."""
-        generation = self._requests[request.id] = WorkerGeneration(self, request)
+        generation = self._requests[request.id] = Generation(self, request)
         try:
             self.handle.send("add", request)
         except WorkerDied as error:
@@ -168,6 +174,10 @@ class WorkerEngine:
         """See `InferenceEngine.kill`."""
         self.handle.kill()
 
+    def abort(self, request: str) -> None:
+        """End a request early."""
+        self.handle.send("abort", request)
+
     def forget(self, request: str) -> None:
         """Listen no more to a request that ended."""
         self._requests.pop(request, None)
@@ -192,15 +202,25 @@ class WorkerEngine:
         self._loads.clear()
 
 
-class WorkerGeneration:
+class Runs(Protocol):
+    """What runs a request, as its `Generation` sees it."""
+
+    def abort(self, request: str) -> None:
+        """End it early."""
+
+    def forget(self, request: str) -> None:
+        """It has ended."""
+
+
+class Generation:
     """A `GenerationHandle`: collects deltas, streams them to whoever iterates, and joins them in `result`."""
 
-    def __init__(self, engine: WorkerEngine, request: GenerateRequest) -> None:
+    def __init__(self, engine: Runs, request: GenerateRequest) -> None:
         self.request = request
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = asyncio.Event()
-        self._error: AntiphonError | None = None
+        self._error: BaseException | None = None
         self._queued = asyncio.get_running_loop().time()
         self._first = 0.0
 
@@ -214,15 +234,15 @@ class WorkerGeneration:
             self._engine.forget(self.request.id)
         self._changed.set()
 
-    def fail(self, error: AntiphonError) -> None:
-        """The engine died."""
+    def fail(self, error: BaseException) -> None:
+        """The engine died, or will not do it."""
         self._error = error
         self._changed.set()
 
     def abort(self) -> None:
         """See `GenerationHandle.abort`."""
         if self._error is None:
-            self._engine.handle.send("abort", self.request.id)
+            self._engine.abort(self.request.id)
 
     async def _change(self) -> None:
         """Wait for the next delta."""

@@ -1,8 +1,10 @@
 """Tensors as bytes that lie one after another."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from antiphon.errors import WeightsError
 from antiphon.types import WeightsUpdate
@@ -10,6 +12,7 @@ from antiphon.weights.adapters import applied
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Digest, Manifest, TensorPlace
 
 Named = Iterable[tuple[str, torch.Tensor]]
+Layout = dict[str, tuple[int, ...]]  # shape of each tensor
 
 
 class Memory:
@@ -61,3 +64,24 @@ def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, t
         for place in manifest.tensors
     )
     yield from applied(sent, manifest.adapters)
+
+
+def layout(model: str | Path, tied: bool) -> Layout:
+    """What an update must bring: the tensors of a model directory's checkpoint, without the head if it is the embedding."""
+    found: Layout = {}
+    for path in Path(model).glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return {name: shape for name, shape in found.items() if not (tied and name == "lm_head.weight")}
+
+
+def require_layout(tensors: Mapping[str, torch.Tensor], wanted: Layout, version: int) -> None:
+    """`WeightsError` unless these are the tensors of the layout, all of them and no others."""
+    sent = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in sent.keys() | wanted.keys() if sent.get(name) != wanted.get(name))
+    if wrong:
+        name = wrong[0]
+        raise WeightsError(
+            f"weights of version {version} are not the model's: not loaded. {len(wrong)} tensors differ; "
+            f"{name!r} has shape {wanted.get(name, 'none')} here and {sent.get(name, 'none')} there"
+        )

@@ -31,6 +31,24 @@ def test_a_misspelt_key(project):
     assert "learner.optimiser" in message and "did you mean 'optimizer'" in message
 
 
+def test_servers_that_cannot_be_what_the_run_wants(project):
+    def message_of(rollout=None, **engine):
+        engine = {"kind": "server", "options": {"urls": ["http://127.0.0.1:1"]}, **engine}
+        return error_of(project.run("train", project.config(engine=engine, rollout=rollout or {"on_update": "drain"})))
+
+    assert "engine.options.urls" in message_of(options={})
+    assert "engine.options.flavor" in message_of(options={"urls": ["http://127.0.0.1:1"], "flavor": "vllm"})
+    message = message_of(replicas=2)
+    assert "engine.replicas" in message and "1 server" in message
+    message = message_of(options={"urls": ["http://127.0.0.1:1"], "flavour": "openai"})
+    assert "engine.options.flavour" in message and "antiphon eval" in message
+    message = message_of(rollout={"on_update": "keep"})
+    assert "rollout.on_update" in message and "recompute" in message
+    message = message_of(options={"urls": ["http://127.0.0.1:1"], "key": "NO_SUCH_KEY"})
+    assert "NO_SUCH_KEY" in message
+    assert "http://127.0.0.1:1 is lost: ConnectError" in message_of()
+
+
 def test_a_missing_model(project):
     message = error_of(project.run("train", project.config(model={"path": "no/such/model/here"})))
     assert "no/such/model/here" in message

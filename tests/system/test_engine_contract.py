@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.simulate import clock
@@ -23,6 +24,7 @@ from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.start import ENGINE_WORKER
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.weights.base import Exchange, channel
+from tests.vllm_server import VLLMServer
 
 SLOTS = 2
 LONG = 1500  # tokens that take a while
@@ -34,7 +36,14 @@ class Processes:
     """Engines in a process of their own, with a model of a few thousand parameters; every version is another random one.
     One engine serves all tests, until one is the end of it: vLLM takes half a minute to start."""
 
-    refuses = {"native": ({"tokens": 2048}, "holds 2048"), "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p")}
+    modes = tuple(OnUpdate)
+    tied = True
+    layers = 2
+    refuses = {
+        "native": ({"tokens": 2048}, "holds 2048"),
+        "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p"),
+        "server": ({"sampling": {"top_p": 0.9}}, "no top_p"),
+    }
 
     def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
         self.kind = kind
@@ -52,9 +61,14 @@ class Processes:
     def model(self, version: int) -> LlamaForCausalLM:
         if version not in self._models:
             torch.manual_seed(version)
-            shape = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+            shape = {
+                "hidden_size": 64,
+                "intermediate_size": 32,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": 2,
+            }
             ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-            shared = {"num_key_value_heads": 1, "tie_word_embeddings": True}
+            shared = {"num_key_value_heads": 1, "tie_word_embeddings": self.tied}
             config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends)
             config.initializer_range = 0.1  # far enough from uniform for a token under wrong weights to be noticed
             self._models[version] = LlamaForCausalLM(config)
@@ -74,11 +88,17 @@ class Processes:
                 return
         except AntiphonError:  # an earlier test was the end of it
             await self.close()
+        self._engine = self._start()
+        await self._engine.ready()
+
+    def _start(self):
         self._cluster = LocalCluster(ClusterConfig(), self.folder)
         config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
         args = (self.kind, str(self.folder / "model"), config, "shared_memory")
-        self._engine = WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
-        await self._engine.ready()
+        return WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
+
+    def kill(self, engine) -> None:
+        engine.kill()
 
     async def close(self) -> None:
         if self._cluster is not None:
@@ -100,9 +120,32 @@ class Processes:
             return
 
 
+class Server(Processes):
+    """An engine on a server that was not started by it: it gets a new engine whenever the one before is dead."""
+
+    modes = tuple(mode for mode in OnUpdate if mode is not OnUpdate.KEEP)
+    tied = False  # vLLM cannot load a head that is tied, on a CPU and by itself
+    layers = 6  # a server does not wait for who reads: it must not be done before an update is on its way
+    _server: VLLMServer | None = None
+
+    def _start(self):
+        if self._server is None or not self._server.lives:
+            self._server = VLLMServer(self.python, self.folder / "model", self.folder / "log")
+        config = EngineConfig(kind=self.kind, slots=SLOTS, options={"urls": [self._server.url]})
+        return ServerEngine(config.servers, 0, self.folder / "model", config, "shared_memory")
+
+    def kill(self, engine) -> None:
+        self._server.kill()
+
+    async def close(self) -> None:
+        if self._engine is not None and not self._engine.dead:
+            self._server.kill()
+
+
 class Simulated:
     """In virtual time."""
 
+    modes = tuple(OnUpdate)
     run = staticmethod(clock.run)
 
     @asynccontextmanager
@@ -116,18 +159,22 @@ class Simulated:
         engine.load_failures = lambda: True
         return self.update(version)
 
+    def kill(self, engine) -> None:
+        engine.kill()
+
     async def until_under_way(self, handle) -> None:
         await asyncio.sleep(0.5)
 
 
-@pytest.fixture(scope="module", params=["native", "vllm", "simulated"])
+@pytest.fixture(scope="module", params=["native", "vllm", "server", "simulated"])
 def world(request, tmp_path_factory):
     if request.param == "simulated":
         yield Simulated()
         return
-    python = request.getfixturevalue("vllm_python") if request.param == "vllm" else ""
+    python = "" if request.param == "native" else request.getfixturevalue("vllm_python")
+    made = Server if request.param == "server" else Processes
     with asyncio.Runner() as runner:
-        world = Processes(request.param, python, tmp_path_factory.mktemp(request.param), runner)
+        world = made(request.param, python, tmp_path_factory.mktemp(request.param), runner)
         yield world
         runner.run(world.close())
 
@@ -224,6 +271,11 @@ def test_weights_that_come_in_the_middle(world, mode):
         async with asyncio.timeout(120), world.engine() as engine:
             handle = engine.start(request("r", tokens=LONG))
             await world.until_under_way(handle)
+            if mode not in world.modes:
+                with pytest.raises(UnsupportedError, match="'keep'"):
+                    await engine.load(world.update(1), mode)
+                assert set((await handle.result()).versions) == {0}
+                return
             await engine.load(world.update(1), mode)
             assert engine.version == 1
             after = await engine.start(request("after")).result()
@@ -258,6 +310,8 @@ def test_log_probs_are_those_of_the_weights_that_drew_the_token(world, mode):
     """Also of a prompt that was read under other weights before, by others that are still running."""
     if isinstance(world, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
+    if mode not in world.modes:
+        pytest.skip("is refused")
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     sampling = {"temperature": 0.7, "seed": 5}
 
@@ -312,7 +366,7 @@ async def test_stops_end_a_request_and_are_part_of_it(world, engine):
 @contract
 async def test_weights_that_are_not_what_was_sent_are_refused(world, engine):
     with pytest.raises(WeightsError, match="not loaded"):
-        await engine.load(world.spoilt(engine, 1), OnUpdate.KEEP)
+        await engine.load(world.spoilt(engine, 1), OnUpdate.RECOMPUTE)
     assert engine.version == 0
 
 
@@ -323,20 +377,20 @@ async def test_weights_that_are_not_all_there_are_refused(world, engine):
     whole = list(world.model(1).named_parameters())
     for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
         with pytest.raises(WeightsError):
-            await engine.load(channel(Exchange(world.folder)).send(part, 1), OnUpdate.KEEP)
+            await engine.load(channel(Exchange(world.folder)).send(part, 1), OnUpdate.RECOMPUTE)
         assert engine.version == 0
         asked = request(f"r{number}")
-        await engine.load(world.update(number + 2), OnUpdate.KEEP)
+        await engine.load(world.update(number + 2), OnUpdate.RECOMPUTE)
         assert logprob_errors(world, asked, await engine.start(asked).result()).max() < EXACT
-        await engine.load(world.update(0), OnUpdate.KEEP)
+        await engine.load(world.update(0), OnUpdate.RECOMPUTE)
 
 
 @contract
 async def test_a_cache_is_given_back_and_taken_again_or_kept_openly(world, engine):
     if isinstance(world, Simulated):
         pytest.skip("simulated tokens need no cache")
-    if world.kind == "vllm":
-        with pytest.raises(UnsupportedError, match="does not give back its KV cache"):
+    if world.kind in ("vllm", "server"):
+        with pytest.raises(UnsupportedError, match=r"does not (give back its KV cache|leave its device)"):
             await engine.sleep()
     else:
         await engine.sleep()
@@ -359,7 +413,7 @@ async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world,
     handle = engine.start(request("r", tokens=LONG))
     await world.until_under_way(handle)
     await engine.health()
-    engine.kill()
+    world.kill(engine)
     with pytest.raises(WorkerDied):
         await handle.result()
     told = handle.partial()
@@ -371,6 +425,6 @@ async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world,
     with pytest.raises(WorkerDied):
         await engine.start(request("late")).result()
     with pytest.raises(WorkerDied):
-        await engine.load(world.update(1), OnUpdate.KEEP)
+        await engine.load(world.update(1), OnUpdate.RECOMPUTE)
     with pytest.raises(WorkerDied):
         await engine.health()

@@ -1,16 +1,38 @@
 """Whole runs whose engines are vLLM's, in an environment of their own. What one engine must do is in the engine contract."""
 
+import asyncio
 import json
 
+import httpx
 import pytest
+
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.server import ServerEngine
+from antiphon.errors import UnsupportedError, WorkerDied
+from tests.system.test_bad_input import wait_for_line
+from tests.vllm_server import VLLMServer
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python, wide_model, tmp_path_factory):
+    server = VLLMServer(vllm_python, wide_model, tmp_path_factory.mktemp("server") / "log")
+    yield server
+    server.kill()
+
+
+def opened(server, model, **options) -> ServerEngine:
+    config = EngineConfig(kind="server", options={"urls": [server.url], **options})
+    return ServerEngine(config.servers, 0, model, config, "shared_memory")
 
 
 def train(project, python, rollout, **sections):
+    usual = {
+        "model": {"path": "mytask:build_wide"},
+        "engine": {"kind": "vllm", "python": python, "max_length": 256, "slots": 4},  # it always has something to do
+    }
     path = project.config(
-        model={"path": "mytask:build_wide"},
-        engine={"kind": "vllm", "python": python, "max_length": 256, "slots": 4},  # it always has something to do
         rollout={"groups_per_step": 2, "group_size": 4, "timeout": 200, "sampling": {"max_tokens": 8}, **rollout},
-        **sections,
+        **{**usual, **sections},
     )
     done = project.run("train", path)
     assert done.returncode == 0, done.stderr
@@ -35,3 +57,69 @@ def test_weights_arrive_in_mid_flight(project, vllm_python, mode):
     events = (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines()
     spans = [event["versions"] for event in map(json.loads, events) if event.get("versions")]
     assert any(first < last for first, last in spans), "some completion was sampled from several versions"
+
+
+@pytest.mark.parametrize(("mode", "ratio"), [("drain", 0), ("recompute", 2)])
+def test_a_server_is_trained_with_and_each_run_begins_with_its_own_model(project, wide_model, server, mode, ratio):
+    """Also the second, on what the first has made of the server."""
+    engine = {"kind": "server", "options": {"urls": [server.url]}, "slots": 4, "max_length": 256}
+    rollout = {"async_ratio": ratio, "on_update": mode, "sampling": {"max_tokens": 200 if ratio else 8}}
+    learner = {"optimizer": {"learning_rate": 1e-3 if ratio else 1e-2}}
+    sections = {"model": {"path": str(wide_model)}, "engine": engine, "learner": learner, "record": {"events": True}}
+    steps = train(project, "", rollout, steps=6, **sections)
+    assert all(abs(step["learner/mismatch_kl"]) < (2e-3 if ratio else 1e-6) for step in steps)
+    assert max(step["age/max"] for step in steps) == ratio
+    events = [*map(json.loads, (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines())]
+    assert {event["version"] for event in events if event["event"] == "load"} >= {1, 2}
+    spans = [event["versions"] for event in events if event.get("versions")]
+    assert any(first < last for first, last in spans) == (mode == "recompute")
+
+
+def test_a_server_that_comes_back_is_given_the_weights_of_now(project, wide_model, server):
+    engine = {"kind": "server", "options": {"urls": [server.url]}, "slots": 4, "max_length": 256}
+    patience = {"on_update": "recompute", "engine_restarts": 100, "timeout": 200}
+    rollout = {"groups_per_step": 2, "group_size": 4, "sampling": {"max_tokens": 100}, **patience}
+    sections = {"model": {"path": str(wide_model)}, "engine": engine, "rollout": rollout}
+    learner = {"optimizer": {"learning_rate": 1e-3}}
+    process = project.start("train", project.config(steps=6, learner=learner, **sections))
+    wait_for_line(process, "step ")
+    server.kill()
+    server.start()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert server.url in out
+    assert all(abs(step["learner/mismatch_kl"]) < 2e-3 for step in project.metrics())
+
+
+def test_a_server_of_any_flavour_is_evaluated(project, wide_model, server):
+    engine = {"kind": "server", "options": {"urls": [server.url + "/v1"], "flavour": "openai"}}
+    path = project.config(model={"path": str(wide_model)}, engine=engine)
+    done = project.run("eval", wide_model, path)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    done = project.run("train", path)
+    assert done.returncode == 2 and "engine.options.flavour" in done.stderr
+
+
+def test_a_server_with_weights_that_are_not_ours_is_given_up(wide_model, server):
+    async def main():
+        engine = opened(server, wide_model)
+        await engine.ready()
+        await engine.health()
+        httpx.post(f"{server.url}/update_weight_version", json={"new_version": "of another run"})
+        with pytest.raises(WorkerDied, match="someone else"):
+            await engine.health()
+        again = opened(server, wide_model)
+        await again.ready()
+        await again.health()
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_log_probs_leave_out_the_temperature_is_refused(vllm_python, wide_model, tmp_path):
+    server = VLLMServer(vllm_python, wide_model, tmp_path / "log", "--logprobs-mode", "raw_logprobs")
+    try:
+        with pytest.raises(UnsupportedError, match="processed_logprobs"):
+            asyncio.run(opened(server, wide_model).ready())
+    finally:
+        server.kill()

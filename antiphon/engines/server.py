@@ -1,0 +1,408 @@
+"""An engine in a server that somebody else started: vLLM's, or any that speaks OpenAI's completions and tells token ids.
+
+It lives in the controller: requests wait here, and each that runs is one stream. Nothing is tokenised again: a server that
+does not tell every token's id and log-prob is refused before it is used. Each load opens an epoch, and a server that
+knows `cache_salt` finds in its prefix cache only what the weights of the epoch computed. A stream never outlives a load, so
+that a token's version is that of the weights there are when it comes.
+"""
+
+import asyncio
+import heapq
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import numpy as np
+from transformers import AutoConfig
+
+from antiphon.config import secret
+from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
+from antiphon.engines.config import LOADING, EngineConfig, ServerOptions
+from antiphon.engines.stops import StopRule, read_decoder
+from antiphon.engines.worker import Generation
+from antiphon.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.seeds import derive
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
+from antiphon.weights.base import CHANNELS, shared_directory
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request that the server has, or gets again after a load."""
+
+    generation: Generation
+    rule: StopRule | None
+    tokens: list[int] = field(default_factory=list)  # sampled so far
+    task: asyncio.Task[None] | None = None  # reads its stream
+
+
+class ServerEngine:
+    """An `InferenceEngine` on the server `options.urls[number]`, which holds the architecture of the model in a directory.
+
+    With a flavour that can load it is given that model's weights first, whatever it was started with, and each new version as
+    a checkpoint in a directory that both ends see. It ends by no doing of ours: once its connection broke, or someone else
+    changed its weights, it is dead here, and another `ServerEngine` may begin anew with it.
+    """
+
+    lent = False
+    device = ""
+
+    def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineConfig, channel: str) -> None:
+        self.version = 0
+        self.capacity = config.slots
+        self.max_length = config.max_length
+        self.dead = False
+        self.url = options.urls[number].rstrip("/").removesuffix("/v1")
+        shape = AutoConfig.from_pretrained(model).get_text_config()
+        self.vocabulary: int = shape.vocab_size
+        self._tied: bool = shape.tie_word_embeddings
+        self._options = options
+        self._model = model
+        self._name = options.model
+        self._channel = channel
+        self._loads = options.flavour in LOADING
+        self._decoder = read_decoder(str(model))
+        headers = {"Authorization": f"Bearer {secret(options.key)}"} if options.key else {}
+        # A connection that is kept may be closed by the server at any time, which would look like its death.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        self._requests: dict[str, Generation] = {}  # that have not ended
+        self._queue: list[tuple[int, int, Generation]] = []  # heap of (priority, order, request); some may have ended
+        self._orders = itertools.count()
+        self._running: dict[str, _Running] = {}
+        self._idle = asyncio.Event()
+        self._paused = False
+        self._loading = asyncio.Lock()
+        self._held = False  # the server is about to change its weights
+        self._epoch = uuid4().hex  # no other run's
+        self._death: WorkerDied | None = None
+
+    async def ready(self) -> None:
+        """Return once the server has shown that it can be relied on. `WorkerDied` if it does not answer, `UnsupportedError` if
+        it cannot do what it has to."""
+        served = (await self._call("GET", "/v1/models"))["data"]
+        named = [each for each in served if self._name in ("", each["id"])]
+        if not named:
+            names = ", ".join(each["id"] for each in served)
+            raise ConfigError(f"engine.options.model: {self.url} does not serve {self._name!r}, only {names}")
+        self._name = named[0]["id"]
+        limits = [limit for limit in (self.max_length, named[0].get("max_model_len")) if limit]
+        if not limits:
+            raise ConfigError(f"engine.max_length: {self.url} does not tell how long a sequence may be: give it")
+        self.max_length = min(limits)
+        await self._probe()
+        if self._loads:
+            await self._require_reloadable()
+            await self._give(0, self._copy_model, OnUpdate.DRAIN)
+
+    async def _probe(self) -> None:
+        """`UnsupportedError` if tokens do not come with their ids, or with the log-probs that they were drawn with."""
+        request = GenerateRequest(id="probe", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=1))
+        spread = []  # between the log-probs of the most likely tokens
+        for temperature in (1.0, 2.0):
+            asked = {"temperature": temperature, "logprobs": 5, "stream": False}
+            choice = (await self._call("POST", "/v1/completions", self._body(request, []) | asked))["choices"][0]
+            self._read(choice)
+            most = sorted(choice["logprobs"]["top_logprobs"][0].values())[-5:]
+            spread.append(most[-1] - most[0])
+        if spread[1] > 0.75 * spread[0]:  # half of it, if the temperature is in them
+            raise UnsupportedError(
+                f"{self.url} tells log-probs that no temperature is in: it must tell those that tokens are drawn with (of "
+                "vLLM: --logprobs-mode processed_logprobs)"
+            )
+        await self.start(request).result()  # as all others will be
+
+    async def _require_reloadable(self) -> None:
+        """`UnsupportedError` if the server does not take weights, or does not take them as they are."""
+        try:
+            info = await self._call("GET", "/server_info?config_format=json")
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{error}; to be given weights, vLLM must be started with VLLM_SERVER_DEV_MODE=1"
+            ) from error
+        if self._tied and info["vllm_config"]["device_config"]["device"] == "cpu":
+            raise UnsupportedError(
+                f"{self.url} runs on a CPU, where vLLM's reloading leaves a head that is tied to the embedding as it was: use "
+                "engine.kind=vllm, which knows how"
+            )
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def start(self, request: GenerateRequest) -> Generation:
+        """See `InferenceEngine.start`."""
+        generation = Generation(self, request)
+        try:
+            if self._death is not None:
+                raise self._death
+            require_runnable(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
+            require_faithful(request.sampling)
+        except (WorkerDied, UnsupportedError) as error:
+            generation.fail(error)
+            return generation
+        self._requests[request.id] = generation
+        heapq.heappush(self._queue, (request.priority, next(self._orders), generation))
+        self._admit()
+        return generation
+
+    def abort(self, request: str) -> None:
+        """End a request early; the server notices that nobody reads its stream."""
+        generation = self._requests.get(request)
+        if generation is None:
+            return
+        running = self._running.pop(request, None)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+        generation.receive(Delta.empty(request, finish=FinishReason.ABORT))
+        self._admit()
+
+    def forget(self, request: str) -> None:
+        """It has ended."""
+        self._requests.pop(request, None)
+
+    def _admit(self) -> None:
+        """Send what there is room for, most urgent first."""
+        while self._queue and len(self._running) < self.capacity and not (self._paused or self._held):
+            _, _, generation = heapq.heappop(self._queue)
+            name = generation.request.id
+            if self._requests.get(name) is generation:  # else it was aborted meanwhile
+                self._running[name] = _Running(generation, StopRule.of(generation.request))
+                self._send(self._running[name])
+        if not self._running:
+            self._idle.set()
+
+    def _send(self, running: _Running) -> None:
+        running.task = asyncio.create_task(self._stream(running), name=f"stream {running.generation.request.id}")
+        running.task.add_done_callback(partial(self._ended, running))
+
+    def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, httpx.HTTPError):
+            self._die(f"{type(error).__name__} {error}")
+        elif error is not None and self._running.get(running.generation.request.id) is running:
+            self._leave(running)
+            running.generation.fail(error)
+        self._admit()
+
+    def _leave(self, running: _Running) -> None:
+        name = running.generation.request.id
+        self._running.pop(name, None)
+        self.forget(name)
+
+    async def _stream(self, running: _Running) -> None:
+        """Send a request, with the tokens there are, and take what comes until it ends."""
+        body = self._body(running.generation.request, running.tokens)
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if not response.is_success:
+                await response.aread()
+                self._refuse(response)
+            async for line in response.aiter_lines():
+                text = line.removeprefix("data:").strip()
+                if text.startswith("{"):
+                    told = json.loads(text)
+                    if "error" in told:
+                        raise httpx.RemoteProtocolError(str(told["error"]))
+                    if told["choices"] and self._accept(running, told["choices"][0]):
+                        return
+        raise httpx.RemoteProtocolError("a stream ended before its request")
+
+    def _body(self, request: GenerateRequest, sampled: list[int]) -> dict[str, Any]:
+        sampling, tokens = request.sampling, [*request.tokens.tolist(), *sampled]
+        return {
+            "model": self._name,
+            "prompt": tokens,
+            "max_tokens": sampling.max_tokens - len(sampled),
+            "temperature": sampling.temperature,
+            # Draws are counted from here, not from the prompt: with the seed alone those that were made would be repeated.
+            "seed": derive(sampling.seed, len(tokens)),
+            "stop_token_ids": list(sampling.stop_tokens),
+            "stream": True,
+            "logprobs": 0,  # of the sampled token, and no others
+            "return_token_ids": True,
+            "cache_salt": self._epoch,
+            # Else a server takes what the model's generation_config.json says.
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }
+
+    def _read(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Token ids and log-probs of a piece of a completion."""
+        tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        if tokens is None or logprobs is None or len(tokens) != len(logprobs) or None in logprobs:
+            raise UnsupportedError(
+                f"{self.url} does not tell the id and the log-prob of every token, and nothing is tokenised again here: it "
+                "must know `return_token_ids`, as vLLM does"
+            )
+        return tokens, logprobs
+
+    def _accept(self, running: _Running, choice: dict[str, Any]) -> bool:
+        """Pass on what came; whether that was the last."""
+        if choice["finish_reason"] not in FINISHED:
+            raise httpx.RemoteProtocolError(f"a request was ended by {choice['finish_reason']!r}")
+        tokens, logprobs = self._read(choice)
+        finish, rule = FINISHED[choice["finish_reason"]], running.rule
+        for count, token in enumerate(tokens, 1):
+            running.tokens.append(token)
+            # Stop strings are ours: after a load, the server would not know how the text before ended.
+            if rule is not None and rule.ends(np.array(running.tokens[-rule.window :], np.int32), self._decoder):
+                tokens, finish = tokens[:count], FinishReason.STOP
+                break
+        if finish is not None:
+            self._leave(running)
+        if tokens or finish is not None:
+            running.generation.receive(
+                Delta(
+                    request=running.generation.request.id,
+                    tokens=np.array(tokens, np.int32),
+                    logprobs=np.array(logprobs[: len(tokens)], np.float32),
+                    versions=np.full(len(tokens), self.version, np.int32),
+                    streams=Streams({MIXED_CACHE: np.zeros(len(tokens), np.bool_)}),
+                    finish=finish,
+                )
+            )
+        return finish is not None
+
+    def pause(self) -> None:
+        """See `InferenceEngine.pause`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
+        self._paused = False
+        self._admit()
+
+    # --- weights -------------------------------------------------------------------------------------------------------
+
+    async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Have the server load published weights. `WeightsError` if they are not what was sent, or not the model's: the old
+        ones are in use then as before. `UnsupportedError` for a server that cannot load, and for `KEEP`: what it streams
+        across a load does not tell which weights each token came from."""
+        if not self._loads:
+            raise UnsupportedError(f"{self.url}: a server of flavour {self._options.flavour!r} cannot be given weights")
+        if mode is OnUpdate.KEEP:
+            raise UnsupportedError(f"{self.url}: a server cannot load weights with on_update 'keep'")
+        await self._give(update.version, partial(self._write, update), mode)
+
+    async def _give(self, version: int, write: Callable[[Path], None], mode: OnUpdate) -> None:
+        """Have the server load the checkpoint that is written to a directory."""
+        async with self._loading:
+            folder = shared_directory("checkpoint", self._options.directory)
+            try:
+                await asyncio.to_thread(write, folder)
+                self._held = True
+                await self._exchange(folder, mode)
+                self.version = version
+                for running in self._running.values():
+                    self._send(running)
+            finally:
+                self._held = False
+                self._admit()
+                shutil.rmtree(folder)
+
+    def _copy_model(self, folder: Path) -> None:
+        for path in self._model.glob("*.safetensors*"):
+            shutil.copy(path, folder)
+
+    def _write(self, update: WeightsUpdate, folder: Path) -> None:
+        """All is checked before the server hears of it: vLLM takes what it knows, and leaves what is missing as it is."""
+        from safetensors.torch import save_file  # torch, which the controller does without if it can
+
+        from antiphon.weights.tensors import layout, require_layout
+
+        tensors = dict(CHANNELS.resolve(self._channel).receive(update))
+        require_layout(tensors, layout(self._model, self._tied), update.version)
+        save_file(tensors, folder / "model.safetensors")
+
+    async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
+        """Of vLLM, in its development mode. What goes wrong here leaves weights that nobody knows."""
+        try:
+            await self._interrupt(mode)
+            epoch, arguments = uuid4().hex, {"weights_path": str(folder)}
+            await self._call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
+            await self._call("POST", "/update_weight_version", {"new_version": epoch})
+        except BaseException as error:
+            death = self._die(f"it was to load weights, and did not: {error}")
+            if isinstance(error, UnsupportedError):
+                raise death from error
+            raise
+        self._epoch = epoch
+
+    async def _interrupt(self, mode: OnUpdate) -> None:
+        """End all streams: at once, or with `DRAIN` as they end."""
+        if mode is OnUpdate.DRAIN:
+            while self._running:
+                self._idle.clear()
+                await self._idle.wait()
+            return
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for name, running in self._running.items():
+            if mode is OnUpdate.RESTART and running.tokens:
+                running.tokens.clear()
+                running.generation.receive(Delta.empty(name, restarted=True))
+
+    # --- the server ----------------------------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """Not here: the device is the server's."""
+        raise UnsupportedError(f"{self.url}: a server does not leave its device to what trains (placement.engine)")
+
+    async def wake(self) -> None:
+        """Nothing: it never sleeps."""
+
+    async def health(self) -> None:
+        """See `InferenceEngine.health`. `WorkerDied` also of a server that has other weights than we gave it."""
+        await self._call("GET", "/health")
+        if self._loads and not self._loading.locked():
+            epoch, there = self._epoch, (await self._call("GET", "/weight_info"))["weight_version"]
+            if there != epoch == self._epoch and not self._loading.locked():
+                raise self._die("it was started anew, or someone else has given it weights")
+
+    def kill(self) -> None:
+        """Give the server up: it is not ours to end."""
+        self._die("it was given up")
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        """What the server answers."""
+        if self._death is not None:
+            raise self._death
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise self._die(f"{type(error).__name__} {error}") from error
+        if not response.is_success:
+            self._refuse(response)
+        return response.json() if response.content else None
+
+    def _refuse(self, response: httpx.Response) -> None:
+        told = f"HTTP {response.status_code} for {response.request.url.path}: {response.text[:300]}"
+        if response.is_server_error:
+            raise self._die(told)
+        raise UnsupportedError(f"{self.url} answers {told}")
+
+    def _die(self, reason: str) -> WorkerDied:
+        """Do without the server from now on, and tell whoever waits for it."""
+        if self._death is None:
+            self.dead, self._death = True, WorkerDied(f"the server at {self.url} is lost: {reason}")
+            for running in self._running.values():
+                if running.task is not None:
+                    running.task.cancel()
+            for generation in self._requests.values():
+                generation.fail(self._death)
+            self._requests.clear()
+            self._running.clear()
+            self._idle.set()
+        return self._death

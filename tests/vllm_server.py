@@ -1,0 +1,53 @@
+"""An inference server that the tests start and Antiphon does not."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+FLAGS = "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class VLLMServer:
+    """A `vllm serve` on this machine's CPU, as a user would start it to be trained with."""
+
+    def __init__(self, python: str, model: Path, log: Path, *flags: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        # Not by its command: that looks for the version of a package `vllm`, and this may be `vllm-cpu`.
+        self._command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        self._command += ["--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "4", *FLAGS.split(), *flags]
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        """Return once it answers."""
+        environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(self._command, env=environment, start_new_session=True, **told)
+        with self._log.open("wb", buffering=0) as log:
+            for line in self._process.stdout:
+                log.write(line)
+                if b"startup complete" in line:
+                    break
+            else:
+                raise RuntimeError(self._log.read_text()[-3000:])
+        self._reader = threading.Thread(target=self._process.stdout.read)  # what nobody reads would stop it
+        self._reader.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        if self.lives:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
