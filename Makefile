@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos coverage bench format lint types floors unit vllm clean
+.PHONY: help demo check test chaos parity coverage bench format lint types floors unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -28,6 +28,9 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) --durations=10 $(SUITES) tests/unit/cluster
+
+parity: $(VENV)/.installed-dev  ## all that agrees with other implementations, and every mesh with one rank: 10 minutes
+	pytest -q --long tests/parity
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
 	pytest -q -s tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere" --kills 60 --seed $(or $(SEED),0)

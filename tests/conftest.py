@@ -29,7 +29,7 @@ TASK = r"""
             text = {"prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
             yield {"id": f"{split}-{number}", **text}
 
-    def build(directory, seed, hidden_size=32):
+    def build(directory, seed, hidden_size=32, layers=1):
         import string
         import torch
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -41,7 +41,7 @@ TASK = r"""
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
         torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=1,
+            vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=layers,
             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
             eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         )
@@ -50,6 +50,9 @@ TASK = r"""
 
     def build_wide(directory, seed):
         build(directory, seed, hidden_size=64)  # heads of 32, the narrowest that vLLM knows
+
+    def build_deep(directory, seed):
+        build(directory, seed, layers=2)
 
     class Lengths:
         # Pays for digits, and goes on for as many turns as the seed says.
@@ -82,6 +85,14 @@ TASK = r"""
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=0, help="kills of the long chaos test")
     parser.addoption("--seed", type=int, default=0, help="of the long chaos test")
+    parser.addoption("--long", action="store_true", help="tests that take minutes, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 class Project:

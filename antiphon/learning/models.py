@@ -42,6 +42,18 @@ def load_model(
     return loaded
 
 
+def saved_weights(directory: Path, kind: type[PreTrainedModel]) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` has written of a model of this kind, by the names of its parameters and buffers: in the files they
+    may have others. `DataError` if that is not all of it."""
+    try:
+        model, found = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"{directory} is not a checkpoint of this model: {str(error).splitlines()[0]}") from error
+    if strange := sorted({*found["missing_keys"], *found["unexpected_keys"]}):
+        raise DataError(f"{directory} is not a checkpoint of this model: {strange[:3]}")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | dict(model.named_buffers())
+
+
 def head_weight(model: PreTrainedModel) -> torch.Tensor:
     """The language model head [V, H]; `UnsupportedError` for heads that do more than one matrix product."""
     head = model.get_output_embeddings()

@@ -52,11 +52,6 @@ class Alone:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Of all parameters, wherever they are."""
-        return frozenset(name for name, _ in self.model.named_parameters())
-
     def within(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that uses the model's parameters."""
         return function(*args)
@@ -230,11 +225,6 @@ class Shards(Alone):
         """See `Alone.within`: meanwhile parameters are gathered."""
         found: T = self.model.within(function, *args) if self._sharded else function(*args)
         return found
-
-    @property
-    def names(self) -> frozenset[str]:
-        """See `Alone.names`."""
-        return frozenset(name for named in self._stages.values() for name, *_ in named)
 
     @property
     def incoming(self) -> torch.Tensor | None:  # type: ignore[override]

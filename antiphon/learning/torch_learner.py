@@ -22,7 +22,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.routing import Routers
-from antiphon.errors import AntiphonError, DataError
+from antiphon.errors import AntiphonError
 from antiphon.learning import lora
 from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
@@ -31,7 +31,7 @@ from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.mesh import Mesh, copied, find_store, gathered, host_store, summed
-from antiphon.learning.models import head_weight, load_model, resolve_device
+from antiphon.learning.models import head_weight, load_model, resolve_device, saved_weights
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.learning.sharding import Alone, Shards
 from antiphon.points import reach
@@ -82,6 +82,7 @@ class PackLearner(Worker):
         config = self.config
         torch.manual_seed(self.seed)
         self.model = self._load()
+        self._kind = type(self.model)  # before it is sharded, which makes it another
         if config.lora is not None:
             lora.adapt(self.model, config.lora)
             for parameter in self._beside_adapters():
@@ -178,7 +179,7 @@ class PackLearner(Worker):
         weights = {name: _copy(tensor) for name, tensor in self._kept() if self._first}
         training: dict[str, Any] = {
             "moments": {},
-            "scheduler": self.scheduler.state_dict(),
+            "updates": self.scheduler.last_epoch,
             "random": torch.get_rng_state(),
         }
         for number, (name, state) in enumerate(self._moments()):
@@ -202,20 +203,16 @@ class PackLearner(Worker):
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
-        weights: dict[str, torch.Tensor] = {}
-        for file in directory.glob("*.safetensors"):
-            weights |= load_file(file)
         if self.config.lora is not None:
             lora.restore(self.model, directory / ADAPTER)
-            trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-            self.model.load_state_dict({name: weights[name] for name in weights.keys() & trained}, strict=False)
+            weights = {
+                name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()
+            }
         else:
-            kept = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-            buffers = dict(self.model.named_buffers()).keys() | set(self.model.all_tied_weights_keys)
-            if strange := sorted((weights.keys() ^ self.shards.names) - buffers):
-                raise DataError(f"{directory} is not a checkpoint of this model: {strange[:3]}")
-            for name in weights.keys() & kept.keys():
-                self.shards.take(name, kept[name], weights[name])
+            weights = saved_weights(directory, self._kind)
+        for name, parameter in self.model.named_parameters():
+            if name in weights and parameter.requires_grad:
+                self.shards.take(name, parameter, weights[name])
         files = sorted((directory / TRAINING_STATE).glob("*.pt"))
         states = [torch.load(file, map_location="cpu", mmap=True) for file in files]
         moments = {name: state for part in states for name, state in part["moments"].items()}
@@ -224,10 +221,18 @@ class PackLearner(Worker):
                 self.optimizer.state[parameter] = {
                     key: self._taken(name, parameter, value) for key, value in moments[name].items()
                 }
-        self.scheduler.load_state_dict(states[0]["scheduler"])
-        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
+        self._set_updates(states[0]["updates"])
         torch.set_rng_state(states[0]["random"])
+
+    def _set_updates(self, count: int) -> None:
+        """Have the schedule be where it is after so many updates. Of how many groups of parameters is the mesh's to say."""
+        self.scheduler.last_epoch = count
+        rates = [
+            base * rule(count) for base, rule in zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.scheduler._last_lr = rates
 
     def _taken(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """This rank's piece of what is kept of each element of a parameter; a count of steps is one for all."""

@@ -1,0 +1,67 @@
+"""Whole runs whose learner has several ranks: they train, publish, save, die and go on as with one."""
+
+import textwrap
+
+import pytest
+
+from antiphon.record.audit import audit
+
+MESHES = {"sharded by tensors": {"shard": 2, "tensor": 2}, "pipeline": {"pipeline": 2}}
+DYING = """
+    import os
+    import signal
+    from pathlib import Path
+
+    from antiphon.learning.torch_learner import TorchLearner
+
+    class Learner(TorchLearner):
+        # The second rank is killed in its third step, while the first waits for it.
+        def _backward(self, pack):
+            mark = Path(__file__).with_name("killed")
+            if self.mesh.rank == 1 and self.scheduler.last_epoch == 2 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super()._backward(pack)
+"""
+
+
+def train(project, learner, *arguments, steps=3):
+    path = project.config(
+        model={"path": "mytask:build_deep"},
+        learner=learner,
+        rollout={"async_ratio": 1},
+        engine={"replicas": 2},
+        checkpoint={"every": 1},
+        steps=steps,
+    )
+    return project.run("train", path, *arguments)
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_ranks_train_together_and_one_goes_on(project, mesh):
+    done = train(project, {"mesh": mesh})
+    assert done.returncode == 0, done.stderr
+    steps = project.metrics()
+    assert len(steps) == 3
+    assert all(abs(step["learner/mismatch_kl"]) < 0.05 for step in steps), "engines have what the ranks have learned"
+    more = train(project, {"mesh": {}}, "--resume", steps=4)
+    assert more.returncode == 0, more.stderr
+    assert project.summary()["steps"] == 4
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_rank_that_dies_in_mid_step_takes_nothing_along(project):
+    (project.folder / "dying.py").write_text(textwrap.dedent(DYING))
+    done = train(project, {"kind": "dying:Learner", "mesh": {"shard": 2}}, steps=5)
+    assert done.returncode == 0, done.stderr
+    assert (project.folder / "killed").exists()
+    assert "goes on at its last checkpoint" in done.stdout + done.stderr
+    assert project.summary()["steps"] == 5
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_mesh_that_does_not_fit_the_model_is_refused_before_anything_learns(project):
+    done = train(project, {"mesh": {"tensor": 3}})
+    assert done.returncode == 2
+    assert "learner.mesh.tensor" in done.stderr and "Traceback" not in done.stderr
+    assert "step 1" not in done.stdout
