@@ -96,6 +96,7 @@ class RunConfig(Config):
             *_placement(self),
             *_sampling(self),
             *_scheduling(self),
+            *_workers(self),
             *_critics(self),
             *_turns(self),
             *_stages(self),
@@ -316,6 +317,31 @@ def _scheduling(config: RunConfig) -> Found:
         )
 
 
+def _workers(config: RunConfig) -> Found:
+    """What cannot be divided among rollout workers."""
+    workers, replicas, placement = config.rollout.workers, config.engine.replicas, config.placement
+    if not workers:
+        return
+    if replicas % workers:
+        yield "engine.replicas", f"{replicas} engines cannot be divided evenly among rollout.workers = {workers}"
+    if config.rollout.deterministic:
+        yield "rollout.workers", "workers do not wait for each other: not with rollout.deterministic"
+    if config.weights.channel == "object_store":
+        yield (
+            "weights.channel",
+            "only Ray's own workers read its object store, and engines of rollout.workers are none: use distributed",
+        )
+    for role in ("reward", "environment", "auto"):
+        if getattr(placement, role):
+            yield (
+                f"placement.{role}",
+                "rewards and environments run beside their worker: leave it out with rollout.workers",
+            )
+    for index, task in enumerate(config.tasks):
+        if task.judge is not None:
+            yield f"tasks.{index}.judge", "each of rollout.workers would have judge engines of its own: give 0"
+
+
 def _critics(config: RunConfig) -> Found:
     algorithm, critic = config.algorithm, config.critic
     if critic is None:
@@ -417,6 +443,7 @@ CHANGEABLE = (
     "placement",
     "weights",
     "engine.replicas",
+    "rollout.workers",
     "learner.threads",
     "grading",
     "check",
