@@ -139,7 +139,7 @@ class Shards:
     ) -> None:
         """`start` makes a worker with the engines of this number, to take the place of one that died, while `watch` runs."""
         self._shards: list[Shard] = []
-        self._past = Counts()  # of those that died
+        self._ever: list[Shard] = []  # the dead among them
         self._waits = waits
         self._config = config
         self._start = start
@@ -163,16 +163,12 @@ class Shards:
     @property
     def generated_tokens(self) -> int:
         """See `EnginePool.generated_tokens`."""
-        return sum(counts.generated_tokens for counts in self._counts)
+        return sum(shard.counts.generated_tokens for shard in self._ever)
 
     @property
     def requeued_tokens(self) -> int:
         """See `EnginePool.requeued_tokens`. What a worker took along is not counted."""
-        return sum(counts.requeued_tokens for counts in self._counts)
-
-    @property
-    def _counts(self) -> list[Counts]:
-        return [self._past, *(shard.counts for shard in self._shards)]
+        return sum(shard.counts.requeued_tokens for shard in self._ever)
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give every engine new weights; returns when all sample from them. Each worker serves as soon as its own do."""
@@ -256,13 +252,13 @@ class Shards:
     def _add(self, shard: Shard) -> None:
         shard.on_stale = self._stale.put_nowait
         self._shards.append(shard)
+        self._ever.append(shard)
         self._arrived.set()
 
     def _lose(self, shard: Shard, error: WorkerDied) -> None:
         """Go on without a worker; raise `error` if it was the last and none will take its place."""
         if shard in self._shards:
             self._shards.remove(shard)
-            self._past = Counts(*map(sum, zip(self._past, shard.counts, strict=True)))
             shard.kill()
             self._lost.put_nowait(shard.number)
             self._on_loss(f"{error}; rollout workers left: {len(self._shards)}")
@@ -321,7 +317,5 @@ class Shards:
         while not self._shards:
             self._arrived.clear()
             await self._wait(self._arrived.wait(), "worker", "a rollout worker to take the place of the last")
-        for shard in self._shards:
-            if group in shard.open:
-                return shard
-        return min(self._shards, key=lambda shard: shard.open.total() / max(shard.counts.engines, 1))
+        having = [shard for shard in self._shards if group is not None and group in shard.open]
+        return min(having or self._shards, key=lambda shard: shard.open.total() / max(shard.counts.engines, 1))

@@ -107,6 +107,8 @@ def test_a_worker_and_an_engine_of_another_are_killed(project):
     books = books_of(project, project.summary()["steps"])
     assert books.engines.keys() == {0, 1000, 1001, 2000} and books.gone == {0, 1000}
     assert min(books.engines[1001], books.engines[2000]) > 0, "they hold newer weights"
+    left = [child for child in psutil.process_iter() if str(project.folder) in " ".join(output_of(child))]
+    assert not psutil.wait_procs(left, timeout=60)[1], "engines of the worker that was killed"
 
 
 @pytest.mark.ray

@@ -5,8 +5,8 @@ from antiphon.workers import Worker
 
 
 class Answers(Worker):
-    """Says who played which attempt, and how many were cancelled. A prompt called `stay` waits for that, `stay on 0` with the first
-    worker alone; `die` ends a worker, and `hang` silences it."""
+    """Says who played which attempt, and how many were cancelled. A prompt called `stay` waits for that, `stay on 0` with
+    the first worker alone; `die` ends a worker, and `hang` silences it."""
 
     def __init__(self, serial: int, engines: int) -> None:
         self.serial = serial
