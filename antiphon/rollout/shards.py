@@ -51,7 +51,7 @@ class Shard:
         """`number` says which share of the engines it has; `events` and `tell` hear what its pool says."""
         self.number = number
         self.counts = Counts()
-        self.open: Counter[int | None] = Counter()  # group -> its attempts there
+        self.open: Counter[str] = Counter()  # group -> its attempts there
         self.on_stale: Callable[[Shard], None] = lambda shard: None  # an engine there lacks the newest weights
         self._handle = handle
         self._events = events
@@ -112,7 +112,7 @@ class Shard:
                 self._end(word.value)
 
     def _note(self, event: str, what: dict[str, Any]) -> None:
-        if "request" in what and int(what["request"].partition(".")[0]) not in self.open:
+        if "request" in what and what["request"].partition(".")[0] not in self.open:
             return  # it crossed the word that nobody needs the attempt any more
         if event == "join":
             self._engines.add(what["engine"])
@@ -279,27 +279,27 @@ class Shards:
         priority: int = 0,
     ) -> Trajectory:
         """See `Episodes.run`."""
-        return await self._ask(attempt.group, "run", prompt, attempt, started, sampling, priority)
+        return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
 
     async def play(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Played:
         """See `Episodes.play`."""
-        return await self._ask(attempt.group, "play", prompt, attempt, started, sampling)
+        return await self._ask(str(attempt.group), "play", prompt, attempt, started, sampling)
 
     async def score(self, played: Played) -> Trajectory:
         """See `Episodes.score`. The tokens stay here."""
-        scored = await self._ask(played.attempt.group, "score", replace(played, segments=()))
+        scored = await self._ask(str(played.attempt.group), "score", replace(played, segments=()))
         return played.trajectory(scored.meta.score, asyncio.get_running_loop().time())
 
     async def score_group(
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
     ) -> Sequence[Score]:
         """See `Graders.score_group`."""
-        return await self._ask(None, "score_group", prompt, transcripts, scores)
+        return await self._ask("", "score_group", prompt, transcripts, scores)
 
-    async def _ask(self, group: int | None, method: str, *args: Any) -> Any:
-        """The answer of the worker that has the group, of another if that one dies."""
+    async def _ask(self, group: str, method: str, *args: Any) -> Any:
+        """The answer of the worker that has the group, if it is for one; of another if that one dies."""
         while True:
             shard = await self._home(group)
             shard.open[group] += 1
@@ -312,10 +312,10 @@ class Shards:
                 if not shard.open[group]:
                     del shard.open[group]
 
-    async def _home(self, group: int | None) -> Shard:
+    async def _home(self, group: str) -> Shard:
         """Where siblings are; else the worker with the fewest open attempts an engine."""
         while not self._shards:
             self._arrived.clear()
             await self._wait(self._arrived.wait(), "worker", "a rollout worker to take the place of the last")
-        having = [shard for shard in self._shards if group is not None and group in shard.open]
+        having = [shard for shard in self._shards if group and group in shard.open]
         return min(having or self._shards, key=lambda shard: shard.open.total() / max(shard.counts.engines, 1))

@@ -41,11 +41,11 @@ def books_of(project, steps):
     return books
 
 
-def train(project, **sections):
+def train(project, *, resume=False, **sections):
     path = project.config(**sections)
     import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
-    assert build.train(config, overwrite=True) == 0
+    assert build.train(config, overwrite=not resume, resume=resume) == 0
 
 
 def test_environments_and_groups_that_are_judged_together(project):
@@ -72,6 +72,14 @@ def test_a_sampler_of_your_own(project):
     )
     train(project, rollout=schedule(sampler="mysampler:one_by_one", redundancy=0), **TWO)
     books_of(project, 3)
+
+
+def test_a_resumed_run_may_have_other_workers(project):
+    for steps, workers in ((3, 1), (5, 2), (7, 0)):
+        train(project, resume=steps > 3, steps=steps, rollout=schedule(workers=workers), **TWO)
+    assert audit(project.folder / "runs" / "run").violations == []
+    assert [step["step"] for step in project.metrics()] == [*range(1, 8)]
+    assert all(step["age/max"] <= 1 for step in project.metrics())
 
 
 def kill(process, worker):
