@@ -282,14 +282,15 @@ async def start_shards(
     serials = itertools.count()
 
     async def start(number: int) -> Shard:
-        serial, seat_of = next(serials), _seats(cluster, config, "engine", number * share)
-        name = f"rollout-{serial}"
+        seat_of = _seats(cluster, config, "engine", number * share)
         try:
             seats = [seat_of(engine) for engine in range(share)]
         except ConfigError as error:  # at the start it could be placed: a node has left since
-            raise WorkerDied(f"{name} has nowhere to run: {error}") from error
+            raise WorkerDied(f"rollout worker {number} has nowhere to run: {error}") from error
         at = seats[0].place
         place = at and Place(node=at.node, anywhere=at.anywhere)
+        serial = next(serials)
+        name = f"rollout-{serial}"
         args = (serial, str(model), own, seats, logs / name, events.on)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
         shard = Shard(handle, number, events, tell)

@@ -151,7 +151,9 @@ def test_a_rollout_worker_comes_back_with_its_node(project, nodes):
     wait_for_line(process, "step ")
     assert nodes.with_engines() == [1, 2]
     nodes.kill(2)
-    wait_for_line(process, "no rollout worker takes the place of one that was lost yet: rollout-2 has nowhere to run")
+    wait_for_line(
+        process, "no rollout worker takes the place of one that was lost yet: rollout worker 1 has nowhere to run"
+    )
     wait_for_line(process, "step ")
     nodes.start(2)
     while nodes.with_engines() != [1, 2]:
