@@ -28,15 +28,19 @@ from antiphon.registry import import_path
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
-from antiphon.rollout.siblings import Siblings
+from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.scheduler import Player
+from antiphon.rollout.shards import Shards
+from antiphon.rollout.siblings import Judge, Siblings
 from antiphon.run_config import RunConfig, check_same, check_servers
 from antiphon.seeds import derive
-from antiphon.start import graders, model_directory, placed, start_models, start_rollouts
+from antiphon.start import graders, model_directory, placed, start_models, start_rollouts, start_shards
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
+from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import Exchange, shared_directory
@@ -166,14 +170,23 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         path = str(built_model) if built_model.is_dir() else config.model.path
         model = await model_directory(cluster, path, built_model, config.seed)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
-        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, view.message, placement))
+        beside = await stack.enter_async_context(AsyncExitStack())
+        grading, judges = await beside.enter_async_context(graders(cluster, config, waits, view.message, placement))
         if not resume:
             await _check_at_start(config, mixture, grading, view.message)
         models, learners = await start_models(cluster, model, config, placement)
         response = config.sft.response if config.sft else ""
-        pool, episodes, renderer = await start_rollouts(
-            cluster, model, grading, config, waits, events, stack, view.message, placement
-        )
+        pool: EnginePool | Shards
+        episodes: Episodes | Shards
+        judge: Judge = grading.score_group
+        if config.rollout.workers:
+            await beside.aclose()  # each worker has graders of its own
+            pool = episodes = await start_shards(cluster, model, config, directory.logs, waits, events, view.message)
+            renderer, judge = Renderer(model), episodes.score_group
+        else:
+            pool, episodes, renderer = await start_rollouts(
+                cluster, model, grading, config, waits, events, stack, view.message, placement
+            )
 
         yield Run(
             Parts(
@@ -186,7 +199,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 lease=Lease(models, pool, judges, shared=placement.shared),
                 judges=judges,
                 episodes=episodes,
-                siblings=_siblings(config, episodes, grading, waits),
+                siblings=_siblings(config, episodes, judge, waits),
                 mixture=mixture,
                 next_example=lambda: renderer.encode_example(examples.next(), response),
                 validation=validation,
@@ -211,11 +224,11 @@ def _examples(config: RunConfig) -> Sequence[TaskConfig]:
     return (TaskConfig(name="sft", prompts=config.sft.prompts),)
 
 
-def _siblings(config: RunConfig, episodes: Episodes, grading: Graders, waits: Waits) -> Siblings | None:
+def _siblings(config: RunConfig, episodes: Player, judge: Judge, waits: Waits) -> Siblings | None:
     rollout, tasks = config.rollout, config.judged_together
     if not tasks:
         return None
-    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, rollout.timeout)
+    return Siblings(episodes, judge, tasks, rollout.group_size, waits, rollout.timeout)
 
 
 def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:

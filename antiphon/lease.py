@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from antiphon.learning.learner import Models
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.shards import Shards
 
 
 class Lease:
@@ -15,7 +16,9 @@ class Lease:
     what overlaps shrinks. While engines generate, models have left the devices.
     """
 
-    def __init__(self, models: Models, pool: EnginePool, judges: Sequence[EnginePool], *, shared: bool) -> None:
+    def __init__(
+        self, models: Models, pool: EnginePool | Shards, judges: Sequence[EnginePool], *, shared: bool
+    ) -> None:
         self.shared = shared
         self._models = models
         self._pool = pool

@@ -50,6 +50,7 @@ from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
+from antiphon.rollout.shards import Shard, Shards
 from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig
 from antiphon.tasks.mixture import Mixture
@@ -85,10 +86,10 @@ class Parts:
     workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
     models: Models
     training: Training
-    pool: EnginePool
+    pool: EnginePool | Shards
     lease: Lease
     judges: Sequence[EnginePool] = ()  # that rewards ask
-    episodes: Episodes
+    episodes: Episodes | Shards
     siblings: Siblings | None = None  # plays attempts instead, where scores need each other
     mixture: Mixture
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
@@ -376,8 +377,8 @@ class Run:
         loading = parts.pool.load(update, self.config.rollout.on_update)
         self._loading = owner.create_task(loading, name=f"load version {version.n}")
 
-    async def _refresh(self, engine: InferenceEngine) -> None:
-        """Give an engine that took the place of another the weights of now."""
+    async def _refresh(self, engine: InferenceEngine | Shard) -> None:
+        """Give an engine, or a rollout worker, that took the place of another the weights of now."""
         async with self._between_steps:
             await self._settle()
             if engine.version < self.version.n:

@@ -99,6 +99,7 @@ class RunConfig(Config):
             *_sampling(self),
             *_ranks(self),
             *_scheduling(self),
+            *_workers(self),
             *_critics(self),
             *_turns(self),
             *_stages(self),
@@ -362,6 +363,33 @@ def _scheduling(config: RunConfig) -> Found:
         )
 
 
+def _workers(config: RunConfig) -> Found:
+    """What cannot be divided among rollout workers."""
+    workers, replicas, placement = config.rollout.workers, config.engine.replicas, config.placement
+    if not workers:
+        return
+    if replicas % workers:
+        yield "engine.replicas", f"{replicas} engines cannot be divided evenly among rollout.workers = {workers}"
+    if config.engine.servers is not None:
+        yield "rollout.workers", "servers (engine.kind) are the controller's to ask: give 0"
+    if config.rollout.deterministic:
+        yield "rollout.workers", "workers do not wait for each other: not with rollout.deterministic"
+    if config.weights.channel == "object_store":
+        yield (
+            "weights.channel",
+            "only Ray's own workers read its object store, and engines of rollout.workers are none: use distributed",
+        )
+    for role in ("reward", "environment", "auto"):
+        if getattr(placement, role):
+            yield (
+                f"placement.{role}",
+                "rewards and environments run beside their worker: leave it out with rollout.workers",
+            )
+    for index, task in enumerate(config.tasks):
+        if task.judge is not None:
+            yield f"tasks.{index}.judge", "each of rollout.workers would have judge engines of its own: give 0"
+
+
 def _critics(config: RunConfig) -> Found:
     algorithm, critic = config.algorithm, config.critic
     if critic is None:
@@ -464,6 +492,7 @@ CHANGEABLE = (
     "weights",
     "engine.replicas",
     "engine.options.urls",
+    "rollout.workers",
     "learner.threads",
     "learner.mesh",
     "learner.cpu_offload",

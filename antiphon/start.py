@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model as ModelBehind
 from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.shards import Shard, Shards
 from antiphon.rollout.worlds import Worlds
 from antiphon.run_config import RunConfig
 from antiphon.sandbox.box_config import BoxConfig
@@ -43,6 +44,7 @@ from antiphon.workers import Worker, WorkerHandle
 
 NOWHERE = Placement()  # in particular
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
+ROLLOUT_WORKER = "antiphon.shard:RolloutWorker"
 
 
 def placed(cluster: Cluster, config: RunConfig) -> Placement:
@@ -81,9 +83,20 @@ def placed(cluster: Cluster, config: RunConfig) -> Placement:
                 "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
                 "use object_store or distributed"
             )
+    _check_shares(config, engine_places)
     if (reward := found.place("reward")) is not None and reward.node != beside.node:
         raise ConfigError("placement.reward: rewards run beside the controller, on node0")
     return found
+
+
+def _check_shares(config: RunConfig, places: Sequence[Place]) -> None:
+    """`ConfigError` unless the engines of each rollout worker, if there are any, are on one node."""
+    share = config.engine.replicas // (config.rollout.workers or 1)
+    for number in range(config.rollout.workers):
+        if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:
+            raise ConfigError(
+                f"placement.engine: the {share} engines of rollout worker {number} are on several nodes, and a worker is on one"
+            )
 
 
 async def start_models(
@@ -269,11 +282,13 @@ async def start_rollouts(
     stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
+    seats: Callable[[int], Seat] | None = None,
 ) -> tuple[EnginePool, Episodes, Renderer]:
-    """Engines, and what runs episodes on them; what is to be closed in the end is left to `stack`."""
+    """Engines, on `seats` or where they are placed, and what runs episodes on them; what is to be closed in the end is left to
+    `stack`."""
     renderer = Renderer(model)
     settings = config.engine, config.rollout
-    seats = _seats(cluster, config, "engine")
+    seats = seats or _seats(cluster, config, "engine")
     prefers = {task.name: task.prefers for task in config.tasks if task.prefers}
     pool, longest = await start_engines(
         cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats, prefers
@@ -289,6 +304,42 @@ async def start_rollouts(
         seed=config.seed,
     )
     return pool, episodes, renderer
+
+
+async def start_shards(
+    cluster: Cluster,
+    model: Path,
+    config: RunConfig,
+    logs: Path,
+    waits: Waits,
+    events: Events,
+    tell: Callable[[str], None],
+) -> Shards:
+    """Rollout workers, each with its share of the engines, which it starts with `start_rollouts`."""
+    share = config.engine.replicas // config.rollout.workers
+    own = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": share})})
+    serials = itertools.count()
+
+    async def start(number: int) -> Shard:
+        seat_of = _seats(cluster, config, "engine", number * share)
+        try:
+            seats = [seat_of(engine) for engine in range(share)]
+        except ConfigError as error:  # at the start it could be placed: a node has left since
+            raise WorkerDied(f"rollout worker {number} has nowhere to run: {error}") from error
+        at = seats[0].place
+        place = at and Place(node=at.node, anywhere=at.anywhere)
+        serial = next(serials)
+        name = f"rollout-{serial}"
+        args = (serial, str(model), own, seats, logs / name, events.on)
+        handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
+        shard = Shard(handle, number, events, tell)
+        await shard.started()
+        return shard
+
+    ready = asyncio.gather(*map(start, range(config.rollout.workers)))
+    on = "rollout workers to start their engines"
+    shards = await waits.wait(ready, name="start", owner="run", on=on, deadline=config.rollout.timeout)
+    return Shards(shards, waits, config.rollout, start=start, on_loss=tell)
 
 
 async def _start_agents(

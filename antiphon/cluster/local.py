@@ -168,7 +168,7 @@ _PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import
 
 def _start(python: str, descriptor: int, log: Path | None, place: "Place | None") -> "subprocess.Popen[bytes]":
     """A process that will serve the pipe `descriptor`."""
-    at = (place.cores, place.gpus) if place is not None and not place.anywhere else None
+    at = (place.cores, place.gpus) if place and (place.cores or place.gpus) else None
     path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
     command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
     if log is not None:

@@ -16,9 +16,10 @@ Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/
 `perfetto` turns them into a picture: https://ui.perfetto.dev opens the file.
 """
 
+import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +33,7 @@ class Events:
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
         self._clock = clock
         self._sink = sink
+        self.numbers: Iterator[int] = itertools.count()  # of engines, in the order of their coming
         self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT)
         self.rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
             None

@@ -53,7 +53,7 @@ class Timeline:
             match what["event"]:
                 case "place":
                     placed[_attempt(what["request"])] = now, what["engine"], what["prompt"]
-                case "served":
+                case "served" if _attempt(what["request"]) in placed:
                     request = what["request"]
                     since, engine, prompt = placed.pop(_attempt(request))
                     timeline.busy.append((engine, since, now))

@@ -57,7 +57,6 @@ class EnginePool:
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
         self._members: list[Member] = []
-        self._numbers = itertools.count()
         self._waits = waits
         self._config = config
         self._pinned = config.placement == "pinned"
@@ -89,6 +88,11 @@ class EnginePool:
         return len(self._members)
 
     @property
+    def version(self) -> int:
+        """Of the weights that every engine holds, or newer ones."""
+        return min((member.engine.version for member in self._members), default=0)
+
+    @property
     def _share(self) -> float:
         """What each engine would run if all had the same. None is given more: the first to have loaded new weights would
         take what is meant for all, and siblings would crowd where their prefix is. Groups that are pinned crowd."""
@@ -100,7 +104,7 @@ class EnginePool:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
-        member = Member(next(self._numbers), engine, limit, engine.version)
+        member = Member(next(self._events.numbers), engine, limit, engine.version)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -169,6 +173,12 @@ class EnginePool:
         self._lent = False
 
         await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
+
+    async def catch_up(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        """Give the newest weights to those engines that lack them. Who sleeps goes on sleeping."""
+        behind = [member for member in self._members if member.engine.version < update.version]
+        await asyncio.gather(*(self._with_weights(member, member.engine.load(update, mode)) for member in behind))
+        self._dispatch()
 
     async def watch(self, refresh: Refresh = _as_it_comes) -> None:
         """Find engines that have died unnoticed or hang, kill the latter, and replace what is gone, with weights from

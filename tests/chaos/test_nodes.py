@@ -87,17 +87,17 @@ def nodes(tmp_path, monkeypatch):
         nodes.kill(number)
 
 
-def start(project, nodes, placement, replicas):
+def start(project, nodes, placement, replicas, channel="object_store", workers=0):
     process = project.start(
         "train",
         project.config(
             steps=100_000,
             cluster={"kind": "ray", "address": nodes.address},
             placement=placement,
-            weights={"channel": "object_store"},
+            weights={"channel": channel},
             engine={"replicas": replicas},
             learner={"optimizer": {"learning_rate": 1e-5}},
-            rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready"},
+            rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready", "workers": workers},
         ),
     )
     nodes.runs.append(process)
@@ -138,6 +138,22 @@ def test_an_engine_comes_back_with_its_node(project, nodes):
     assert nodes.with_engines() == [1, 2]
     nodes.kill(2)
     wait_for_line(process, "no engine takes the place of one that was lost yet: engine-1 has nowhere to run")
+    wait_for_line(process, "step ")
+    nodes.start(2)
+    while nodes.with_engines() != [1, 2]:
+        wait_for_line(process, "step ")
+    finish(project, process)
+
+
+def test_a_rollout_worker_comes_back_with_its_node(project, nodes):
+    """It runs where its engines are, and they come with it."""
+    process = start(project, nodes, {"engine": "node1.cpu:0-0, node2.cpu:0-0"}, 2, "distributed", workers=2)
+    wait_for_line(process, "step ")
+    assert nodes.with_engines() == [1, 2]
+    nodes.kill(2)
+    wait_for_line(
+        process, "no rollout worker takes the place of one that was lost yet: rollout worker 1 has nowhere to run"
+    )
     wait_for_line(process, "step ")
     nodes.start(2)
     while nodes.with_engines() != [1, 2]:

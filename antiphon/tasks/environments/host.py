@@ -6,6 +6,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from antiphon.tasks.environments import environment_factory
@@ -49,7 +50,7 @@ class EnvironmentHost(Worker):
                     self._tell(number, False, "".join(traceback.format_exception_only(error)).strip())
 
     def _tell(self, number: int, well: bool, value: Any) -> None:
-        with self._writing:
+        with self._writing, suppress(BrokenPipeError):  # who asked is gone
             self.emit((number, well, value))
 
 

@@ -1,0 +1,151 @@
+"""Whole runs whose episodes, environments and rewards are sharded over rollout workers."""
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+
+import psutil
+import pytest
+import yaml
+
+from antiphon import build
+from antiphon.config import import_folder, load
+from antiphon.errors import ConfigError
+from antiphon.record.audit import audit
+from antiphon.run_config import RunConfig
+from antiphon.simulate.chaos import Books
+from tests.system.test_bad_input import output_of, wait_for_line
+from tests.system.test_placement import PLACEMENTS
+
+pytestmark = pytest.mark.system
+
+TWO = {"engine": {"replicas": 2, "slots": 16}, "record": {"events": True}}
+LENGTHS = {"name": "lengths", "prompts": {"source": "mytask:problems"}, "reward": "environment_return"}
+LENGTHS |= {"environment": "mytask:Lengths"}
+
+
+def schedule(**more):
+    return {"async_ratio": 1, "redundancy": 1, "order": "ready", "max_attempts": 10, "workers": 2, **more}
+
+
+def books_of(project, steps):
+    """What the run's own record says, held against what it promises; the books of its events."""
+    run = project.folder / "runs" / "run"
+    assert audit(run).violations == []
+    books = Books(load(run / "config.yaml", model=RunConfig).rollout)
+    books.read((run / "events.jsonl").read_text().splitlines())
+    books.close(steps)
+    assert list(books.status.values()).count("trained") == steps * 2 * 4
+    assert all(step["age/max"] <= 1 for step in project.metrics())
+    return books
+
+
+def train(project, *, resume=False, **sections):
+    path = project.config(**sections)
+    import_folder(path)
+    config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
+    assert build.train(config, overwrite=not resume, resume=resume) == 0
+
+
+def test_environments_and_groups_that_are_judged_together(project):
+    """Books and balance are those of any run; siblings share a worker, and both have some."""
+    (task,) = yaml.safe_load(project.config().read_text())["tasks"]
+    tasks = [task | {"group_reward": "mytask:places"}, LENGTHS]
+    train(project, steps=8, tasks=tasks, rollout=schedule(max_turns=3), **TWO)
+    assert len(books_of(project, 8).engines) == 2
+    assert all(step["engines/live"] == 2 for step in project.metrics())
+    workers = {}
+    for line in (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "place":
+            workers.setdefault(event["request"].split(".")[0], set()).add(event["engine"])
+    assert all(len(engines) == 1 for engines in workers.values())
+    assert set.union(*workers.values()) == {0, 1000}
+
+
+def test_a_sampler_of_your_own(project):
+    (project.folder / "mysampler.py").write_text(
+        "async def one_by_one(group):\n"
+        "    for _ in range(group.expected):\n"
+        "        await group.reward(await group.generate(temperature=0.5))\n"
+    )
+    train(project, rollout=schedule(sampler="mysampler:one_by_one", redundancy=0), **TWO)
+    books_of(project, 3)
+
+
+def test_a_resumed_run_may_have_other_workers(project):
+    for steps, workers in ((3, 1), (5, 2), (7, 0)):
+        train(project, resume=steps > 3, steps=steps, rollout=schedule(workers=workers), **TWO)
+    assert audit(project.folder / "runs" / "run").violations == []
+    assert [step["step"] for step in project.metrics()] == [*range(1, 8)]
+    assert all(step["age/max"] <= 1 for step in project.metrics())
+
+
+def kill(process, worker):
+    """The process that writes the log of `worker`."""
+    logs = {child: output_of(child) for child in psutil.Process(process.pid).children(recursive=True)}
+    next(child for child, output in logs.items() if any(path.endswith(f"/{worker}.log") for path in output)).kill()
+
+
+def steps(process, count):
+    """Wait for so many more."""
+    for _ in range(count):
+        wait_for_line(process, "step ")
+
+
+def test_a_worker_and_an_engine_of_another_are_killed(project):
+    """Where cores suffice, the one that is killed shares its own with the learner, the other does not."""
+    placement = PLACEMENTS["overlapping"] if len(os.sched_getaffinity(0)) > 1 else {}
+    slow = {"optimizer": {"learning_rate": 1e-5}}
+    config = project.config(steps=100_000, rollout=schedule(), learner=slow, placement=placement, **TWO)
+    process = project.start("train", config)
+    wait_for_line(process, "step ")
+    kill(process, "rollout-0")
+    wait_for_line(process, "worker rollout-0 was killed by SIGKILL")
+    kill(process, "rollout-1/engine-0")
+    wait_for_line(process, "worker engine-0 was killed by SIGKILL")
+    steps(process, 2)  # the second began with fewer
+    while project.metrics()[-1]["engines/live"] < 2:
+        steps(process, 1)
+    steps(process, 3)  # the versions of two are loaded everywhere
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    books = books_of(project, project.summary()["steps"])
+    assert books.engines.keys() == {0, 1000, 1001, 2000} and books.gone == {0, 1000}
+    assert min(books.engines[1001], books.engines[2000]) > 0, "they hold newer weights"
+    left = [child for child in psutil.process_iter() if str(project.folder) in " ".join(output_of(child))]
+    assert not psutil.wait_procs(left, timeout=60)[1], "engines of the worker that was killed"
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+def test_on_ray(project):
+    cluster = {"cluster": {"kind": "ray"}, "weights": {"channel": "distributed"}, "placement": {"engine": "anywhere"}}
+    done = project.run("train", project.config(rollout=schedule(), **cluster, **TWO))
+    assert done.returncode == 0, done.stderr
+    assert len(books_of(project, 3).engines) == 2
+    assert {"rollout-0", "rollout-1"} <= {log.name for log in (project.folder / "runs" / "run" / "logs").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"engine": {"replicas": 3}}, "engine.replicas: 3 engines cannot be divided evenly among rollout.workers = 2"),
+        ({"rollout": {"deterministic": True}}, "rollout.workers: workers do not wait for each other"),
+        (
+            {"cluster": {"kind": "ray"}, "weights": {"channel": "object_store"}},
+            "weights.channel: only Ray's own workers",
+        ),
+        ({"placement": {"reward": "cpu:1"}}, "placement.reward: rewards and environments run beside their worker"),
+        ({"placement": "auto"}, "placement.auto: "),
+        ({"tasks": [LENGTHS | {"judge": {"path": "x"}, "reward": "judge"}]}, "tasks.0.judge: each of rollout.workers"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(project, sections, message):
+    given = {"engine": {"replicas": 2}} | sections
+    path = project.config(**(given | {"rollout": {"workers": 2, **given.get("rollout", {})}}))
+    with pytest.raises(ConfigError) as refused:
+        load(path, model=RunConfig)
+    assert message in str(refused.value)

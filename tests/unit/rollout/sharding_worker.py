@@ -1,0 +1,36 @@
+"""A rollout worker that answers at once, or never."""
+
+from antiphon.rollout.shards import STARTED, Counts, Word
+from antiphon.workers import Worker
+
+
+class Answers(Worker):
+    """Says who played which attempt, and how many were cancelled. A prompt called `stay` waits for that, `stay on 0` with
+    the first worker alone; `die` ends a worker, and `hang` silences it."""
+
+    def __init__(self, serial: int, engines: int) -> None:
+        self.serial = serial
+        self.engines = engines
+        self.silent = False
+        self.staying: set[int] = set()
+        self.cancelled = 0
+
+    def start(self) -> None:
+        self._say(STARTED, None)
+
+    def ask(self, key, method, args) -> None:
+        prompt = args[0].id if method == "run" else method
+        if prompt == "die":
+            raise ValueError("this was too much")
+        self.silent |= prompt == "hang"
+        if prompt in ("stay", f"stay on {self.serial}"):
+            self.staying.add(key)
+        elif not self.silent:
+            self._say(key, (self.serial, *args[1:2], self.cancelled))
+
+    def cancel(self, key) -> None:
+        self.staying.remove(key)
+        self.cancelled += 1
+
+    def _say(self, key, value) -> None:
+        self.emit(Word("result", key, value, Counts(engines=self.engines)))
