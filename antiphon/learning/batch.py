@@ -54,21 +54,22 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def pack_samples(
-    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[str] = ()
+    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[str] = (), share: bool = True
 ) -> tuple[list[list[int]], list[Pack]]:
-    """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each."""
-    members = _fill([[sample.segment] for sample in samples], tokens_per_pack)
+    """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each. With `share` a
+    prompt is there once for all that it begins."""
+    members = _fill([[sample.segment] for sample in samples], tokens_per_pack, share)
     bare = [replace(sample, streams=sample.streams.only(streams)) for sample in samples]
-    return members, [_pack([(bare[i], _counted(bare[i])) for i in pack]) for pack in members]
+    return members, [_pack([(bare[i], _counted(bare[i])) for i in pack], share) for pack in members]
 
 
 def split_packs(
-    samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray]
+    samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray], share: bool = True
 ) -> list[FloatArray]:
     """Per-token results [T, …] of packs from `pack_samples`, cut back into those of the samples; 0 on prompts."""
     result = [np.zeros((len(sample.segment.tokens), *scored[0].shape[1:]), dtype=np.float32) for sample in samples]
     for indices, values in zip(members, scored, strict=True):
-        pieces = _pieces([samples[i].segment for i in indices])
+        pieces = _pieces([samples[i].segment for i in indices], share)
         for piece, part in zip(pieces, np.split(values, np.cumsum([len(p) for p in pieces])[:-1]), strict=True):
             result[indices[piece.member]][piece.start : piece.stop] = part
     return result
@@ -85,8 +86,10 @@ def build_batch(
     skip_zero_advantage: bool = False,
     whole_groups: bool = False,
     ranks: int = 1,
+    share: bool = True,
 ) -> TrainBatch:
-    """Cut the groups of a step into updates, and each update into packs of at most `tokens_per_pack` tokens.
+    """Cut the groups of a step into updates, and each update into packs of at most `tokens_per_pack` tokens. With `share` a
+    prompt is in a pack once for all that it begins.
 
     `max_tokens` is the constant divisor of `sequence_mean_token_sum_norm`. With `skip_zero_advantage` sequences without
     advantage are counted but not computed: right for losses that are zero there. With `whole_groups` those of a group are in
@@ -94,7 +97,7 @@ def build_batch(
     """
     parts = [groups[i * len(groups) // minibatches : (i + 1) * len(groups) // minibatches] for i in range(minibatches)]
     updates = [
-        _update(part, aggregation, max_tokens, tokens_per_pack, skip_zero_advantage, whole_groups, ranks)
+        _update(part, aggregation, max_tokens, tokens_per_pack, skip_zero_advantage, whole_groups, ranks, share)
         for part in parts
     ]
     return TrainBatch(updates=tuple(updates * epochs))
@@ -108,6 +111,7 @@ def _update(
     skip_zero_advantage: bool,
     whole_groups: bool,
     ranks: int,
+    share: bool,
 ) -> Update:
     samples = [sample for group in groups for sample in group]
     counted = [int(np.count_nonzero(_counted(sample))) for sample in samples]
@@ -137,8 +141,8 @@ def _update(
     ]
     rows = [[row for row in group if row[1].any()] for group in rows]
     units = [group for group in rows if group] if whole_groups else [[row] for group in rows for row in group]
-    filled = _fill([[sample.segment for sample, _ in unit] for unit in units], tokens_per_pack)
-    packs = [_pack([row for i in members for row in units[i]]) for members in filled]
+    filled = _fill([[sample.segment for sample, _ in unit] for unit in units], tokens_per_pack, share)
+    packs = [_pack([row for i in members for row in units[i]], share) for members in filled]
     return Update(packs=_shared(packs, ranks), loss_tokens=total, samples=len(trajectories), groups=len(groups))
 
 
@@ -197,19 +201,21 @@ class _Piece:
         return self.stop - self.start
 
 
-def _prompt_length(segment: Segment) -> int:
-    """Tokens before the first that was sampled."""
+def _shared_length(segment: Segment, share: bool) -> int:
+    """Tokens that it may share with others: those before the first that was sampled."""
+    if not share:
+        return 0
     mask = segment.loss_mask
     first = int(mask.argmax()) if len(mask) else 0
     return first if len(mask) and mask[first] else len(mask)
 
 
-def _pieces(segments: Sequence[Segment]) -> list[_Piece]:
+def _pieces(segments: Sequence[Segment], share: bool) -> list[_Piece]:
     """The segments in pieces, equal prompts once."""
     pieces: list[_Piece] = []
     prompts: dict[bytes, int] = {}
     for member, segment in enumerate(segments):
-        cut = _prompt_length(segment)
+        cut = _shared_length(segment, share)
         key = segment.tokens[:cut].tobytes()
         if cut and key not in prompts:
             prompts[key] = len(pieces)
@@ -234,8 +240,8 @@ class _Unit:
 
     __slots__ = ("prompts", "rest")
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        cuts = [_prompt_length(segment) for segment in segments]
+    def __init__(self, segments: Sequence[Segment], share: bool) -> None:
+        cuts = [_shared_length(segment, share) for segment in segments]
         self.prompts = {s.tokens[:cut].tobytes(): cut for s, cut in zip(segments, cuts, strict=True)}
         self.rest = sum(len(segment.tokens) for segment in segments) - sum(cuts)
 
@@ -245,10 +251,10 @@ class _Unit:
         return -sum(self.prompts.values()), list(self.prompts), -self.rest
 
 
-def _fill(groups: Sequence[Sequence[Segment]], budget: int) -> list[list[int]]:
+def _fill(groups: Sequence[Sequence[Segment]], budget: int, share: bool) -> list[list[int]]:
     """First-fit decreasing: indices of the groups of each pack; what shares its prompt with the pack costs only its rest. No
     group is split, and one over the budget has a pack to itself."""
-    units = [_Unit(segments) for segments in groups]
+    units = [_Unit(segments, share) for segments in groups]
     least = min((unit.rest for unit in units), default=0)
     bins: list[_Bin] = []
     open_: list[_Bin] = []  # those that the shortest may still fit in
@@ -268,10 +274,10 @@ def _fill(groups: Sequence[Sequence[Segment]], budget: int) -> list[list[int]]:
     return [b.members for b in bins]
 
 
-def _pack(rows: Sequence[_Row]) -> Pack:
+def _pack(rows: Sequence[_Row], share: bool) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
-    pieces = _pieces(segments)
+    pieces = _pieces(segments, share)
     specs = dict.fromkeys(spec for sample in samples for spec in sample.streams)
 
     def laid(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -109,6 +109,8 @@ class LearnerConfig(Config):
     """CPU threads of the learner process."""
     tokens_per_pack: int = Field(4096, gt=0)
     """Token budget of one micro-batch. Changing it changes memory and speed, never the gradient."""
+    share_prompts: bool = True
+    """Compute a prompt that siblings share once for all of them in a pack. It changes speed and memory, never the gradient."""
     logits_chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
