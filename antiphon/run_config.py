@@ -127,7 +127,8 @@ class RunConfig(Config):
         samples = rollout.groups_per_step * rollout.group_size
         longest = rollout.max_turns * rollout.sampling.max_tokens
         updates = self.learner.updates
-        return {
+        ranks = {"learner ranks": self.learner.mesh.world} if self.learner.mesh.world > 1 else {}
+        return ranks | {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
             "sequences decoded at once": self.engine.replicas * self.engine.slots,
@@ -552,21 +553,31 @@ def count_parameters(path: str) -> int | None:
     return total if files else None
 
 
+LEARNT = 4  # bytes of a parameter that is trained, of its gradient and of each moment, whatever is computed in
+
+
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
-    """Bytes that a model of so many parameters takes in each part of a run, without activations, KV caches and adapters."""
+    """Bytes that a model of so many parameters takes in each part of a run, on all ranks together, without activations, KV caches
+    and adapters; and on each rank of the learner."""
+    mesh = config.learner.mesh
     trained = 0 if config.learner.lora else parameters
-    learner = BYTES.get(config.learner.dtype, 4)
     engine = BYTES.get(config.engine.dtype, 4)
+    learner = {
+        "learner weights": parameters * LEARNT * mesh.replicate,
+        "learner gradients": trained * LEARNT * mesh.replicate,
+        "optimiser moments": 2 * trained * LEARNT * mesh.replicate,
+    }
     estimate = {
-        "learner weights": parameters * learner,
-        "learner gradients": trained * learner,
-        "optimiser moments": 2 * trained * learner,
-        "reference weights": trained * learner if "reference_logprobs" in config.algorithm.needed else 0,
-        **_others(parameters, learner, config),
+        **learner,
+        "reference weights": trained * LEARNT * mesh.replicate
+        if "reference_logprobs" in config.algorithm.needed
+        else 0,
+        **_others(parameters, LEARNT * mesh.replicate, config),
         "engine weights": parameters * engine * config.engine.replicas,
         "weights in transit": trained * engine,
     }
-    return {**estimate, "all": sum(estimate.values())}
+    each = {"each learner rank": sum(learner.values()) // mesh.world} if mesh.world > 1 else {}
+    return {**estimate, "all": sum(estimate.values()), **each}
 
 
 def _others(parameters: int, size: int, config: RunConfig) -> dict[str, int]:

@@ -2,10 +2,10 @@
 
     python benchmarks/shared_prefix.py [--rounds 3] [--no-trl]
 
-One group a step: prompts of 64, 256 and 1,024 tokens, 8 siblings, 64 sampled tokens each, a model of SmolLM2-135M's width with 6
-of its 30 layers and random weights, in float32 on one thread. Tokens count as they would without sharing, so a ratio of tokens a
-second is one of seconds a step. Each way and length is a process of its own, which tells its peak memory; rounds alternate the
-ways. TRL gets the same tokens through its `rollout_func`, and its clock begins when it has them.
+One group a step: prompts of 64, 256 and 1,024 tokens, 8 siblings, 64 sampled tokens each, a model of SmolLM2-135M's width with
+6 of its 30 layers and random weights, float32 on one thread. Tokens count as they would without sharing, so a ratio of tokens
+a second is one of seconds a step. Each way and length is a process of its own, which tells its peak memory; rounds alternate
+the ways. TRL gets the same tokens through its `rollout_func`, and its clock begins when it has them.
 """
 
 import argparse

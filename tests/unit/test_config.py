@@ -302,6 +302,10 @@ def test_memory_is_counted_per_part(file):
     assert estimate["learner weights"] == 4000 and estimate["optimiser moments"] == 8000
     assert estimate["engine weights"] == 6000 and estimate["reference weights"] == 0
     assert estimate["all"] == sum(size for name, size in estimate.items() if name != "all")
+    divided = ["learner.mesh.replicate=2", "learner.mesh.shard=4", "learner.mesh.tensor=2", "learner.dtype=bfloat16"]
+    estimate = memory_estimate(1000, load(file, divided, model=RunConfig))
+    assert estimate["learner weights"] == 8000, "two copies, in float32 whatever is computed in"
+    assert estimate["each learner rank"] == 1000 * 16 // 8
 
 
 def test_parameters_are_counted_without_loading_them(tmp_path):
