@@ -557,7 +557,7 @@ LEARNT = 4  # bytes of a parameter that is trained, of its gradient and of each 
 
 
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
-    """Bytes that a model of so many parameters takes in each part of a run, on all ranks together, without activations, KV caches
+    """Bytes that a model of so many parameters takes in each part of a run, on all ranks together, without activations, caches
     and adapters; and on each rank of the learner."""
     mesh = config.learner.mesh
     trained = 0 if config.learner.lora else parameters
