@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-SUITES := $(wildcard tests/chaos tests/system tests/parity)
+SUITES := $(wildcard tests/chaos tests/system tests/parity tests/gpu)
 # A file to a process, in their order: the longest are first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)

@@ -334,8 +334,11 @@ def _ranks(config: RunConfig) -> Found:
         return
     if config.cluster.debug:
         yield "cluster.debug", f"the {learner.mesh.world} ranks of learner.mesh are processes"
-    if algorithm.rhythm.reads_attention:
-        yield "learner.mesh", f"algorithm {algorithm.recipe!r} reads attention, which needs all of it on one rank"
+    if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data:
+        yield (
+            "learner.mesh",
+            f"algorithm {algorithm.recipe!r} reads attention, all of which must be on one rank: replicate and shard only",
+        )
     if config.engine.routed_experts and learner.mesh.context > 1:
         yield "learner.mesh.context", "experts cannot be replayed (engine.routed_experts) where tokens are divided"
 

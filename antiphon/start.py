@@ -42,6 +42,7 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.waits import Waits
 from antiphon.workers import Worker, WorkerHandle
 
+LOOPBACK = "127.0.0.1"
 NOWHERE = Placement()  # in particular
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 ROLLOUT_WORKER = "antiphon.shard:RolloutWorker"
@@ -84,6 +85,11 @@ def placed(cluster: Cluster, config: RunConfig) -> Placement:
                 "use object_store or distributed"
             )
     _check_shares(config, engine_places)
+    if len({place.node for place in found.places.get("learner", ())}) > 1 and config.weights.host == LOOPBACK:
+        raise ConfigError(
+            "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
+            "reached from that alone"
+        )
     if (reward := found.place("reward")) is not None and reward.node != beside.node:
         raise ConfigError("placement.reward: rewards run beside the controller, on node0")
     return found

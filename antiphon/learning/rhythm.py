@@ -111,10 +111,14 @@ class _Sequence:
 
 class RhythmReader:
     """Reads the layers it was told to of one pack, when given as `reader` to the forward of a model with packed attention,
-    and then ends that forward by `AllRead`. A loss token must be of one sequence only, as in all packs of samples."""
+    and then, if it `ends` it, ends that forward by `AllRead`. A loss token must be of one sequence only, as in all packs of
+    samples."""
 
-    def __init__(self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device) -> None:
+    def __init__(
+        self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device, *, ends: bool = True
+    ) -> None:
         self._left = set(layers)
+        self._ends = ends
         self._config = config
         self._length = len(pack.tokens)
         self._sequences = [
@@ -142,7 +146,7 @@ class RhythmReader:
                 scale = query.size(-1) ** -0.5 if scaling is None else scaling
                 sequence.found.append(head_sums(queries, keys, sequence.rows, scale, self._config))
         self._left.remove(layer)
-        if not self._left:
+        if self._ends and not self._left:
             raise AllRead
 
     def values(self) -> FloatArray:

@@ -443,13 +443,16 @@ class TorchLearner(PackLearner):
         own weights: never behind the policy, and no second copy of the model is held. `UnsupportedError` for models whose
         attention is not plain, or cannot be read."""
         layers = middle_layers(self.model.config.get_text_config().num_hidden_layers)
-        attended = []
-        for pack in packs:
-            reader = RhythmReader(pack, layers, self.algorithm.rhythm, self.device)
-            with torch.no_grad(), self._autocast(), contextlib.suppress(AllRead):
-                self._hidden(pack, self._targets(pack), reader)
-            attended.append(reader.values())
-        return attended
+
+        def ask(pack: Pack) -> FloatArray:
+            # What is sharded is gathered layer by layer until the end.
+            reader = RhythmReader(pack, layers, self.algorithm.rhythm, self.device, ends=self.mesh is None)
+            with self._autocast(), contextlib.suppress(AllRead):
+                self.shards.within(self._hidden, pack, self._targets(pack), reader)
+            return reader.values()
+
+        with torch.no_grad():
+            return self.shards.each(packs, self._pass_on, ask)
 
     def _backward(self, pack: Pack) -> dict[str, float]:
         targets = self._targets(pack)

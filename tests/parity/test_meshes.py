@@ -124,8 +124,14 @@ async def on_mesh(members, model, mesh, method, *args):
     members = members[: settings.mesh.world]
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
-    batch = batch_for(settings.mesh)
-    return await asyncio.gather(*(member.call(method, *args, ALGORITHM, batch) for member in members))
+    given = batch_for(settings.mesh) if method != "ask" else packs()
+    return await asyncio.gather(*(member.call(method, *args, ALGORITHM, given) for member in members))
+
+
+def packs():
+    """An odd number of them."""
+    ((own,),) = [update.packs for update in batch_for(MeshConfig()).updates]
+    return list(own[: len(own) - 1 + len(own) % 2])
 
 
 async def trained(members, model, mesh):
@@ -210,6 +216,23 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, m
     for mine, theirs in zip(ours["plain"], alone["plain"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
+
+
+ASKED = [
+    ("llama", {"shard": 2}),
+    ("qwen3", {"tensor": 2}),
+    ("llama", {"pipeline": 2, "pipeline_chunks": 2}),
+    ("llama", {"context": 2}),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), ASKED)
+def test_ranks_say_what_one_does(bench, models, model, mesh):
+    runner, members = bench
+    ((alone, rhythm),) = runner.run(on_mesh(members, models[model], {}, "ask"))
+    (ours, theirs), *_ = runner.run(on_mesh(members, models[model], mesh, "ask"))
+    for mine, expected in zip([*ours, *theirs], [*alone, *(rhythm if theirs else [])], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 
 
 REMESHED = [

@@ -12,7 +12,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.mesh import host_store
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import TrainBatch
+from antiphon.types import Pack, TrainBatch
 from antiphon.workers import Worker
 
 Arrays = dict[str, np.ndarray]
@@ -49,8 +49,14 @@ class Workbench(Worker):
         self.learner.restore(place)
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
+    def ask(self, algorithm: AlgorithmConfig, packs: list[Pack]) -> list[list[np.ndarray]]:
+        """What is said of packs, and where attention can be read, its rhythm."""
+        self.learner.begin(algorithm, OptimizerConfig(), STEPS)
+        mesh = self.learner.config.mesh
+        return [self.learner.score(packs), self.learner.attend(packs) if mesh.world == mesh.data else []]
+
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
-        """What comes of a batch's first update: see `Trained`."""
+        """What comes of a batch's first update: its gradient, what steps of plain descent move, the losses of AdamW's."""
         learner = self.learner
         initial = {name: tensor.clone() for name, tensor in learner.shards.named()}
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9), STEPS)
@@ -72,5 +78,4 @@ class Workbench(Worker):
         curve = list(
             itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
         )
-        said = learner.score(list(itertools.chain.from_iterable(update.packs)))
-        return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve, "said": said}
+        return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve}
