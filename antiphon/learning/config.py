@@ -149,8 +149,6 @@ class LearnerConfig(Config):
             yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} is of several ranks, and mesh.pipeline is 1"
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
-        if self.lora is not None and mesh.world > 1:
-            yield "lora", f"adapters are trained on one rank, and the mesh has {mesh.world}"
 
 
 class CriticConfig(Config):

@@ -4,7 +4,8 @@ Source: Hu et al. 2022, "LoRA". The layers are peft's. There is no dropout: engi
 """
 
 import importlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -39,12 +40,13 @@ def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
     _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
 
 
-def adapters(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters."""
+def pairs(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
+    parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
+    stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
     return {
-        f"{name}.weight": (module.lora_A[NAME].weight, module.lora_B[NAME].weight)
-        for name, module in model.named_modules()
-        if hasattr(module, "lora_A")
+        f"{stem}.weight": (parts[f"{stem}.lora_A.{NAME}.weight"], parts[f"{stem}.lora_B.{NAME}.weight"])
+        for stem in stems
     }
 
 
@@ -75,25 +77,20 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save(state: dict[str, torch.Tensor], model: PreTrainedModel, config: LoraConfig, place: Path) -> None:
+def save(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
     """Write the adapters of a state dict into a new directory, as peft reads them."""
     place.mkdir(parents=True)
     own = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in state.items() if f".{NAME}." in name}
     save_file(own, place / FILE)
-    _settings(config, [name.removesuffix(".weight") for name in adapters(model)]).save_pretrained(place)
+    _settings(config, [name.removesuffix(".weight") for name in pairs(state.items())]).save_pretrained(place)
 
 
-def restore(model: PreTrainedModel, place: Path) -> None:
-    """Read what `save` has written into a model that was adapted alike; `DataError` if it was not."""
+def saved(place: Path) -> dict[str, torch.Tensor]:
+    """What `save` has written, by the names of an adapted model's parameters."""
     state = load_file(place / FILE)
-    for name, pair in adapters(model).items():
-        for which, parameter in zip("AB", pair, strict=True):
-            saved = state.get(f"{PREFIX}{name.removesuffix('.weight')}.lora_{which}.weight")
-            if saved is None or saved.shape != parameter.shape:
-                raise DataError(
-                    f"{place} is not of this model's adapters: {name} has no lora_{which} of its shape there"
-                )
-            parameter.data.copy_(saved)
+    return {
+        re.sub(r"\.(lora_[AB])\.", rf".\1.{NAME}.", name.removeprefix(PREFIX)): tensor for name, tensor in state.items()
+    }
 
 
 def _settings(config: LoraConfig, targets: list[str]) -> Any:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from antiphon.errors import UnsupportedError
+from antiphon.learning import lora
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.experts import dispatched
 from antiphon.learning.logprobs import Vocabulary
@@ -73,9 +74,11 @@ class Alone:
         """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
 
-    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All parameters, whole: on the first rank. All ranks must ask."""
-        return ((name, self.whole(name, parameter)) for name, parameter in self.model.named_parameters())
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """All parameters, or those that are trained, whole: on the first rank. All ranks must ask."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad or not trained:
+                yield name, self.whole(name, parameter)
 
     def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
         """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
@@ -111,8 +114,9 @@ class Shards(Alone):
         )  # else its ranks have no packs or tokens of their own
         if self._sharded:
             self._shard(config)
-        named = [(name, p.shape, p.dtype) for name, p in self._own_whole()]
-        self._stages = dict(self._told((mesh.place("pipeline"), named)))
+        learns = {name: p.requires_grad for name, p in model.named_parameters()}
+        known = [(name, whole.shape, whole.dtype, learns[name]) for name, whole in super().named()]
+        self._stages = dict(self._told((mesh.place("pipeline"), known)))
 
     # --- cutting -------------------------------------------------------------------------------------------------------
 
@@ -125,11 +129,9 @@ class Shards(Alone):
             style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
             if style == COLUMNS:
                 blocks.add(name.rpartition(".")[0])
-                self._cut_in(prefix + name, module, 0)
+                self._cut_linear(prefix + name, module, 0)
             elif style == ROWS:
-                if module.bias is not None:
-                    raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(model).__name__} has a bias")
-                self._cut_in(prefix + name, module, 1)
+                self._cut_linear(prefix + name, module, 1)
             elif style == PARTIAL:
                 self._partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters()]
             elif style is not None:
@@ -142,6 +144,18 @@ class Shards(Alone):
             block.register_forward_pre_hook(_on_the_way_in(group), with_kwargs=True)
             block.register_forward_hook(_on_the_way_out(group))
         self._divide_vocabulary()
+
+    def _cut_linear(self, name: str, module: Any, dim: int) -> None:
+        """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
+        gradient."""
+        linear = getattr(module, "base_layer", module)
+        if dim and linear.bias is not None:
+            raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(self.model).__name__} has a bias")
+        self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
+        if linear is not module:
+            cut, whole = ("lora_A", "lora_B") if dim else ("lora_B", "lora_A")
+            self._cut_in(f"{name}.{cut}.{lora.NAME}", getattr(module, cut)[lora.NAME], dim)
+            self._partial.append(f"{name}.{whole}.{lora.NAME}.weight")
 
     def _divide_vocabulary(self) -> None:
         model, mesh = self.model, self.mesh
@@ -311,28 +325,21 @@ class Shards(Alone):
         parts = _gather(mine, self.mesh.group("tensor"))
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, dim)
 
-    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Alone.named`: of the stages of a pipeline, the first rank of each sends what it has."""
-        yield from self._own_whole(send=True)
-        first = self.mesh.rank == 0
-        for stage, named in sorted(self._stages.items()):
-            source = stage * self.mesh.config.world // self.mesh.config.pipeline
-            for name, shape, dtype in named if first and stage else ():
-                tensor = torch.empty(shape, dtype=dtype, device=next(self.model.parameters()).device)
-                distributed.recv(tensor, source)
-                if name != self._tied:
-                    yield name, tensor
-
-    def _own_whole(self, *, send: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank's stage has."""
-        leads = (
-            self.mesh.place("pipeline") and self.mesh.rank % (self.mesh.config.world // self.mesh.config.pipeline) == 0
-        )
-        for name, parameter in self.model.named_parameters():
-            tensor = self.whole(name, parameter)
-            if send and leads:
+        around = self.mesh.config.world // self.mesh.config.pipeline
+        leads = self.mesh.rank and self.mesh.rank % around == 0
+        for name, tensor in super().named(trained=trained):
+            if leads:
                 distributed.send(tensor.contiguous(), 0)
             yield name, tensor
+        for stage, known in sorted(self._stages.items()) if self.mesh.rank == 0 else ():
+            for name, shape, dtype, learns in known if stage else ():
+                if learns or not trained:
+                    tensor = torch.empty(shape, dtype=dtype, device=next(self.model.parameters()).device)
+                    distributed.recv(tensor, stage * around)
+                    if name != self._tied:
+                        yield name, tensor
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """See `Alone.take`."""

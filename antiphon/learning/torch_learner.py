@@ -22,7 +22,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.routing import Routers
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, DataError
 from antiphon.learning import lora
 from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
@@ -174,7 +174,7 @@ class PackLearner(Worker):
         """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
         Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._finish_writing()
-        rank, ranks = (self.mesh.rank if self.mesh else 0), self.config.mesh.world
+        rank, ranks = (self.mesh.rank if self.mesh else 0), self.config.mesh.world // self.config.mesh.pipeline
         # All ranks take part in putting each tensor together. The first has the model, and each some of the moments.
         weights = {name: _copy(tensor) for name, tensor in self._kept() if self._first}
         training: dict[str, Any] = {
@@ -183,7 +183,7 @@ class PackLearner(Worker):
             "random": torch.get_rng_state(),
         }
         for number, (name, state) in enumerate(self._moments()):
-            if number % ranks == rank:
+            if number % ranks == rank % ranks:  # of those that have the same layers
                 training["moments"][name] = {key: _copy(value) for key, value in state.items()}
 
         def write() -> None:
@@ -204,23 +204,23 @@ class PackLearner(Worker):
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
         if self.config.lora is not None:
-            lora.restore(self.model, directory / ADAPTER)
-            weights = {
-                name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()
-            }
+            files = [load_file(file) for file in directory.glob("*.safetensors")]  # what is trained beside adapters
+            weights = {name: tensor for own in files for name, tensor in own.items()} | lora.saved(directory / ADAPTER)
         else:
             weights = saved_weights(directory, self._kind)
-        for name, parameter in self.model.named_parameters():
-            if name in weights and parameter.requires_grad:
-                self.shards.take(name, parameter, weights[name])
-        files = sorted((directory / TRAINING_STATE).glob("*.pt"))
-        states = [torch.load(file, map_location="cpu", mmap=True) for file in files]
+        states = [
+            torch.load(file, map_location="cpu", mmap=True)
+            for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
+        ]
         moments = {name: state for part in states for name, state in part["moments"].items()}
-        for name, parameter in self.model.named_parameters():
-            if name in moments:
-                self.optimizer.state[parameter] = {
-                    key: self._taken(name, parameter, value) for key, value in moments[name].items()
-                }
+        try:
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    self.shards.take(name, parameter, weights[name])
+                    kept = moments[name].items()
+                    self.optimizer.state[parameter] = {key: self._taken(name, parameter, value) for key, value in kept}
+        except (KeyError, RuntimeError) as error:
+            raise DataError(f"{directory} is not a checkpoint of this model: {error}") from error
         self._set_updates(states[0]["updates"])
         torch.set_rng_state(states[0]["random"])
 
@@ -243,11 +243,12 @@ class PackLearner(Worker):
         return piece
 
     def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a checkpoint has of the model, under the names of a state dict: all of it once, or what is trained."""
-        if self.config.lora is not None:
-            yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        """What a checkpoint has of the model, under the names of a state dict: all of it once. Of an adapted model on one rank
+        what is trained: the rest does not change, and can be written from where it is."""
+        adapted = self.config.lora is not None and self.mesh is None
+        yield from self.shards.named(trained=adapted)
+        if adapted:
             return
-        yield from self.shards.named()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if not isinstance(tensor, torch.nn.Parameter):
                 yield name, tensor
@@ -304,8 +305,9 @@ class PackLearner(Worker):
 
     def _write(self, place: Path, state: dict[str, torch.Tensor]) -> None:
         if self.config.lora is not None:
-            state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()} | state
-            lora.save(state, self.model, self.config.lora, place / ADAPTER)
+            if self.mesh is None:
+                state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()} | state
+            lora.save(state, self.config.lora, place / ADAPTER)
             state = lora.merged(state, self.config.lora.scale)
         self.model.save_pretrained(place, state_dict=state)
         _copy_tokenizer(Path(self.model_path), place)
@@ -423,15 +425,15 @@ class TorchLearner(PackLearner):
     def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
         """Make the weights of now known as `version`."""
         trim_memory()
-        if self.config.lora is None:
-            named = self.shards.named()
-            if self._first:
-                return channel(exchange).send(named, version)
+        named = self.shards.named(trained=self.config.lora is not None)
+        if not self._first:
             for _ in named:  # takes part in putting each together
                 pass
             return WeightsUpdate(version=version, location="", manifest=None)
+        if self.config.lora is None:
+            return channel(exchange).send(named, version)
         base = Adapters(self.model_path, self.config.lora.scale)
-        return channel(exchange).send(flat(lora.adapters(self.model)), version, base)
+        return channel(exchange).send(flat(lora.pairs(named)), version, base)
 
     def score_base(self, packs: list[Pack]) -> list[FloatArray]:
         """As `score`, under the model that the adapters were added to."""
@@ -530,7 +532,7 @@ def trim_memory() -> None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -118,9 +118,9 @@ def batch_for(mesh):
     )
 
 
-async def on_mesh(members, model, mesh, method, *args):
+async def on_mesh(members, model, mesh, method, *args, **config):
     """What each rank answers."""
-    settings = LearnerConfig(mesh=MeshConfig(**mesh))
+    settings = LearnerConfig(mesh=MeshConfig(**mesh), **config)
     members = members[: settings.mesh.world]
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
@@ -134,8 +134,8 @@ def packs():
     return list(own[: len(own) - 1 + len(own) % 2])
 
 
-async def trained(members, model, mesh):
-    found = await on_mesh(members, model, mesh, "train")
+async def trained(members, model, mesh, **config):
+    found = await on_mesh(members, model, mesh, "train", **config)
     of_stages = {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}
     return found[0] | {"gradient": of_stages}
 
@@ -218,6 +218,26 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, m
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
 
 
+ADAPTED = [("qwen3", {"tensor": 2}), ("llama", {"shard": 2, "tensor": 2}), ("llama", {"pipeline": 2})]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"), [pytest.param(*case, marks=[pytest.mark.long] * bool(i)) for i, case in enumerate(ADAPTED)]
+)
+def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
+    runner, members = bench
+    lora = {"lora": {"rank": 4}}
+    alone, ours = (runner.run(trained(members, models[model], on, **lora)) for on in ({}, mesh))
+    assert all("lora" in name for name in alone["gradient"])
+    assert apart(ours["gradient"], alone["gradient"]) <= 1e-5
+    assert apart(ours["moved"], alone["moved"]) <= 1e-5
+    assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
+    there, *_ = runner.run(on_mesh(members, models[model], mesh, "save", tmp_path, **lora))
+    elsewhere, *_ = runner.run(on_mesh(members, models[model], {}, "restore", tmp_path, **lora))
+    for mine, theirs in zip(elsewhere, there, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
 ASKED = [
     ("llama", {"shard": 2}),
     ("qwen3", {"tensor": 2}),
@@ -247,8 +267,7 @@ REMESHED = [
 @pytest.mark.parametrize(("model", "before", "after"), REMESHED)
 def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, model, before, after):
     runner, members = bench
-    runner.run(on_mesh(members, models[model], before, "save", tmp_path))
-    there, *_ = runner.run(on_mesh(members, models[model], before, "restore", tmp_path))
+    there, *_ = runner.run(on_mesh(members, models[model], before, "save", tmp_path))
     elsewhere, *_ = runner.run(on_mesh(members, models[model], after, "restore", tmp_path))
     for mine, theirs in zip(elsewhere, there, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)

@@ -35,13 +35,14 @@ class Workbench(Worker):
         if config.mesh.world > 1:
             self.learner.join(rank, where)
 
-    def save(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> None:
-        """A checkpoint after a step."""
+    def save(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
+        """A checkpoint after a step, and what the steps after it come to."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
         self.learner.emit = self.emit
         self.learner._update(batch.updates[0])
         self.learner.save(place)
-        self.learner.close()
+        self.learner._finish_writing()
+        return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
     def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """What the steps after a checkpoint come to."""
@@ -68,6 +69,7 @@ class Workbench(Worker):
         gradient = {
             name: learner.shards.whole(name, parameter.grad).numpy().copy()
             for name, parameter in learner.model.named_parameters()
+            if parameter.grad is not None
         }
         learner.optimizer.zero_grad()
         plain = [learner._update(update) for _ in range(STEPS)]

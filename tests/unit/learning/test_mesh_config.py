@@ -51,7 +51,6 @@ def test_what_it_can_be_divided_into_is_not(mesh):
         ({"mesh": {"pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
         ({"mesh": {"context_attention": "keys"}}, "mesh.context_attention"),
         ({"cpu_offload": True}, "cpu_offload"),
-        ({"mesh": {"shard": 2}, "lora": {"rank": 2}}, "lora"),
     ],
 )
 def test_options_that_would_be_passed_over_are_named(learner, key):
