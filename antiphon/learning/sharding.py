@@ -101,17 +101,13 @@ class Shards(Alone):
         # Parameters that are divided among the ranks of `tensor`: in which dimension, and how much each has of it.
         self._cut: dict[str, tuple[int, list[int]]] = {}
         self._partial: list[str] = []  # parameters whose gradient each rank of `tensor` has a part of
-        self._experts: dict[
-            str, nn.Module
-        ] = {}  # by name, what has the experts of a layer, or this rank's share of them
+        self._experts: dict[str, nn.Module] = {}  # by name, what has this rank's experts of a layer
         if config.mesh.expert > 1:
             self._divide_experts()
         if config.mesh.tensor > 1:
             self._divide()
         self._pipeline = Pipeline(model, mesh, self.within) if config.mesh.pipeline > 1 else None
-        self._sharded = (
-            config.mesh.data * config.mesh.context > 1
-        )  # else its ranks have no packs or tokens of their own
+        self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
         if self._sharded:
             self._shard(config)
         learns = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -185,9 +181,8 @@ class Shards(Alone):
         """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
         ranks, place = self.mesh.config.expert, self.mesh.place("expert")
         for name, module in self.model.named_modules():
-            if isinstance(getattr(module, "num_experts", None), int) and any(
-                parameter.dim() == 3 for parameter in module.parameters(recurse=False)
-            ):
+            stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+            if stacked and isinstance(getattr(module, "num_experts", None), int):
                 self._experts[name] = module
         if not self._experts:
             raise UnsupportedError(

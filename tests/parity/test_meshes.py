@@ -240,9 +240,9 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
 
 ASKED = [
     ("llama", {"shard": 2}),
-    ("qwen3", {"tensor": 2}),
     ("llama", {"pipeline": 2, "pipeline_chunks": 2}),
-    ("llama", {"context": 2}),
+    pytest.param("qwen3", {"tensor": 2}, marks=pytest.mark.long),
+    pytest.param("llama", {"context": 2}, marks=pytest.mark.long),
 ]
 
 
@@ -256,9 +256,9 @@ def test_ranks_say_what_one_does(bench, models, model, mesh):
 
 
 REMESHED = [
-    ("llama", {"shard": 2}, {"tensor": 2}),
+    pytest.param("llama", {"shard": 2}, {"tensor": 2}, marks=pytest.mark.long),
     ("qwen3", {"tensor": 2}, {}),
-    ("qwen3", {}, {"pipeline": 2}),
+    pytest.param("qwen3", {}, {"pipeline": 2}, marks=pytest.mark.long),
     ("llama", {"pipeline": 2, "tensor": 2}, {"shard": 3}),
     ("mixture", {"shard": 2, "expert": 2}, {"shard": 3}),
 ]
