@@ -11,7 +11,6 @@ Axes further down have the ranks that are closer to each other. Ranks that diffe
 `expert` compute other packs; those that do not compute the same packs together.
 """
 
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,6 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from antiphon.config import set_environment
-from antiphon.errors import ConfigError
 from antiphon.learning.config import MeshConfig
 
 AXES = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
@@ -58,18 +56,6 @@ class Mesh:
         distributed.all_reduce(sums)
         found: list[float] = sums.tolist()
         return found
-
-
-def host_store(host: str) -> tuple[Any, str]:
-    """A store at which ranks meet, and its address. It listens there alone, and asks for no password."""
-    try:
-        listener = socket.create_server((host, 0))
-    except OSError as error:
-        raise ConfigError(f"weights.host: {host!r} is no address of the learner's machine: {error}") from error
-    with listener:
-        port = listener.getsockname()[1]
-        end = {"master_listen_fd": listener.detach(), "is_master": True, "wait_for_workers": False}
-        return distributed.TCPStore(host, port, timeout=TIMEOUT, **end), f"{host}:{port}"
 
 
 def find_store(address: str) -> Any:

@@ -30,7 +30,7 @@ from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
-from antiphon.learning.mesh import Mesh, copied, find_store, gathered, host_store, summed
+from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
 from antiphon.learning.models import head_weight, load_model, resolve_device, saved_weights
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.learning.sharding import Alone, Shards
@@ -39,6 +39,7 @@ from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.adapters import flat
 from antiphon.weights.base import Adapters, Exchange, channel
+from antiphon.weights.distributed import open_store
 from antiphon.workers import Worker
 
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
@@ -65,7 +66,7 @@ class PackLearner(Worker):
 
     def host(self, address: str) -> str:
         """Let the ranks of the mesh, of which this is the first, meet at an address of this machine; returns where."""
-        self._store, where = host_store(address)
+        self._store, where = open_store(address, TIMEOUT)
         return where
 
     def join(self, rank: int, where: str) -> None:

@@ -40,17 +40,7 @@ class Distributed:
 
     def __init__(self, exchange: Exchange) -> None:
         self._host = exchange.host
-        with _listening(exchange.host) as listener:  # the store by itself would listen on all addresses
-            port = listener.getsockname()[1]
-            self._store = distributed.TCPStore(
-                exchange.host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(days=365),  # nobody asks while a step is made
-                master_listen_fd=listener.detach(),
-            )
-        self._location = f"{exchange.host}:{port}"
+        self._store, self._location = open_store(exchange.host, timedelta(days=365))  # nobody asks while a step is made
         self._clock = self._store.clone()  # what waits at a store keeps everybody else from it
         self._held = threading.Lock()  # the copy, while it is made or broadcast
         self.copy = Memory()
@@ -143,11 +133,16 @@ class _Receiver:
         raise WeightsError(f"weights of version {update.version} did not arrive in {TRIES} broadcasts")
 
 
-def _listening(host: str) -> socket.socket:
+def open_store(host: str, timeout: timedelta) -> tuple[Any, str]:
+    """A store at which processes meet, and its address: it listens there alone, where by itself it would on all addresses."""
     try:
-        return socket.create_server((host, 0))
+        listener = socket.create_server((host, 0))
     except OSError as error:
         raise ConfigError(f"weights.host: {host!r} is no address of the learner's machine: {error}") from error
+    with listener:
+        port, descriptor = listener.getsockname()[1], listener.detach()
+    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
+    return distributed.TCPStore(host, port, timeout=timeout, **options), f"{host}:{port}"
 
 
 @cache

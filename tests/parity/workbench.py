@@ -10,9 +10,10 @@ from torch import distributed
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.mesh import host_store
+from antiphon.learning.mesh import TIMEOUT
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import Pack, TrainBatch
+from antiphon.weights.distributed import open_store
 from antiphon.workers import Worker
 
 Arrays = dict[str, np.ndarray]
@@ -24,7 +25,7 @@ class Workbench(Worker):
 
     def host(self, address: str) -> str:
         """See `TorchLearner.host`."""
-        self._store, where = host_store(address)
+        self._store, where = open_store(address, TIMEOUT)
         return where
 
     def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
