@@ -181,7 +181,12 @@ def vocabulary_size(model: Path) -> int:
 
 
 def _shape(model: Path) -> dict[str, Any]:
-    shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    try:
+        shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
+        ) from error
     return dict(shape.get("text_config", shape))
 
 
