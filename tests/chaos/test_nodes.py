@@ -145,6 +145,7 @@ def test_an_engine_comes_back_with_its_node(project, nodes):
     finish(project, process)
 
 
+@pytest.mark.long
 def test_a_rollout_worker_comes_back_with_its_node(project, nodes):
     """It runs where its engines are, and they come with it."""
     process = start(project, nodes, {"engine": "node1.cpu:0-0, node2.cpu:0-0"}, 2, "distributed", workers=2)
