@@ -218,6 +218,15 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, m
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("how", [{"cpu_offload": True}, {"gradient_checkpointing": True}], ids=str)
+def test_what_saves_memory_changes_nothing(bench, models, references, how):
+    runner, members = bench
+    ours = runner.run(trained(members, models["llama"], {"shard": 2}, **how))
+    assert apart(ours["gradient"], references["llama"]["gradient"]) <= 1e-5
+    assert apart(ours["moved"], references["llama"]["moved"]) <= 1e-5
+
+
 ADAPTED = [("qwen3", {"tensor": 2}), ("llama", {"shard": 2, "tensor": 2}), ("llama", {"pipeline": 2})]
 
 
