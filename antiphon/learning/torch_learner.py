@@ -214,14 +214,15 @@ class PackLearner(Worker):
             for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
         ]
         moments = {name: state for part in states for name, state in part["moments"].items()}
-        try:
-            for name, parameter in self.model.named_parameters():
-                if parameter.requires_grad:
-                    self.shards.take(name, parameter, weights[name])
-                    kept = moments[name].items()
-                    self.optimizer.state[parameter] = {key: self._taken(name, parameter, value) for key, value in kept}
-        except (KeyError, RuntimeError) as error:
-            raise DataError(f"{directory} is not a checkpoint of this model: {error}") from error
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            try:
+                self.shards.take(name, parameter, weights[name])
+                kept = moments[name].items()
+                self.optimizer.state[parameter] = {key: self._taken(name, parameter, value) for key, value in kept}
+            except (KeyError, RuntimeError) as error:
+                raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
         self._set_updates(states[0]["updates"])
         torch.set_rng_state(states[0]["random"])
 
