@@ -11,6 +11,7 @@ for byte.
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 
@@ -35,11 +36,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--runs", type=Path, default=Path("runs/clusters"))
     options = arguments.parse_args()
-    found: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
-    for number in range(options.rounds):
-        for way, overrides in WAYS.items():
-            for name, value in measured(f"{way}-{number}", (*overrides, f"seed={number}"), options.runs).items():
-                found[way].setdefault(name, []).append(value)
+    found = rounds(WAYS, options.rounds, options.runs)
     whole = {
         way: run("train", RECIPE, f"same-{way}", *SETTINGS, *DETERMINISTIC, *WAYS[way], runs=options.runs)
         for way in WAYS
@@ -53,6 +50,17 @@ def main() -> None:
     print(table(["cluster", *found["local"]], rows))
     print("deterministic runs end with the same weights" if len(weights) == 1 else "THE WEIGHTS DIFFER")
     print("written:", write_result("clusters", figures | {"same_weights": float(len(weights) == 1)}))
+
+
+def rounds(ways: Mapping[str, tuple[str, ...]], count: int, runs: Path) -> dict[str, dict[str, list[float]]]:
+    """What each way, by its overrides, came to in each round: one after another, with a seed a round."""
+    found: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
+    for number in range(count):
+        for way, overrides in ways.items():
+            for name, value in measured(f"{way}-{number}", (*overrides, f"seed={number}"), runs).items():
+                found[way].setdefault(name, []).append(value)
+            print(number, way, {name: values[-1] for name, values in found[way].items()}, flush=True)
+    return found
 
 
 def measured(name: str, overrides: tuple[str, ...], runs: Path) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from _common import table, write_result
-from clusters import measured
+from clusters import rounds
 
 WAYS = {
     "one": (),
@@ -26,12 +26,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--runs", type=Path, default=Path("runs/meshes"))
     options = arguments.parse_args()
-    found: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
-    for number in range(options.rounds):
-        for way, overrides in WAYS.items():
-            for name, value in measured(f"{way}-{number}", (*overrides, f"seed={number}"), options.runs).items():
-                found[way].setdefault(name, []).append(value)
-            print(number, way, {name: values[-1] for name, values in found[way].items()}, flush=True)
+    found = rounds(WAYS, options.rounds, options.runs)
     figures = {f"{way}_{name}": fmean(values) for way, each in found.items() for name, values in each.items()}
     if options.rounds > 1:
         figures |= {f"{way}_accuracy_deviation": stdev(each["accuracy_after"]) for way, each in found.items()}

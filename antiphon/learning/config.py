@@ -40,7 +40,7 @@ class LoraConfig(Config):
 
 
 class MeshConfig(Config):
-    """The ranks of a learner, each a process with a device of its own: the product of all but `expert`."""
+    """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
 
     replicate: int = Field(1, gt=0)
     """Copies of the model, each of which has a share of the packs."""

@@ -43,8 +43,8 @@ PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layer
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
 
 
-class Alone:
-    """A model on one rank: what `Shards` does, where there is nothing to share."""
+class WholeModel:
+    """A model on one rank: what `ShardedModel` does, where there is nothing to share."""
 
     data = 0  # whose packs this rank computes
     incoming: torch.Tensor | None = None  # what its layers begin with, if these are not the first
@@ -90,7 +90,7 @@ class Alone:
         piece.detach().copy_(whole)
 
 
-class Shards(Alone):
+class ShardedModel(WholeModel):
     """This rank's share of a model."""
 
     def __init__(self, model: PreTrainedModel, mesh: Mesh, config: LearnerConfig) -> None:
@@ -231,23 +231,23 @@ class Shards(Alone):
     # --- computing -----------------------------------------------------------------------------------------------------
 
     def within(self, function: Callable[..., T], *args: Any) -> T:
-        """See `Alone.within`: meanwhile parameters are gathered."""
+        """See `WholeModel.within`: meanwhile parameters are gathered."""
         found: T = self.model.within(function, *args) if self._sharded else function(*args)
         return found
 
     @property
     def incoming(self) -> torch.Tensor | None:  # type: ignore[override]
-        """See `Alone.incoming`."""
+        """See `WholeModel.incoming`."""
         return self._pipeline.incoming if self._pipeline else None
 
     def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `Alone.train`."""
+        """See `WholeModel.train`."""
         if self._pipeline is None:
             return super().train(packs, pass_on, backward)
         return self._pipeline.train(packs, partial(self.within, pass_on), backward)
 
     def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """See `Alone.each`: every rank is asked of a share, and equally often, because all compute at once."""
+        """See `WholeModel.each`: every rank is asked of a share, and equally often, because all compute at once."""
         ranks = self.mesh.config.data
         share = range(self.data, -(-len(packs) // ranks) * ranks, ranks)
         mine = [packs[min(i, len(packs) - 1)] for i in share]
@@ -259,7 +259,7 @@ class Shards(Alone):
         return [of_data[i % ranks][i // ranks] for i in range(len(packs))]
 
     def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `Alone.sums`: those who compute the same packs know the same of them, or nothing."""
+        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing."""
         of_data = {data: known for data, known in self._told((self.data, dict(totals))) if known}
         names = next(iter(of_data.values()), {})
         return {name: sum(own[name] for own in of_data.values()) for name in names}
@@ -271,7 +271,7 @@ class Shards(Alone):
         return told
 
     def clip(self, most: float) -> float:
-        """See `Alone.clip`."""
+        """See `WholeModel.clip`."""
         gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
         for name in self._partial:
             if name in gradients:
@@ -306,7 +306,7 @@ class Shards(Alone):
     # --- reading and writing -------------------------------------------------------------------------------------------
 
     def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `Alone.whole`."""
+        """See `WholeModel.whole`."""
         tensor = piece.detach()
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
@@ -321,7 +321,7 @@ class Shards(Alone):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, dim)
 
     def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Alone.named`: of the stages of a pipeline, the first rank of each sends what it has."""
+        """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
         around = self.mesh.config.world // self.mesh.config.pipeline
         leads = self.mesh.rank and self.mesh.rank % around == 0
         for name, tensor in super().named(trained=trained):
@@ -337,7 +337,7 @@ class Shards(Alone):
                         yield name, tensor
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `Alone.take`."""
+        """See `WholeModel.take`."""
         if name in self._cut:
             whole = self._own(whole, self._cut[name][0])
         if self._is_expert(name):

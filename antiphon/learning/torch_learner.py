@@ -33,7 +33,7 @@ from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
 from antiphon.learning.models import head_weight, load_model, resolve_device, saved_weights
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
-from antiphon.learning.sharding import Alone, Shards
+from antiphon.learning.sharding import ShardedModel, WholeModel
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
@@ -93,7 +93,7 @@ class PackLearner(Worker):
             make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
-        self.shards = Shards(self.model, self.mesh, config) if self.mesh else Alone(self.model)
+        self.shards = ShardedModel(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
 
     @property
     def attention(self) -> str:
