@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,19 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, document, model))) from error
+
+
+def parse(model: type[M], options: Mapping[str, Any], key: str = "options") -> M:
+    """Options under `key` whose model depends on what other keys say. Raises `Problems`, for validators."""
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        found = []
+        for item in error.errors(include_url=False):
+            keys = tuple(item["loc"])
+            unknown = item["type"] == "extra_forbidden"
+            found.append((_dotted((key, *keys)), _unknown(keys, model) if unknown else item["msg"]))
+        raise Problems(found) from error
 
 
 def dump(config: Config) -> str:
@@ -269,7 +282,7 @@ def _unknown(keys: Keys, model: type[BaseModel]) -> str:
     elsewhere = [path for path, name in _paths(model, "") if name == key][:3]
     hints = elsewhere or difflib.get_close_matches(key, valid, n=1)
     hint = f"; did you mean {' or '.join(map(repr, hints))}?" if hints else "."
-    return f"there is no such key{hint} Valid here: {', '.join(valid)}"
+    return f"there is no such key{hint} Valid here: {', '.join(valid) or 'none'}"
 
 
 def _described(keys: Keys, model: type[BaseModel]) -> str:

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from antiphon.config import Config, Problems
+from antiphon.config import Config, Problems, parse
 
 SERVERS = frozenset({"server"})  # kinds of engines that others have started
 LOADING = frozenset({"vllm"})  # flavours of servers that can be given weights
@@ -57,15 +57,11 @@ class EngineConfig(Config):
     @property
     def servers(self) -> ServerOptions | None:
         """Those that others have started, if the engines are such."""
-        return ServerOptions.model_validate(self.options) if self.kind in SERVERS else None
+        return parse(ServerOptions, self.options) if self.kind in SERVERS else None
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        try:
-            servers = self.servers
-        except ValidationError as error:
-            told = error.errors(include_url=False)
-            raise Problems([(".".join(map(str, ("options", *each["loc"]))), each["msg"]) for each in told]) from error
+        servers = self.servers
         if servers is not None:
             if len(set(servers.urls)) < len(servers.urls):
                 raise Problems([("options.urls", "each server is one engine, and one is there twice")])

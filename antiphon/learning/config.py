@@ -1,11 +1,11 @@
 """Configuration of consuming samples. Importing it imports no torch."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from antiphon.config import Config
+from antiphon.config import Config, parse
 from antiphon.tasks.config import PromptsConfig
 
 
@@ -98,11 +98,33 @@ class MeshConfig(Config):
             )
 
 
+class DeepSpeedOptions(Config):
+    """`learner.options` of `deepspeed`."""
+
+    stage: Literal[1, 2, 3] = 2
+    """Of ZeRO: what is cut among the ranks of `mesh.shard` is the optimiser state, the gradients too, or all parameters too."""
+
+
+class MegatronOptions(Config):
+    """`learner.options` of `megatron`."""
+
+    distributed_optimizer: bool = True
+    """Cut the optimiser state among the ranks that have the same parameters."""
+
+
+OPTIONS: dict[str, type[Config]] = {
+    "deepspeed": DeepSpeedOptions,
+    "megatron": MegatronOptions,
+}  # of kinds that have some
+
+
 class LearnerConfig(Config):
     """The learner's process and how it cuts its work."""
 
     kind: str = "torch"
-    """`torch`, or package.module:attribute."""
+    """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
+    options: dict[str, Any] = {}
+    """What is special to this kind of learner: of `deepspeed`: stage; of `megatron`: distributed_optimizer."""
     dtype: str = "float32"
     device: str = "auto"
     threads: int = Field(1, gt=0)
@@ -132,6 +154,16 @@ class LearnerConfig(Config):
     )
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def special(self) -> Config:
+        """`options`, as this kind of learner has them. One that is the user's own takes any, and looks at them itself."""
+        return parse(OPTIONS.get(self.kind, Config), {} if ":" in self.kind else self.options)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        _ = self.special
+        return self
 
     @property
     def updates(self) -> int:

@@ -18,7 +18,14 @@ from antiphon.weights.base import Exchange
 from antiphon.workers import WorkerHandle
 
 SAVED = ""  # what a learner worker emits when its part of a checkpoint is written; else why it is not
-LEARNERS = Registry("learner", {"torch": "antiphon.learning.torch_learner:TorchLearner"})
+LEARNERS = Registry(
+    "learner",
+    {
+        "torch": "antiphon.learning.torch_learner:TorchLearner",
+        "deepspeed": "antiphon.learning.deepspeed:DeepSpeedLearner",
+        "megatron": "antiphon.learning.megatron:MegatronLearner",
+    },
+)
 CRITIC = "antiphon.learning.critic:CriticLearner"
 
 
