@@ -33,8 +33,9 @@ from antiphon.rollout.scheduler import Player
 from antiphon.rollout.shards import Shards
 from antiphon.rollout.siblings import Judge, Siblings
 from antiphon.run_config import RunConfig, check_same, check_servers
+from antiphon.seats import placed
 from antiphon.seeds import derive
-from antiphon.start import graders, model_directory, placed, start_models, start_rollouts, start_shards
+from antiphon.start import graders, model_directory, start_models, start_rollouts, start_shards
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
@@ -115,7 +116,7 @@ async def _cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
     try:
         placement = placed(cluster, config)
-        cluster.reserve([place for places in placement.places.values() for place in places])
+        await cluster.reserve([place for role in placement.places for place in placement.there(role)])
         yield cluster, placement
     finally:
         await cluster.close()

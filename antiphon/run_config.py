@@ -99,6 +99,7 @@ class RunConfig(Config):
             *_sampling(self),
             *_ranks(self),
             *_scheduling(self),
+            *_joining(self),
             *_workers(self),
             *_critics(self),
             *_turns(self),
@@ -367,6 +368,13 @@ def _scheduling(config: RunConfig) -> Found:
         )
 
 
+def _joining(config: RunConfig) -> Found:
+    if config.engine.minimum and config.rollout.workers:
+        yield "engine.minimum", "each of rollout.workers begins with all of its engines: give 0"
+    if config.engine.minimum and config.rollout.deterministic:
+        yield "engine.minimum", "who answers what depends on who is there: not with rollout.deterministic"
+
+
 def _workers(config: RunConfig) -> Found:
     """What cannot be divided among rollout workers."""
     workers, replicas, placement = config.rollout.workers, config.engine.replicas, config.placement
@@ -495,6 +503,7 @@ CHANGEABLE = (
     "placement",
     "weights",
     "engine.replicas",
+    "engine.minimum",
     "engine.options.urls",
     "rollout.workers",
     "learner.threads",
@@ -537,6 +546,17 @@ def check_model_path(path: str) -> None:
     parts = path.split("/")
     if len(parts) > 2 or not all(part and not part.startswith((".", "~")) for part in parts):
         raise DataError(f"model {path!r}: there is no such directory")
+
+
+def model_shape(model: Path) -> dict[str, Any]:
+    """What the config.json of a model directory says of the language model in it. `DataError` if there is none."""
+    try:
+        shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
+        ) from error
+    return dict(shape.get("text_config", shape))
 
 
 def count_parameters(path: str) -> int | None:

@@ -20,6 +20,7 @@ from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
 from antiphon.run_config import RunConfig
+from antiphon.seats import EngineStarter
 from antiphon.start import model_directory, start_engines
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.tool_calls import TOOL_FORMATS
@@ -60,9 +61,8 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
         rollout = RolloutConfig.model_validate(
             {"groups_per_step": 1, "timeout": config.timeout, "sampling": {"max_tokens": 1}}
         )
-        pool, longest = await start_engines(
-            cluster, "engine", directory, (config.engine, rollout), waits, Events(), announce
-        )
+        starter = EngineStarter(cluster, "engine", directory, config.engine)
+        pool, longest = await start_engines(starter, rollout, waits, Events(), announce)
         model = Model(
             generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.tools, name=config.name
         )

@@ -22,7 +22,8 @@ from antiphon.record.events import RARE, Events
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.shards import STARTED, Counts, Word
 from antiphon.run_config import RunConfig
-from antiphon.start import Seat, graders, start_rollouts
+from antiphon.seats import Seat
+from antiphon.start import graders, start_rollouts
 from antiphon.waits import Waits
 from antiphon.workers import Worker
 

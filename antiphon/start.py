@@ -2,19 +2,14 @@
 
 import asyncio
 import itertools
-import json
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon.cluster.base import Cluster, Place
-from antiphon.cluster.placement import Placement, resolve
-from antiphon.engines.config import EngineConfig
-from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import WorkerEngine
+from antiphon.cluster.placement import Placement
 from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
@@ -30,9 +25,10 @@ from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.shards import Shard, Shards
 from antiphon.rollout.worlds import Worlds
-from antiphon.run_config import RunConfig
+from antiphon.run_config import RunConfig, model_shape
 from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.rooms import Rooms
+from antiphon.seats import EngineStarter, Seats, seats_of
 from antiphon.seeds import derive
 from antiphon.tasks.base import Generate
 from antiphon.tasks.config import TaskConfig
@@ -42,67 +38,8 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.waits import Waits
 from antiphon.workers import Worker, WorkerHandle
 
-LOOPBACK = "127.0.0.1"
 NOWHERE = Placement()  # in particular
-ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 ROLLOUT_WORKER = "antiphon.shard:RolloutWorker"
-
-
-def placed(cluster: Cluster, config: RunConfig) -> Placement:
-    """What the run's placement comes to on this cluster. `ConfigError` where it cannot be."""
-    if not config.placement.roles:
-        return Placement()
-    critic = config.critic.count if config.critic else 0
-    judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
-    ranks = config.learner.mesh.world
-    one_a_place = {
-        "learner": ranks,
-        "reference": ranks,
-        "critic": critic * ranks,
-        "teacher": len(config.teachers) * ranks,
-    }
-    engines = {"engine": config.engine.replicas, "judge": judges}
-    nodes = cluster.nodes()
-    found = resolve(config.placement, nodes, one_a_place | engines)
-    threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(engines, config.engine.threads)
-    for role, places in found.places.items():
-        cores = min(len(place.cores) or math.inf for place in places)
-        if threads.get(role, 0) > cores and not any(place.gpus for place in places):
-            raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
-    beside = Place(node=nodes[0].id)  # the controller
-    engine_places = found.places.get("engine", (beside,))
-    kinds = {place.kind for place in engine_places}
-    for index, task in enumerate(config.tasks):
-        if task.prefers and task.prefers not in kinds:
-            raise ConfigError(
-                f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
-            )
-    learner, same_memory = found.place("learner") or beside, config.weights.channel == "shared_memory"
-    for place in engine_places:
-        if same_memory and not config.weights.directory and place.node != learner.node:
-            raise ConfigError(
-                "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
-                "use object_store or distributed"
-            )
-    _check_shares(config, engine_places)
-    if len({place.node for place in found.places.get("learner", ())}) > 1 and config.weights.host == LOOPBACK:
-        raise ConfigError(
-            "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
-            "reached from that alone"
-        )
-    if (reward := found.place("reward")) is not None and reward.node != beside.node:
-        raise ConfigError("placement.reward: rewards run beside the controller, on node0")
-    return found
-
-
-def _check_shares(config: RunConfig, places: Sequence[Place]) -> None:
-    """`ConfigError` unless the engines of each rollout worker, if there are any, are on one node."""
-    share = config.engine.replicas // (config.rollout.workers or 1)
-    for number in range(config.rollout.workers):
-        if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:
-            raise ConfigError(
-                f"placement.engine: the {share} engines of rollout worker {number} are on several nodes, and a worker is on one"
-            )
 
 
 async def start_models(
@@ -171,23 +108,8 @@ def check_tokenizers(model: Path, other: Path) -> None:
 
 def check_mesh(model: Path, mesh: MeshConfig) -> None:
     """`ConfigError` unless the model in a directory can be divided among the ranks of a mesh."""
-    for key, message in mesh.misfits(_shape(model)):
+    for key, message in mesh.misfits(model_shape(model)):
         raise ConfigError(f"learner.mesh.{key}: of the model at {model}, {message}")
-
-
-def vocabulary_size(model: Path) -> int:
-    """Tokens that the model in a directory knows, those that no text has included."""
-    return int(_shape(model)["vocab_size"])
-
-
-def _shape(model: Path) -> dict[str, Any]:
-    try:
-        shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
-        ) from error
-    return dict(shape.get("text_config", shape))
 
 
 @asynccontextmanager
@@ -205,11 +127,10 @@ async def graders(
     for task in config.tasks:
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
-            engine = config.engine.model_copy(update={"replicas": judge.replicas})
-            seats, judges = _seats(cluster, config, "judge", judges), judges + judge.replicas
-            pool, longest = await start_engines(
-                cluster, f"judge-{task.name}", model, (engine, config.rollout), waits, Events(), tell, seat_of=seats
-            )
+            engine = config.engine.model_copy(update={"replicas": judge.replicas, "minimum": 0})
+            seats, judges = seats_of(cluster, config, "judge", judges), judges + judge.replicas
+            starter = EngineStarter(cluster, f"judge-{task.name}", model, engine, seat_of=seats)
+            pool, longest = await start_engines(starter, config.rollout, waits, Events(), tell)
             asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     reward = placement.place("reward")
@@ -218,68 +139,27 @@ async def graders(
         yield grading, pools
 
 
-class Seat(NamedTuple):
-    """What an engine is given to run on."""
-
-    place: Place | None = None
-    lent: bool = False  # to what trains there
-
-
-def _seats(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> Callable[[int], Seat]:
-    """The seats of a role's engines from `first` on, by their numbers from 0, on the nodes that there are when it is asked."""
-
-    def seat(number: int) -> Seat:
-        placement = placed(cluster, config)
-        return Seat(placement.place(role, first + number), placement.lends(role, first + number))
-
-    return seat
-
-
 async def start_engines(
-    cluster: Cluster,
-    name: str,
-    model: Path,
-    config: tuple[EngineConfig, RolloutConfig],
+    starter: EngineStarter,
+    rollout: RolloutConfig,
     waits: Waits,
     events: Events,
     tell: Callable[[str], None],
-    channel: str = "shared_memory",
-    seat_of: Callable[[int], Seat] = lambda number: Seat(),
     prefers: Mapping[str, str] | None = None,
 ) -> tuple[EnginePool, int]:
-    """Engines that run a model, with weights that come by `channel` if others do, and the most tokens that one takes."""
-    names = (f"{name}-{number}" for number in itertools.count())
-    settings, rollout = config
-    seated: list[WorkerEngine | ServerEngine] = []  # the engine of each seat
-    vocabulary = vocabulary_size(model)
-
-    def worker(seat: int) -> WorkerEngine:
-        try:
-            place, lent = seat_of(seat)
-        except ConfigError as error:  # at the start it could be placed: a node has left since
-            raise WorkerDied(f"{name}-{seat} has nowhere to run: {error}") from error
-        args = (settings.kind, str(model), settings, channel)
-        handle = cluster.spawn(next(names), ENGINE_WORKER, *args, python=settings.python, place=place)
-        return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
-
-    async def engine() -> WorkerEngine | ServerEngine:
-        seat = next((number for number, there in enumerate(seated) if there.dead), len(seated))
-        servers = settings.servers
-        made = worker(seat) if servers is None else ServerEngine(servers, seat, model, settings, channel)
-        seated[seat : seat + 1] = [made]
-        await made.ready()
-        if made.vocabulary != vocabulary:
-            raise ConfigError(
-                f"engine.kind: {name}-{seat} ({settings.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
-                f"model at {model} one of {vocabulary:,}: what it samples could not be trained on"
-            )
-        return made
-
-    ready = asyncio.gather(*(engine() for _ in range(settings.replicas)))
-    engines = await waits.wait(
-        ready, name="start", owner="run", on="engines to load the model", deadline=rollout.timeout
+    """A pool of engines, and the most tokens that one takes."""
+    on, deadline = "engines to load the model", rollout.timeout
+    engines = await waits.wait(starter.first(tell), name="start", owner="run", on=on, deadline=deadline)
+    pool = EnginePool(
+        engines,
+        waits,
+        rollout,
+        events=events,
+        on_loss=tell,
+        respawn=starter.another,
+        wanted=starter.wanted,
+        prefers=prefers,
     )
-    pool = EnginePool(engines, waits, rollout, events=events, on_loss=tell, respawn=engine, prefers=prefers)
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -293,17 +173,15 @@ async def start_rollouts(
     stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
-    seats: Callable[[int], Seat] | None = None,
+    seats: Seats | None = None,
 ) -> tuple[EnginePool, Episodes, Renderer]:
     """Engines, on `seats` or where they are placed, and what runs episodes on them; what is to be closed in the end is left to
     `stack`."""
     renderer = Renderer(model)
-    settings = config.engine, config.rollout
-    seats = seats or _seats(cluster, config, "engine")
+    seats = seats or seats_of(cluster, config, "engine")
     prefers = {task.name: task.prefers for task in config.tasks if task.prefers}
-    pool, longest = await start_engines(
-        cluster, "engine", model, settings, waits, events, tell, config.weights.channel, seats, prefers
-    )
+    starter = EngineStarter(cluster, "engine", model, config.engine, config.weights.channel, seats)
+    pool, longest = await start_engines(starter, config.rollout, waits, events, tell, prefers)
     episodes = Episodes(
         tokenizer=renderer,
         generate=pool.generate,
@@ -332,7 +210,7 @@ async def start_shards(
     serials = itertools.count()
 
     async def start(number: int) -> Shard:
-        seat_of = _seats(cluster, config, "engine", number * share)
+        seat_of = seats_of(cluster, config, "engine", number * share)
         try:
             seats = [seat_of(engine) for engine in range(share)]
         except ConfigError as error:  # at the start it could be placed: a node has left since

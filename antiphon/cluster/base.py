@@ -51,9 +51,9 @@ class Cluster(Protocol):
     def nodes(self) -> Sequence[Node]:
         """The machines that workers can be placed on now; the controller's first."""
 
-    def reserve(self, places: Collection[Place]) -> None:
+    async def reserve(self, places: Collection[Place]) -> None:
         """Hold the devices of these places, all of them or none, against whoever else uses the cluster, until it is closed.
-        `ConfigError` where others have them. At most once."""
+        What is held already stays so. `ConfigError` where others have them."""
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> WorkerHandle:
         """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what

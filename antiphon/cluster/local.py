@@ -50,7 +50,7 @@ class LocalCluster:
 
         return [this_machine()]
 
-    def reserve(self, places: "Collection[Place]") -> None:
+    async def reserve(self, places: "Collection[Place]") -> None:
         """See `Cluster.reserve`: nobody gives out the devices of this machine."""
 
     def spawn(

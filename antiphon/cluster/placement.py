@@ -12,7 +12,7 @@ Several parts are separated by commas. The devices of a role are divided evenly 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.cluster.base import Node, Place
@@ -21,6 +21,7 @@ from antiphon.errors import ConfigError
 
 CPU, GPU = "cpu", "gpu"
 ANYWHERE = "anywhere"
+NOWHERE = -1  # the node of devices that are not there
 TRAINING = ("learner", "reference", "critic", "teacher")  # have their turn together
 GENERATING = ("engine", "judge")  # sleep in the meantime, where they share devices with those
 BESIDE = ("environment", "reward")  # run on cores, whoever has their turn there
@@ -55,13 +56,22 @@ class Part:
 class Placement:
     """Where the workers of each role run; of a role that is not there, wherever the cluster puts them."""
 
-    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)  # one a worker
+    places: Mapping[str, tuple[Place | None, ...]] = field(
+        default_factory=dict
+    )  # one a worker; None: has no devices yet
     lent: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep while others train
 
     def place(self, role: str, number: int = 0) -> Place | None:
-        """Of one worker."""
-        places = self.places.get(role)
-        return places[number % len(places)] if places else None
+        """Of one worker. `ConfigError` if its devices are not there."""
+        if not (places := self.places.get(role)):
+            return None
+        if (found := places[number % len(places)]) is None:
+            raise ConfigError(f"placement.{role}: the devices of its worker {number} are not there")
+        return found
+
+    def there(self, role: str) -> list[Place]:
+        """Of its workers that have devices."""
+        return [place for place in self.places.get(role, ()) if place is not None]
 
     def lends(self, role: str, number: int) -> bool:
         """Whether a worker shares a device with what trains."""
@@ -116,11 +126,13 @@ def companion(text: str) -> str | None:
     return text.removeprefix("with ").strip() if text.startswith("with ") else None
 
 
-def resolve(config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int]) -> Placement:
-    """What a placement comes to, with so many `workers` of each role; a role of none has all its devices in one place.
-    `ConfigError` names role, device and conflict."""
+def resolve(
+    config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
+) -> Placement:
+    """What a placement comes to, with so many `workers` of each role; a role of none has all its devices in one place. The
+    devices of `patient` roles need not be there. `ConfigError` names role, device and conflict."""
     asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
-    devices = _devices(asked, nodes)
+    devices = _devices(asked, nodes, patient)
     _refuse_conflicts(devices)
     places = {role: tuple(_divide(role, found, nodes, workers.get(role, 0))) for role, found in devices.items()}
     training = {device for role in TRAINING for device in devices.get(role, ())}
@@ -135,11 +147,11 @@ def resolve(config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str
     return Placement(places | anywhere, lent)
 
 
-def _devices(asked: Mapping[str, str], nodes: Sequence[Node]) -> dict[str, list[Device]]:
+def _devices(asked: Mapping[str, str], nodes: Sequence[Node], patient: Collection[str]) -> dict[str, list[Device]]:
     """Of each role, in the order of the configuration: those that are named first, then those that are counted."""
     parts = {role: parse(text) for role, text in asked.items() if companion(text) is None}
     found: dict[str, list[Device]] = {
-        role: [device for part in own if not part.count for device in _named(role, part, nodes)]
+        role: [device for part in own if not part.count for device in _named(role, part, nodes, role in patient)]
         for role, own in parts.items()
     }
     taken = {device for own in found.values() for device in own}
@@ -152,10 +164,12 @@ def _devices(asked: Mapping[str, str], nodes: Sequence[Node]) -> dict[str, list[
     return {role: found[companion(text) or role] for role, text in asked.items()}
 
 
-def _named(role: str, part: Part, nodes: Sequence[Node]) -> list[Device]:
-    chosen = range(len(nodes)) if part.node is None else [part.node]
+def _named(role: str, part: Part, nodes: Sequence[Node], patient: bool) -> list[Device]:
+    chosen: Sequence[int] = range(len(nodes)) if part.node is None else [part.node]
     if part.node is not None and part.node >= len(nodes):
-        raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_listed(nodes)}")
+        chosen = ()
+        if not patient:
+            raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_listed(nodes)}")
     if part.kind == CPU:
         there = [Device(node, CPU, core) for node in chosen for core in nodes[node].cores]
         found = [device for device in there if part.first <= device.number <= part.last]
@@ -169,11 +183,12 @@ def _named(role: str, part: Part, nodes: Sequence[Node]) -> list[Device]:
             if part.kind in (GPU, gpu.kind)
         ]
         found = there[part.first : part.last + 1]
-    if len(found) < part.last - part.first + 1:
+    missing = part.last - part.first + 1 - len(found)
+    if missing and not patient:
         where = "" if part.node is None else f"node{part.node}."
         name = f"{where}{part.kind}:{part.first}-{part.last}"
         raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_listed(nodes)}")
-    return found
+    return found + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
 
 def _counted(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
@@ -211,12 +226,15 @@ def _blocks(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
     return [devices[number * size : (number + 1) * size] for number in range(workers)]
 
 
-def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place]:
+def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
         raise ConfigError(f"placement.{role}: {len(devices)} devices cannot be divided evenly among {workers} workers")
     for own in _blocks(devices, workers):
         at = {device.node for device in own}
+        if NOWHERE in at:
+            yield None
+            continue
         if len(at) > 1:
             raise ConfigError(
                 f"placement.{role}: {', '.join(map(str, own))} would be one worker's, and it cannot run on {len(at)} nodes"

@@ -52,7 +52,10 @@ class RayCluster:
         self._given: Counter[str] = Counter()  # workers, to each node
         self._names: list[str] = []  # of the other nodes, in the order in which they were seen
         self._joined = bool(config.address)
-        self._reserved: Any = None  # a placement group
+        self._groups: list[Any] = []  # placement groups, of what is reserved
+        self._held: set[tuple[str, str | int]] = (
+            set()
+        )  # what they have: names of nodes, and of GPUs or numbers of cores
         self._holders: dict[tuple[str, str], Any] = {}  # by names of node and GPU
         self._here = self._ray.get_runtime_context().get_node_id()
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
@@ -70,24 +73,33 @@ class RayCluster:
         self._names += sorted(found.keys() - {*self._names})
         return [replace(this_machine(), id=self._here), *(found.get(name, Node()) for name in self._names)]
 
-    def reserve(self, places: Collection[Place]) -> None:
+    async def reserve(self, places: Collection[Place]) -> None:
         """See `Cluster.reserve`: one placement group has it all, and in it an actor for each GPU, which knows the GPU's name.
         A Ray of our own has no devices in its books, and no other jobs."""
-        gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
-        cores = Counter(node for node, _ in {(place.node, core) for place in places for core in place.cores})
-        asked = [(node, {"GPU": 1}) for node, _ in gpus] + [(node, {"CPU": count}) for node, count in cores.items()]
-        if not self._joined or not asked:
+        if not self._joined:
             return
         nodes = {node["NodeID"]: node for node in self._ray.nodes()}
+        # By name, which a node has again when it is back, and Ray's groups with it.
+        held = {(nodes[place.node]["NodeName"], each): place.node for place in places for each in _devices(place)}
+        new = sorted(held.keys() - self._held, key=str)
+        gpus = [(held[name, gpu], name, gpu) for name, gpu in new if isinstance(gpu, str)]
+        cores = Counter(held[name, core] for name, core in new if isinstance(core, int))
+        asked = [(node, {"GPU": 1}) for node, _, _ in gpus] + [(node, {"CPU": count}) for node, count in cores.items()]
+        if not asked:
+            return
         bundles = [bundle | {f"node:{nodes[node]['NodeManagerAddress']}": BINDING} for node, bundle in asked]
-        self._reserved = self._ray.util.placement_group(bundles)
-        if not self._reserved.wait(RESERVE_SECONDS):
-            raise ConfigError(self._refusal(asked))
+        group = self._ray.util.placement_group(bundles)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), RESERVE_SECONDS)
+        except TimeoutError as error:
+            self._ray.util.remove_placement_group(group)
+            raise ConfigError(self._refusal(asked)) from error
+        self._groups.append(group)
+        self._held |= {*new}
         holder = self._ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder)
         within = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        for number, (node, gpu) in enumerate(gpus):
-            held = holder.options(scheduling_strategy=within(self._reserved, number)).remote()
-            self._holders[nodes[node]["NodeName"], gpu] = held
+        for number, (_, name, gpu) in enumerate(gpus):
+            self._holders[name, gpu] = holder.options(scheduling_strategy=within(group, number)).remote()
 
     def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
         wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
@@ -140,8 +152,8 @@ class RayCluster:
         try:
             await asyncio.gather(*(handle.close() for handle in self._handles))
         finally:
-            if self._reserved is not None:
-                self._ray.util.remove_placement_group(self._reserved)  # and what is in it
+            for group in self._groups:
+                self._ray.util.remove_placement_group(group)  # and what is in it
             if self._connected:
                 self._ray.shutdown(wait_for_processes=True)
 
@@ -280,6 +292,10 @@ def find(where: str) -> Any:
     host, _, name = where.rpartition("/")
     (kept,) = ray.get(ray.get_actor(host).kept.remote(name))
     return ray.get(kept)
+
+
+def _devices(place: Place) -> tuple[str | int, ...]:
+    return *place.gpus, *place.cores
 
 
 def _node(name: str, resources: Mapping[str, float]) -> Node:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from antiphon.config import Config, Problems, parse
 
 SERVERS = frozenset({"server"})  # kinds of engines that others have started
-LOADING = frozenset({"vllm"})  # flavours of servers that can be given weights
+LOADING = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
 
 
 class ServerOptions(Config):
@@ -15,8 +15,8 @@ class ServerOptions(Config):
 
     urls: tuple[str, ...] = Field(min_length=1)
     """Of each server, such as http://127.0.0.1:8000."""
-    flavour: Literal["vllm", "openai"] = "vllm"
-    """`vllm` is vLLM in its development mode, which can be given weights; `openai` any other, with the weights it has."""
+    flavour: Literal["vllm", "sglang", "openai"] = "vllm"
+    """`vllm` (in its development mode) and `sglang` can be given weights; `openai` is any other, with the weights it has."""
     model: str = ""
     """What it is called there; by default the first that the server lists."""
     key: str = ""
@@ -36,6 +36,9 @@ class EngineConfig(Config):
     is the one that runs everything else."""
     replicas: int = Field(1, gt=0)
     """Engines in the pool."""
+    minimum: int = Field(0, ge=0)
+    """A run begins with so many of them; the others join when their devices, or servers, are there, and may leave and come
+    back. 0 is all."""
     slots: int = Field(64, gt=0)
     """Sequences that one engine decodes at once."""
     max_length: int = Field(0, ge=0)
@@ -61,6 +64,8 @@ class EngineConfig(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.minimum > self.replicas:
+            raise Problems([("minimum", f"{self.minimum} is more than the {self.replicas} engines of engine.replicas")])
         servers = self.servers
         if servers is not None:
             if len(set(servers.urls)) < len(servers.urls):

@@ -1,4 +1,4 @@
-"""An engine in a server that somebody else started: vLLM's, or any that speaks OpenAI's completions and tells token ids.
+"""An engine in a server that somebody else started: vLLM's, SGLang's, or another that tells token ids (`engines.dialects`).
 
 It lives in the controller: requests wait here, and each that runs is one stream. Nothing is tokenised again: a server that
 does not tell every token's id and log-prob is refused before it is used. Each load opens an epoch, and a server that
@@ -25,10 +25,10 @@ from transformers import AutoConfig
 from antiphon.config import secret
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import LOADING, EngineConfig, ServerOptions
+from antiphon.engines.dialects import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
 from antiphon.engines.worker import Generation
 from antiphon.errors import ConfigError, UnsupportedError, WorkerDied
-from antiphon.seeds import derive
 from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.weights.base import CHANNELS, shared_directory
 
@@ -70,6 +70,7 @@ class ServerEngine:
         self._name = options.model
         self._channel = channel
         self._loads = options.flavour in LOADING
+        self._dialect = DIALECTS[options.flavour](self.url)
         self._decoder = read_decoder(str(model))
         headers = {"Authorization": f"Bearer {secret(options.key)}"} if options.key else {}
         # A connection that is kept may be closed by the server at any time, which would look like its death.
@@ -102,18 +103,16 @@ class ServerEngine:
         self.max_length = min(limits)
         await self._probe()
         if self._loads:
-            await self._require_reloadable()
+            await self._dialect.require_reloadable(self._call, self._tied)
             await self._give(0, self._copy_model, OnUpdate.DRAIN)
 
     async def _probe(self) -> None:
         """`UnsupportedError` if tokens do not come with their ids, or with the log-probs that they were drawn with."""
         request = GenerateRequest(id="probe", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=1))
+        body = self._dialect.body(self._name, request, [], self._epoch)
         spread = []  # between the log-probs of the most likely tokens
         for temperature in (1.0, 2.0):
-            asked = {"temperature": temperature, "logprobs": 5, "stream": False}
-            choice = (await self._call("POST", "/v1/completions", self._body(request, []) | asked))["choices"][0]
-            self._read(choice)
-            most = sorted(choice["logprobs"]["top_logprobs"][0].values())[-5:]
+            most = await self._dialect.likeliest(self._call, body, temperature)
             spread.append(most[-1] - most[0])
         if spread[1] > 0.75 * spread[0]:  # half of it, if the temperature is in them
             raise UnsupportedError(
@@ -121,20 +120,6 @@ class ServerEngine:
                 "vLLM: --logprobs-mode processed_logprobs)"
             )
         await self.start(request).result()  # as all others will be
-
-    async def _require_reloadable(self) -> None:
-        """`UnsupportedError` if the server does not take weights, or does not take them as they are."""
-        try:
-            info = await self._call("GET", "/server_info?config_format=json")
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"{error}; to be given weights, vLLM must be started with VLLM_SERVER_DEV_MODE=1"
-            ) from error
-        if self._tied and info["vllm_config"]["device_config"]["device"] == "cpu":
-            raise UnsupportedError(
-                f"{self.url} runs on a CPU, where vLLM's reloading leaves a head that is tied to the embedding as it was: use "
-                "engine.kind=vllm, which knows how"
-            )
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -200,8 +185,9 @@ class ServerEngine:
 
     async def _stream(self, running: _Running) -> None:
         """Send a request, with the tokens there are, and take what comes until it ends."""
-        body = self._body(running.generation.request, running.tokens)
-        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+        begun = len(running.tokens)
+        body = self._dialect.body(self._name, running.generation.request, running.tokens, self._epoch)
+        async with self._client.stream("POST", self._dialect.path, json=body) as response:
             if not response.is_success:
                 await response.aread()
                 self._refuse(response)
@@ -211,47 +197,17 @@ class ServerEngine:
                     told = json.loads(text)
                     if "error" in told:
                         raise httpx.RemoteProtocolError(str(told["error"]))
-                    if told["choices"] and self._accept(running, told["choices"][0]):
+                    piece = self._dialect.read(told, len(running.tokens) - begun)
+                    if piece is not None and self._accept(running, piece):
                         return
         raise httpx.RemoteProtocolError("a stream ended before its request")
 
-    def _body(self, request: GenerateRequest, sampled: list[int]) -> dict[str, Any]:
-        sampling, tokens = request.sampling, [*request.tokens.tolist(), *sampled]
-        return {
-            "model": self._name,
-            "prompt": tokens,
-            "max_tokens": sampling.max_tokens - len(sampled),
-            "temperature": sampling.temperature,
-            # Draws are counted from here, not from the prompt: with the seed alone those that were made would be repeated.
-            "seed": derive(sampling.seed, len(tokens)),
-            "stop_token_ids": list(sampling.stop_tokens),
-            "stream": True,
-            "logprobs": 0,  # of the sampled token, and no others
-            "return_token_ids": True,
-            "cache_salt": self._epoch,
-            # Else a server takes what the model's generation_config.json says.
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-        }
-
-    def _read(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Token ids and log-probs of a piece of a completion."""
-        tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        if tokens is None or logprobs is None or len(tokens) != len(logprobs) or None in logprobs:
-            raise UnsupportedError(
-                f"{self.url} does not tell the id and the log-prob of every token, and nothing is tokenised again here: it "
-                "must know `return_token_ids`, as vLLM does"
-            )
-        return tokens, logprobs
-
-    def _accept(self, running: _Running, choice: dict[str, Any]) -> bool:
+    def _accept(self, running: _Running, piece: Piece) -> bool:
         """Pass on what came; whether that was the last."""
-        if choice["finish_reason"] not in FINISHED:
-            raise httpx.RemoteProtocolError(f"a request was ended by {choice['finish_reason']!r}")
-        tokens, logprobs = self._read(choice)
-        finish, rule = FINISHED[choice["finish_reason"]], running.rule
+        if piece.finish not in FINISHED:
+            raise httpx.RemoteProtocolError(f"a request was ended by {piece.finish!r}")
+        tokens, logprobs, _ = piece
+        finish, rule = FINISHED[piece.finish], running.rule
         for count, token in enumerate(tokens, 1):
             running.tokens.append(token)
             # Stop strings are ours: after a load, the server would not know how the text before ended.
@@ -299,6 +255,7 @@ class ServerEngine:
         async with self._loading:
             folder = shared_directory("checkpoint", self._options.directory)
             try:
+                shutil.copy(self._model / "config.json", folder)
                 await asyncio.to_thread(write, folder)
                 self._held = True
                 await self._exchange(folder, mode)
@@ -325,12 +282,11 @@ class ServerEngine:
         save_file(tensors, folder / "model.safetensors")
 
     async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
-        """Of vLLM, in its development mode. What goes wrong here leaves weights that nobody knows."""
+        """What goes wrong here leaves weights that nobody knows."""
         try:
             await self._interrupt(mode)
-            epoch, arguments = uuid4().hex, {"weights_path": str(folder)}
-            await self._call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
-            await self._call("POST", "/update_weight_version", {"new_version": epoch})
+            epoch = uuid4().hex
+            await self._dialect.give(self._call, str(folder), epoch)
         except BaseException as error:
             death = self._die(f"it was to load weights, and did not: {error}")
             if isinstance(error, UnsupportedError):
@@ -367,7 +323,7 @@ class ServerEngine:
         """See `InferenceEngine.health`. `WorkerDied` also of a server that has other weights than we gave it."""
         await self._call("GET", "/health")
         if self._loads and not self._loading.locked():
-            epoch, there = self._epoch, (await self._call("GET", "/weight_info"))["weight_version"]
+            epoch, there = self._epoch, await self._dialect.epoch(self._call)
             if there != epoch == self._epoch and not self._loading.locked():
                 raise self._die("it was started anew, or someone else has given it weights")
 

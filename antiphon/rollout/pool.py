@@ -49,10 +49,12 @@ class EnginePool:
         events: Events,
         on_loss: Callable[[str], None] = lambda message: None,
         respawn: Callable[[], Awaitable[InferenceEngine]] | None = None,
+        wanted: int = 0,
         prefers: Mapping[str, str] | None = None,
     ) -> None:
-        """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs; `prefers` has,
-        for some tasks, the class of devices that their requests go to while there is room."""
+        """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs, and those that
+        are `wanted` besides the first; `prefers` has, for some tasks, the class of devices that their requests go to while
+        there is room."""
         self._prefers = dict(prefers or {})
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
@@ -61,11 +63,11 @@ class EnginePool:
         self._config = config
         self._pinned = config.placement == "pinned"
         self._seats = config.group_size + config.redundancy  # of a group that is pinned
-        self._wanted = 0  # engines
+        self._wanted = wanted  # engines
         self._events = events
         self._on_loss = on_loss
         self._respawn = respawn
-        self._restarts = config.engine_restarts if respawn else 0
+        self._restarts = config.engine_restarts + max(wanted - len(engines), 0) if respawn else 0
         self._coming = False  # an engine is being started
         self._loss: WorkerDied | None = None  # of the last engine, when none will take its place
         self._gone = asyncio.Event()  # an engine was lost
@@ -240,7 +242,7 @@ class EnginePool:
         except WorkerDied as error:
             self._coming = False
             self._give_up_if_empty(error)
-            self._on_loss(f"no engine takes the place of one that was lost yet: {error}")
+            self._on_loss(f"no engine takes the place that is free yet: {error}")
             self._restarts += bool(self._members)
             return False
         self._coming = False

@@ -87,7 +87,7 @@ def nodes(tmp_path, monkeypatch):
         nodes.kill(number)
 
 
-def start(project, nodes, placement, replicas, channel="object_store", workers=0):
+def start(project, nodes, placement, replicas, channel="object_store", workers=0, minimum=0):
     process = project.start(
         "train",
         project.config(
@@ -95,7 +95,7 @@ def start(project, nodes, placement, replicas, channel="object_store", workers=0
             cluster={"kind": "ray", "address": nodes.address},
             placement=placement,
             weights={"channel": channel},
-            engine={"replicas": replicas},
+            engine={"replicas": replicas, "minimum": minimum},
             learner={"optimizer": {"learning_rate": 1e-5}},
             rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready", "workers": workers},
         ),
@@ -137,11 +137,23 @@ def test_an_engine_comes_back_with_its_node(project, nodes):
     wait_for_line(process, "step ")
     assert nodes.with_engines() == [1, 2]
     nodes.kill(2)
-    wait_for_line(process, "no engine takes the place of one that was lost yet: engine-1 has nowhere to run")
+    wait_for_line(process, "no engine takes the place that is free yet: engine-1 has nowhere to run")
     wait_for_line(process, "step ")
     nodes.start(2)
     while nodes.with_engines() != [1, 2]:
         wait_for_line(process, "step ")
+    finish(project, process)
+
+
+@pytest.mark.long
+def test_engines_join_with_nodes_and_leave_with_them(project, nodes):
+    process = start(project, nodes, {"engine": "node3.gpu:0, node2.gpu:0, node1.gpu:0"}, replicas=3, minimum=1)
+    wait_for_line(process, "the run begins with 2 of 3 engines: engine-0 has nowhere to run")
+    nodes.start(3)
+    while nodes.with_engines() != [1, 2, 3]:
+        wait_for_line(process, "step ")
+    nodes.kill(1)
+    wait_for_line(process, "engines left: 2")
     finish(project, process)
 
 

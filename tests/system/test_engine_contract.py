@@ -19,12 +19,12 @@ from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine
 from antiphon.errors import AntiphonError, UnsupportedError, WeightsError, WorkerDied
+from antiphon.seats import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.start import ENGINE_WORKER
 from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.weights.base import Exchange, channel
-from tests.vllm_server import VLLMServer
+from tests.servers import InferenceServer, sglang, vllm
 
 SLOTS = 2
 LONG = 1500  # tokens that take a while
@@ -43,6 +43,7 @@ class Processes:
         "native": ({"tokens": 2048}, "holds 2048"),
         "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p"),
         "server": ({"sampling": {"top_p": 0.9}}, "no top_p"),
+        "sglang": ({"sampling": {"top_p": 0.9}}, "no top_p"),
     }
 
     def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
@@ -126,12 +127,17 @@ class Server(Processes):
     modes = tuple(mode for mode in OnUpdate if mode is not OnUpdate.KEEP)
     tied = False  # vLLM cannot load a head that is tied, on a CPU and by itself
     layers = 6  # a server does not wait for who reads: it must not be done before an update is on its way
-    _server: VLLMServer | None = None
+    flavour = "vllm"
+    _server: InferenceServer | None = None
+
+    def _serve(self) -> InferenceServer:
+        return vllm(self.python, self.folder / "model", self.folder / "log")
 
     def _start(self):
         if self._server is None or not self._server.lives:
-            self._server = VLLMServer(self.python, self.folder / "model", self.folder / "log")
-        config = EngineConfig(kind=self.kind, slots=SLOTS, options={"urls": [self._server.url]})
+            self._server = self._serve()
+        options = {"urls": [self._server.url], "flavour": self.flavour}
+        config = EngineConfig(kind="server", slots=SLOTS, options=options)
         return ServerEngine(config.servers, 0, self.folder / "model", config, "shared_memory")
 
     def kill(self, engine) -> None:
@@ -140,6 +146,16 @@ class Server(Processes):
     async def close(self) -> None:
         if self._engine is not None and not self._engine.dead:
             self._server.kill()
+
+
+class SGLang(Server):
+    """What stands in for SGLang's server."""
+
+    tied = True
+    flavour = "sglang"
+
+    def _serve(self) -> InferenceServer:
+        return sglang(self.folder / "model", self.folder / "log")
 
 
 class Simulated:
@@ -166,13 +182,13 @@ class Simulated:
         await asyncio.sleep(0.5)
 
 
-@pytest.fixture(scope="module", params=["native", "vllm", "server", "simulated"])
+@pytest.fixture(scope="module", params=["native", "vllm", "server", "sglang", "simulated"])
 def world(request, tmp_path_factory):
     if request.param == "simulated":
         yield Simulated()
         return
-    python = "" if request.param == "native" else request.getfixturevalue("vllm_python")
-    made = Server if request.param == "server" else Processes
+    python = request.getfixturevalue("vllm_python") if request.param in ("vllm", "server") else ""
+    made = {"server": Server, "sglang": SGLang}.get(request.param, Processes)
     with asyncio.Runner() as runner:
         world = made(request.param, python, tmp_path_factory.mktemp(request.param), runner)
         yield world

@@ -29,6 +29,7 @@ from antiphon.rollout.agents import FunctionAgent, play
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
+from antiphon.seats import EngineStarter
 from antiphon.serve import configured, serve
 from antiphon.start import start_engines
 from antiphon.tasks.rendering import Renderer
@@ -207,9 +208,9 @@ def captured(directory, agents):
     async def run():
         waits, cluster = Waits(), LocalCluster(ClusterConfig())
         rollout = RolloutConfig.model_validate({"groups_per_step": 1, "sampling": {"max_tokens": 40}})
-        settings = EngineConfig(slots=4, device="cpu"), rollout
+        starter = EngineStarter(cluster, "engine", directory, EngineConfig(slots=4, device="cpu"))
         try:
-            pool, longest = await start_engines(cluster, "engine", directory, settings, waits, Events(), print)
+            pool, longest = await start_engines(starter, rollout, waits, Events(), print)
             model = Model(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)

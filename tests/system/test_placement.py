@@ -14,7 +14,7 @@ from antiphon.config import load
 from antiphon.errors import ConfigError
 from antiphon.record.audit import audit
 from antiphon.run_config import RunConfig
-from antiphon.start import placed
+from antiphon.seats import placed
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))

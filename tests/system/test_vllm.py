@@ -9,13 +9,13 @@ import pytest
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.errors import UnsupportedError, WorkerDied
+from tests.servers import vllm
 from tests.system.test_bad_input import wait_for_line
-from tests.vllm_server import VLLMServer
 
 
 @pytest.fixture(scope="module")
 def server(vllm_python, wide_model, tmp_path_factory):
-    server = VLLMServer(vllm_python, wide_model, tmp_path_factory.mktemp("server") / "log")
+    server = vllm(vllm_python, wide_model, tmp_path_factory.mktemp("server") / "log")
     yield server
     server.kill()
 
@@ -117,7 +117,7 @@ def test_a_server_with_weights_that_are_not_ours_is_given_up(wide_model, server)
 
 
 def test_a_server_whose_log_probs_leave_out_the_temperature_is_refused(vllm_python, wide_model, tmp_path):
-    server = VLLMServer(vllm_python, wide_model, tmp_path / "log", "--logprobs-mode", "raw_logprobs")
+    server = vllm(vllm_python, wide_model, tmp_path / "log", "--logprobs-mode", "raw_logprobs")
     try:
         with pytest.raises(UnsupportedError, match="processed_logprobs"):
             asyncio.run(opened(server, wide_model).ready())

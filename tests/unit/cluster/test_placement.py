@@ -40,6 +40,20 @@ def test_cores_are_named_or_counted_and_counted_ones_are_nobody_elses():
     assert not found.shared
 
 
+def test_engines_that_are_waited_for_have_the_devices_that_are_named_and_others_keep_theirs():
+    config = PlacementConfig(engine="node0.gpu:0-1, node7.gpu:0-1, node2.gpu:0-1")
+    found = resolve(config, [*LARGE[:2], Node()], {"engine": 3}, patient=("engine",))
+    assert found.place("engine", 0).gpus == ("0", "1")
+    assert found.there("engine") == [found.place("engine", 0)]
+    for number in (1, 2):
+        with pytest.raises(ConfigError, match=f"placement.engine: the devices of its worker {number} are not there"):
+            found.place("engine", number)
+    back = resolve(config, LARGE, {"engine": 3}, patient=("engine",))
+    assert [place.node for place in back.there("engine")] == ["a", "c"]
+    with pytest.raises(ConfigError, match="there is no node7"):
+        resolve(config, LARGE, {"engine": 3})
+
+
 @pytest.mark.parametrize(
     ("roles", "lent"),
     [

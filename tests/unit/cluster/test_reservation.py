@@ -71,7 +71,7 @@ def reserved(address, *shares):
         try:
             node = cluster.nodes()[1].id
             places = [Place(node=node, gpus=gpus, cores=(0,)) for gpus in shares]
-            cluster.reserve([*places, Place(anywhere=True)])
+            await cluster.reserve([*places, Place(anywhere=True)])
             workers = [
                 cluster.spawn("worker", "tests.unit.cluster.workers_for_tests:Counter", place=place) for place in places
             ]

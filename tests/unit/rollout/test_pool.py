@@ -313,6 +313,36 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
     clock.run(main())  # in virtual time
 
 
+def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_restarts():
+    async def main():
+        engines, there, told = [HeldEngine()], asyncio.Event(), []
+
+        async def respawn():
+            if not there.is_set():
+                raise WorkerDied("its node has not come")
+            engines.append(HeldEngine())
+            return engines[-1]
+
+        schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
+        pool = EnginePool(
+            engines[:1], Waits(), schedule, events=Events(), on_loss=told.append, respawn=respawn, wanted=3
+        )
+        watch = asyncio.create_task(pool.watch())
+        await asyncio.sleep(300.0)
+        assert pool.engines == 1
+        assert "its node has not come" in told[-1]
+        there.set()
+        await asyncio.sleep(60.0)
+        assert pool.engines == 3
+        for victim, alive in ((0, 3), (1, 2)):
+            engines[victim].kill()
+            await asyncio.sleep(2.0)
+            assert pool.engines == alive
+        watch.cancel()
+
+    clock.run(main())  # in virtual time
+
+
 def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
     """A node that left may come back; once nobody is left, there is no waiting for it."""
 

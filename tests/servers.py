@@ -1,4 +1,4 @@
-"""An inference server that the tests start and Antiphon does not."""
+"""Inference servers that the tests start and Antiphon does not."""
 
 import os
 import signal
@@ -12,17 +12,27 @@ FLAGS = "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-pre
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-class VLLMServer:
+def vllm(python: str, model: Path, log: Path, *flags: str) -> "InferenceServer":
     """A `vllm serve` on this machine's CPU, as a user would start it to be trained with."""
+    # Not by its command: that looks for the version of a package `vllm`, and this may be `vllm-cpu`.
+    command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    return InferenceServer([*command, "--max-num-seqs", "4", *FLAGS.split(), *flags], log)
 
-    def __init__(self, python: str, model: Path, log: Path, *flags: str) -> None:
+
+def sglang(model: Path, log: Path, *flags: str) -> "InferenceServer":
+    """What stands in for SGLang's, on this machine's CPU."""
+    return InferenceServer([sys.executable, str(Path(__file__).with_name("sglang_server.py")), str(model), *flags], log)
+
+
+class InferenceServer:
+    """The process that a command starts, which is told to listen on a port of 127.0.0.1."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        # Not by its command: that looks for the version of a package `vllm`, and this may be `vllm-cpu`.
-        self._command = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        self._command += ["--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "4", *FLAGS.split(), *flags]
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self._log = log
         self.start()
 

@@ -1,0 +1,180 @@
+"""Where engines run, and how each is started there: on the devices of its seat, or on a server that runs already."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from antiphon.cluster.base import Cluster, Place
+from antiphon.cluster.placement import ANYWHERE, Placement, resolve
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.server import ServerEngine
+from antiphon.engines.worker import WorkerEngine
+from antiphon.errors import ConfigError, WorkerDied
+from antiphon.run_config import RunConfig, model_shape
+
+LOOPBACK = "127.0.0.1"
+ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
+
+
+def placed(cluster: Cluster, config: RunConfig, *, least: int | None = None) -> Placement:
+    """What the run's placement comes to on this cluster. `ConfigError` where it cannot be. Of the engines at `least` so many
+    must have their devices; by default, as many as the run begins with."""
+    if not config.placement.roles:
+        return Placement()
+    least = (config.engine.minimum or config.engine.replicas) if least is None else least
+    critic = config.critic.count if config.critic else 0
+    judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
+    ranks = config.learner.mesh.world
+    one_a_place = {
+        "learner": ranks,
+        "reference": ranks,
+        "critic": critic * ranks,
+        "teacher": len(config.teachers) * ranks,
+    }
+    engines = {"engine": config.engine.replicas, "judge": judges}
+    nodes = cluster.nodes()
+    patient = ("engine",) if least < config.engine.replicas else ()
+    found = resolve(config.placement, nodes, one_a_place | engines, patient)
+    threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(engines, config.engine.threads)
+    for role in found.places:
+        places = found.there(role)
+        cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
+        if threads.get(role, 0) > cores and not any(place.gpus for place in places):
+            raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
+    beside = Place(node=nodes[0].id)  # the controller
+    _check_engines(config, found, least, beside)
+    if len({place.node for place in found.there("learner")}) > 1 and config.weights.host == LOOPBACK:
+        raise ConfigError(
+            "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
+            "reached from that alone"
+        )
+    if (reward := found.place("reward")) is not None and reward.node != beside.node:
+        raise ConfigError("placement.reward: rewards run beside the controller, on node0")
+    return found
+
+
+def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
+    """`ConfigError` unless the engines are enough, of the classes that tasks prefer, and where weights reach them."""
+    places = found.there("engine") if "engine" in found.places else [beside]
+    if config.placement.engine not in ("", ANYWHERE) and len(places) < least:
+        raise ConfigError(
+            f"placement.engine: {len(places)} engines have their devices, and the run begins with {least} (engine.minimum)"
+        )
+    kinds = {place.kind for place in places}
+    for index, task in enumerate(config.tasks):
+        if task.prefers and task.prefers not in kinds and least == config.engine.replicas:
+            raise ConfigError(
+                f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
+            )
+    learner, same_memory = found.place("learner") or beside, config.weights.channel == "shared_memory"
+    if same_memory and not config.weights.directory and any(place.node != learner.node for place in places):
+        raise ConfigError(
+            "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
+            "use object_store or distributed"
+        )
+    share = config.engine.replicas // (config.rollout.workers or 1)
+    for number in range(config.rollout.workers):
+        if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:
+            raise ConfigError(
+                f"placement.engine: the {share} engines of rollout worker {number} are on several nodes, and a worker is on one"
+            )
+
+
+class Seat(NamedTuple):
+    """What an engine is given to run on."""
+
+    place: Place | None = None
+    lent: bool = False  # to what trains there
+
+
+Seats = Callable[[int], Seat]  # of each engine, by its number
+
+
+def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> Seats:
+    """The seats of a role's engines from `first` on, by their numbers from 0, on the nodes that there are when it is asked."""
+
+    def seat(number: int) -> Seat:
+        placement = placed(cluster, config, least=0)
+        return Seat(placement.place(role, first + number), placement.lends(role, first + number))
+
+    return seat
+
+
+Engine = WorkerEngine | ServerEngine
+
+
+class EngineStarter:
+    """Starts the engines of a pool that run the model in a directory."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        model: Path,
+        config: EngineConfig,
+        channel: str = "shared_memory",
+        seat_of: Seats = lambda number: Seat(),
+    ) -> None:
+        """New weights, if there are any, come by `channel`."""
+        self.wanted = config.replicas
+        self._least = config.minimum or config.replicas
+        self._cluster = cluster
+        self._name = name
+        self._names = (f"{name}-{number}" for number in itertools.count())
+        self._model = model
+        self._config = config
+        self._channel = channel
+        self._seat_of = seat_of
+        self._vocabulary = int(model_shape(model)["vocab_size"])
+        self._seated: dict[int, Engine] = {}
+
+    async def first(self, tell: Callable[[str], None]) -> list[Engine]:
+        """As many as can be, each on its seat. Raises what went wrong if those are too few."""
+        some = self._least < self.wanted
+        begun = await asyncio.gather(*map(self._start, range(self.wanted)), return_exceptions=some)
+        engines = [each for each in begun if not isinstance(each, BaseException)]
+        for error in (each for each in begun if isinstance(each, BaseException)):
+            if not isinstance(error, WorkerDied) or len(engines) < self._least:
+                raise error
+            tell(f"the run begins with {len(engines)} of {self.wanted} engines: {error}")
+        return engines
+
+    async def another(self) -> Engine:
+        """On the first free seat on which one can be. `WorkerDied` if there is none."""
+        lost = WorkerDied(f"{self._name}: no seat is free")
+        for seat in range(self.wanted):
+            if seat not in self._seated or self._seated[seat].dead:
+                try:
+                    return await self._start(seat)
+                except WorkerDied as error:
+                    lost = error
+        raise lost
+
+    async def _start(self, seat: int) -> Engine:
+        config, servers = self._config, self._config.servers
+        made: Engine
+        if servers is None:
+            made = await self._spawn(seat)
+        else:
+            made = ServerEngine(servers, seat, self._model, config, self._channel)
+        self._seated[seat] = made
+        await made.ready()
+        if made.vocabulary != self._vocabulary:
+            raise ConfigError(
+                f"engine.kind: {self._name}-{seat} ({config.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on"
+            )
+        return made
+
+    async def _spawn(self, seat: int) -> WorkerEngine:
+        try:
+            place, lent = self._seat_of(seat)
+            await self._cluster.reserve([place] if place else [])
+        except ConfigError as error:  # a node has left, or has not come yet
+            raise WorkerDied(f"{self._name}-{seat} has nowhere to run: {error}") from error
+        args = (self._config.kind, str(self._model), self._config, self._channel)
+        handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=self._config.python, place=place)
+        return WorkerEngine(handle, lent=lent, device=place.kind if place else "")

@@ -1,0 +1,53 @@
+"""Whole runs on what stands in for SGLang's servers. What one engine must do is in the engine contract."""
+
+import json
+
+import pytest
+
+from antiphon.record.audit import audit
+from tests.servers import sglang
+from tests.system.test_bad_input import wait_for_line
+
+
+@pytest.fixture
+def servers(wide_model, tmp_path):
+    made = [sglang(wide_model, tmp_path / f"log-{flags}", *flags) for flags in ([], ["--incremental"])]
+    yield made
+    for server in made:
+        server.kill()
+
+
+def test_a_run_begins_with_the_server_that_answers_and_the_other_joins(project, wide_model, servers):
+    """One tells what is new, the other all there is; what they sampled is what the learner would have."""
+    late = servers[1]
+    late.kill()
+    options = {"urls": [server.url for server in servers], "flavour": "sglang"}
+    engine = {"kind": "server", "options": options, "replicas": 2, "minimum": 1, "slots": 4, "max_length": 256}
+    rollout = {"groups_per_step": 2, "group_size": 4, "sampling": {"max_tokens": 30}, "on_update": "recompute"}
+    learner = {"optimizer": {"learning_rate": 1e-3}}
+    path = project.config(
+        steps=100_000,
+        model={"path": str(wide_model)},
+        engine=engine,
+        rollout={"async_ratio": 1, "timeout": 200, **rollout},
+        learner=learner,
+        record={"events": True},
+    )
+    process = project.start("train", path)
+    wait_for_line(process, f"the run begins with 1 of 2 engines: the server at {late.url} is lost")
+    wait_for_line(process, "step ")
+    late.start()
+    events = project.folder / "runs" / "run" / "events.jsonl"
+    while [event["event"] for event in map(json.loads, events.read_text().splitlines()[:-1])].count("load") < 6:
+        wait_for_line(process, "step ")
+    process.terminate()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 130, out + err
+    joined = [event for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "join"]
+    assert len(joined) == 2 and joined[1]["engine"] == 1
+    served = {
+        event["engine"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "served"
+    }
+    assert served == {0, 1}
+    assert all(abs(step["learner/mismatch_kl"]) < 2e-3 for step in project.metrics())
+    assert not audit(project.folder / "runs" / "run").violations
