@@ -75,6 +75,11 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
             "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
             "use object_store or distributed"
         )
+    if config.weights.channel == "device_memory" and any({*place.gpus} - {*learner.gpus} for place in places):
+        raise ConfigError(
+            "placement.engine: weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
+            "on others: use shared_memory or distributed"
+        )
     share = config.engine.replicas // (config.rollout.workers or 1)
     for number in range(config.rollout.workers):
         if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:

@@ -75,6 +75,7 @@ async def measure(rounds: int, engines: int) -> tuple[dict[str, list[float]], in
     ways = {
         "shared_memory": ("plain", local, Exchange(folders[0])),
         "files": ("plain", local, Exchange(folders[2])),
+        "device_memory": ("plain", local, Exchange(folders[0], "device_memory")),
         "distributed": ("plain", local, Exchange(folders[0], "distributed")),
         "object_store": ("ray", ray, Exchange(folders[0], "object_store")),
         "adapters": ("adapted", local, Exchange(folders[1])),

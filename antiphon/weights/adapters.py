@@ -39,7 +39,8 @@ def applied(
             for name in base.keys():  # noqa: SIM118 - it is no mapping
                 weight = base.get_tensor(name)
                 if name + A in parts:
-                    weight = with_adapter(weight, parts.pop(name + A), parts.pop(name + B), adapters.scale)
+                    a, b = parts.pop(name + A), parts.pop(name + B)
+                    weight = with_adapter(weight.to(a.device), a, b, adapters.scale)
                 yield name, weight
     if parts:
         raise WeightsError(f"{adapters.base} lacks {min(parts).rpartition('/')[0]!r}, which an adapter came for")

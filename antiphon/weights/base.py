@@ -21,6 +21,7 @@ CHANNELS = Registry(
     "weight channel",
     {
         "shared_memory": "antiphon.weights.shared_memory:SharedMemory",
+        "device_memory": "antiphon.weights.device_memory:DeviceMemory",
         "distributed": "antiphon.weights.distributed:Distributed",
         "object_store": "antiphon.cluster.object_store:ObjectStore",
     },

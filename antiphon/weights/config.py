@@ -7,7 +7,8 @@ class WeightsConfig(Config):
     """The way from learner to engines."""
 
     channel: str = "shared_memory"
-    """`shared_memory`: files that both ends see; `distributed`: broadcast by torch.distributed; `object_store`: Ray's, with
+    """`shared_memory`: files that both ends see; `device_memory`: that of the GPU which learner and engines share, by CUDA IPC,
+    where the weights are once more then; `distributed`: broadcast by torch.distributed; `object_store`: Ray's, with
     `cluster.kind: ray`; or package.module:attribute."""
     directory: str = ""
     """Of the files; by default in the shared memory of this machine."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 
 from antiphon.errors import WeightsError
@@ -38,6 +39,10 @@ def lay(named: Named, buffer: Callable[[int], torch.Tensor], adapters: Adapters 
         places.append(TensorPlace(name, dtype, tuple(tensor.shape), -(-end // 64) * 64, size))
         end = places[-1].offset + size
     content, digest, end = buffer(end), Digest(tuple(places)), 0
+    if content.is_cuda:
+        for tensor, place in zip(tensors, places, strict=True):
+            content[place.offset :][: place.size].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        return Manifest(tuple(places), len(content), digest_there(content, tuple(places)), adapters)
     for tensor, place in zip(tensors, places, strict=True):
         digest.update(content[end : place.offset].numpy())
         end = place.offset + place.size
@@ -51,12 +56,16 @@ def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, t
     """The tensors that an update's bytes are, uint8 [size], as views; of adapters, what they make of their base.
     `WeightsError` if these are not the bytes that were sent, before the first tensor."""
     manifest: Manifest = update.manifest
-    digest = Digest(manifest.tensors)
-    for bucket in content.split(BUCKET_BYTES):
-        digest.update(bucket.numpy())
-    if digest.value() != manifest.digest:
+    if content.is_cuda:
+        arrived = digest_there(content, manifest.tensors)
+    else:
+        digest = Digest(manifest.tensors)
+        for bucket in content.split(BUCKET_BYTES):
+            digest.update(bucket.numpy())
+        arrived = digest.value()
+    if arrived != manifest.digest:
         raise WeightsError(
-            f"weights of version {update.version} arrived with digest {digest.value():016x}, sent with "
+            f"weights of version {update.version} arrived with digest {arrived:016x}, sent with "
             f"{manifest.digest:016x}: not loaded"
         )
     sent = (
@@ -64,6 +73,24 @@ def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, t
         for place in manifest.tensors
     )
     yield from applied(sent, manifest.adapters)
+
+
+_ODD = (-7046029254386353131, -4417276706812531889)  # 0x9E3779B97F4A7C15 and 0xC2B2AE3D27D4EB4F
+
+
+def digest_there(content: torch.Tensor, places: tuple[TensorPlace, ...]) -> int:
+    """As `Digest`, of bytes, uint8 [size], that stay on their device: every 8 are mixed with the number of their place, and all
+    are added, modulo 2^64."""
+    total = torch.zeros((), dtype=torch.int64, device=content.device)
+    whole = F.pad(content, (0, -len(content) % 8)).view(torch.int64) if len(content) % 8 else content.view(torch.int64)
+    for number, words in enumerate(whole.split(BUCKET_BYTES // 8)):
+        first = number * (BUCKET_BYTES // 8)
+        mixed = words ^ (torch.arange(first, first + len(words), device=content.device) * _ODD[0])
+        mixed = (mixed ^ (mixed >> 29)) * _ODD[1]
+        total += (mixed ^ (mixed >> 32)).sum()
+    layout_alone = Digest(places)
+    layout_alone.update(int(total).to_bytes(8, "little", signed=True))
+    return layout_alone.value()
 
 
 def layout(model: str | Path, tied: bool) -> Layout:

@@ -2,6 +2,8 @@
 
 import hashlib
 
+import torch
+
 from antiphon import points
 from antiphon.types import WeightsUpdate
 from antiphon.weights.base import CHANNELS
@@ -20,5 +22,8 @@ class Receiver(Worker):
     def load(self, update: WeightsUpdate) -> str:
         digest = hashlib.blake2b()
         for name, tensor in self._receive(update):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+            digest.update(
+                f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+                + tensor.cpu().view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()

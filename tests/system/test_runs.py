@@ -72,9 +72,11 @@ def test_a_deterministic_run_repeats_bit_for_bit(project):
         (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
         return (checkpoint / "model.safetensors").read_bytes(), [step["learner/loss"] for step in project.metrics()]
 
-    first, again = run("shared_memory"), run("distributed")
-    assert first[1] == again[1]
-    assert first[0] == again[0]
+    first = run("shared_memory")
+    for channel in ("distributed", "device_memory"):
+        again = run(channel)
+        assert first[1] == again[1]
+        assert first[0] == again[0]
 
 
 def test_siblings_are_judged_together(project):

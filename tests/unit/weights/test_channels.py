@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import ConfigError, WeightsError
 from antiphon.weights.base import CHANNELS, Exchange, channel
+from antiphon.weights.tensors import digest_there
 
 HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
 
@@ -50,6 +51,23 @@ def test_channels_agree_on_the_digest(tmp_path):
     named = [("a", torch.randn(100, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.randn(5))]
     updates = [channel(Exchange(tmp_path, name)).send(named, 1) for name in HERE]
     assert len({update.manifest.digest for update in updates}) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(min_size=1, max_size=64), place=st.integers(0, 1000), length=st.integers(1, 300))
+def test_a_digest_that_is_computed_where_the_bytes_are_tells_any_change(data, place, length):
+    """Of a GPU's memory; the arithmetic is the same everywhere."""
+    content = torch.from_numpy(np.random.default_rng(length).integers(0, 256, length, dtype=np.uint8))
+    before = digest_there(content, ())
+    assert before == digest_there(content.clone(), ()) and 0 <= before < 2**63
+    changed = content.clone()
+    start = place % length
+    fresh = torch.frombuffer(bytearray(data), dtype=torch.uint8)[: length - start]
+    changed[start : start + len(fresh)] = fresh
+    assert (digest_there(changed, ()) == before) == torch.equal(changed, content)
+    words = content[: length // 16 * 16].view(2, -1) if length >= 16 else content.view(1, -1)
+    swapped = words.flip(0).reshape(-1)
+    assert (digest_there(swapped, ()) == digest_there(words.reshape(-1), ())) == torch.equal(words.flip(0), words)
 
 
 def test_swapped_tensors_are_refused(way):

@@ -1,0 +1,73 @@
+"""Weights between processes on one device, whose memory they share: on a GPU by CUDA IPC, so that nothing leaves it.
+
+The learner keeps a second copy of the weights there, each version over the one before; engines copy from it.
+"""
+
+import base64
+import pickle
+from collections.abc import Iterator
+from functools import lru_cache
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+from torch import multiprocessing
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from antiphon.errors import WeightsError
+from antiphon.types import WeightsUpdate
+from antiphon.weights.base import Adapters, Exchange
+from antiphon.weights.tensors import Named, lay, unlay
+
+_DEVICE = 6  # which argument of `rebuild_cuda_tensor` is the sender's number of the device
+
+
+class DeviceMemory:
+    """Memory of the device that the weights are on."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._content = torch.empty(0, dtype=torch.uint8)
+        self._location = ""
+
+    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+        """See `WeightChannel.send`."""
+        tensors = list(named)
+        device = tensors[0][1].device
+
+        def buffer(size: int) -> torch.Tensor:
+            if (len(self._content), self._content.device) != (size, device):
+                self._content = torch.zeros(size, dtype=torch.uint8, device=device)
+                self._location = _handle(self._content)
+            return self._content
+
+        manifest = lay(tensors, buffer, adapters)
+        return WeightsUpdate(version=version, location=self._location, manifest=manifest)
+
+    @staticmethod
+    def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `WeightChannel.receive`. `WeightsError` also if the device is not one that this process sees."""
+        content = _opened(update.location)
+        yield from unlay(update, content)
+        if content.is_cuda:  # what was copied is there before the sender hears of it
+            torch.cuda.synchronize(content.device)
+
+
+def _handle(content: torch.Tensor) -> str:
+    """What another process opens the memory with."""
+    multiprocessing.set_sharing_strategy("file_system")  # of the machine's memory: names, that any process can open
+    device = str(torch.cuda.get_device_properties(content.device).uuid) if content.is_cuda else ""
+    return base64.b64encode(bytes(ForkingPickler.dumps((device, reduce_tensor(content))))).decode()
+
+
+@lru_cache(maxsize=1)
+def _opened(location: str) -> torch.Tensor:
+    device, (rebuild, arguments) = pickle.loads(base64.b64decode(location))
+    if rebuild is rebuild_cuda_tensor:
+        seen = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+        if device not in seen:
+            raise WeightsError(
+                f"the weights are on GPU {device}, which this process does not see: weights.channel device_memory is for "
+                "engines on the learner's device"
+            )
+        arguments = (*arguments[:_DEVICE], seen.index(device), *arguments[_DEVICE + 1 :])
+    content: torch.Tensor = rebuild(*arguments)
+    return content

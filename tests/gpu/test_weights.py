@@ -1,0 +1,45 @@
+"""Weights in a GPU's own memory: from one process to another they never leave it, and what was changed there is refused."""
+
+import asyncio
+
+import pytest
+import torch
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.errors import WeightsError
+from antiphon.weights.base import Exchange, channel
+from antiphon.weights.tensors import digest_there
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_changed(tmp_path):
+    tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.arange(5.0))]
+    sender = channel(Exchange(tmp_path, "device_memory"))
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig(), tmp_path)
+        try:
+            engines = [
+                cluster.spawn(f"engine-{n}", "tests.chaos.receivers:Receiver", "device_memory") for n in range(2)
+            ]
+            for version in range(3):
+                named = [(name, (tensor + version).cuda()) for name, tensor in tensors]
+                update = sender.send(named, version)
+                expected = channel(Exchange(tmp_path)).send([(name, tensor.cpu()) for name, tensor in named], version)
+                here = cluster.spawn(f"reader-{version}", "tests.chaos.receivers:Receiver", "shared_memory")
+                wanted = await here.call("load", expected)
+                assert [await engine.call("load", update) for engine in engines] == [wanted, wanted]
+            sender._content[12345] ^= 1
+            with pytest.raises(WeightsError, match="arrived with digest"):
+                await engines[0].call("load", update)
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_the_digest_is_the_same_on_every_device():
+    content = torch.randint(0, 256, (40_000_003,), dtype=torch.uint8)
+    assert digest_there(content, ()) == digest_there(content.cuda(), ())
