@@ -1,10 +1,12 @@
 """Attention over packed sequences, for any transformers model that takes its attention from the interface.
 
 Sequences lie end to end in one row, so that linear layers see no padding. Only attention looks at sequences one by one:
-those of similar length are gathered into a padded block, which is causal, so that padding on the right is never seen.
+those of similar length are gathered into a padded block, which is causal, so that padding on the right is never seen. What
+follows a shared prompt that is longer than itself is not gathered with it: its tokens look at both through a mask.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,18 +23,29 @@ from antiphon.types import IntArray
 NAME = "antiphon_packed"
 
 
+MASKED = 1 << 26  # most entries of a mask: beyond, what is shared is gathered again
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
-    rows: torch.Tensor  # [n, width] token of the pack in each slot; padding repeats the sequence's first token
+    rows: torch.Tensor  # [n, width] token of the pack in each slot; padding repeats the first
     valid: torch.Tensor  # [tokens] flat slots whose output is used
+    keys: torch.Tensor | None = None  # [n, keys] tokens that they look at, if not at those before them in `rows`
+    mask: torch.Tensor | None = None  # [width, keys] which of them
+
+    @staticmethod
+    def of(device: torch.device | str, rows: NDArray[Any], valid: NDArray[np.bool_], *others: NDArray[Any]) -> "_Block":
+        """From arrays; `valid` [n, width] says which slots' output is used."""
+        return _Block(*(torch.from_numpy(array).to(device) for array in (rows, np.flatnonzero(valid), *others)))
 
 
 @dataclass(frozen=True, slots=True)
 class PackLayout:
     """Where each token of a pack stands, and how its sequences are gathered for attention.
 
-    The tokens of a shared piece are gathered into every sequence they begin, as keys, values and queries; the outputs of
-    the first such sequence are used. So only attention repeats them: every other layer sees them once.
+    The tokens of a shared piece are gathered into every sequence they begin, as keys and values. They are queries once if what
+    follows them is shorter than they are; else in every sequence, the outputs of the first of which are used: a rectangle
+    costs more then than the triangle that is half of a larger square. Every other layer sees them once.
     """
 
     positions: torch.Tensor  # [T] in the sequence
@@ -47,21 +60,25 @@ class PackLayout:
         """The layout of a forest of pieces, see `types.Pack`; of one piece more, if the tokens are to be a multiple."""
         if (over := int(lengths.sum()) % multiple) != 0:
             lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
-        paths = sequences(lengths, parents)
         positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
-        for path in paths:
+        for path in sequences(lengths, parents):
             positions[path] = np.arange(len(path))
             previous[path] = np.concatenate([path[:1], path[:-1]])
+        whole, after = _divided(lengths, parents)
         blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
-        for members in _similar(paths):
-            rows = np.stack(
-                [np.pad(path, (0, len(members[0]) - len(path)), constant_values=path[0]) for path in members]
-            )
-            valid = np.arange(rows.shape[1]) < np.array([len(path) for path in members])[:, None]
+        for shared, tails in after:
+            rows, valid = _padded(tails)
+            keys = np.concatenate([np.broadcast_to(shared, (len(rows), len(shared))), rows], axis=1)
+            seen = np.arange(keys.shape[1]) <= len(shared) + np.arange(rows.shape[1])[:, None]
+            blocks.append(_Block.of(device, rows, valid, keys, seen))
+            places.append(rows[valid])
+            placed[places[-1]] = True
+        for members in _similar(whole):
+            rows, valid = _padded(members)
             for path, used in zip(members, valid, strict=True):
                 used[: len(path)] &= ~placed[path]
                 placed[path] = True
-            blocks.append(_Block(torch.from_numpy(rows).to(device), torch.from_numpy(np.flatnonzero(valid)).to(device)))
+            blocks.append(_Block.of(device, rows, valid))
             places.append(rows[valid])
         order = np.empty_like(positions)
         order[np.concatenate(places)] = np.arange(len(order))
@@ -93,6 +110,51 @@ def sequences(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
         own = np.arange(start, start + length)
         paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
     return [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
+
+
+def _divided(
+    lengths: IntArray, parents: IntArray
+) -> tuple[list[NDArray[np.int64]], list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]]:
+    """The sequences that are gathered whole; and what is shared otherwise, each time with tails of similar length."""
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    children = np.bincount(parents[parents >= 0], minlength=len(lengths))
+    paths: list[NDArray[np.int64]] = []
+    fresh: list[int] = []  # of each path, the last tokens that no other path has
+    for start, length, parent in zip(starts, lengths, parents, strict=True):
+        own = np.arange(start, start + length)
+        paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
+        fresh.append(int(length) + (fresh[parent] if parent >= 0 and children[parent] == 1 else 0))
+    whole, tails = [], defaultdict[int, list[int]](list)  # the last token that is shared -> paths
+    for number, (path, new, below) in enumerate(zip(paths, fresh, children, strict=True)):
+        shared = len(path) - new
+        if below == 1 or not new:
+            continue  # it is part of what follows, or of what was before
+        if new <= shared and new * len(path) <= MASKED:
+            tails[int(path[shared - 1])].append(number)
+        else:
+            whole.append(path)
+    placed = np.zeros(int(lengths.sum()), dtype=np.bool_)
+    for members in tails.values():
+        for number in members:
+            placed[paths[number][-fresh[number] :]] = True
+    needed = []
+    for path in sorted(whole, key=len, reverse=True):
+        if not placed[path].all():
+            needed.append(path)
+            placed[path] = True
+    after = [
+        (paths[members[0]][: -fresh[members[0]]], block)
+        for members in tails.values()
+        for block in _similar([paths[number][-fresh[number] :] for number in members])
+    ]
+    return needed, after
+
+
+def _padded(members: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Sequences as rows of one width, filled up with their first tokens; and what of that is theirs."""
+    width = max(map(len, members))
+    rows = np.stack([np.pad(path, (0, width - len(path)), constant_values=path[0]) for path in members])
+    return rows, np.arange(width) < np.array([len(path) for path in members])[:, None]
 
 
 def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
@@ -133,16 +195,21 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
     not a plain softmax over all that came before."""
-    _require_plain(module, options, max(block.rows.shape[1] for block in layout.blocks))
+    _require_plain(module, options, int(layout.positions.max()) + 1)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # [T, heads, head size]
     outputs = []
     for block in layout.blocks:
-        n, width = block.rows.shape
-        q, k, v = (t.index_select(0, block.rows.view(-1)).view(n, width, *t.shape[1:]).transpose(1, 2) for t in flat)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.size(1) != k.size(1))
-        outputs.append(out.transpose(1, 2).reshape(n * width, *flat[0].shape[1:]).index_select(0, block.valid))
+        rows = (block.rows, *[block.rows if block.keys is None else block.keys] * 2)
+        q, k, v = (
+            t.index_select(0, of.view(-1)).view(*of.shape, *t.shape[1:]).transpose(1, 2)
+            for t, of in zip(flat, rows, strict=True)
+        )
+        out = F.scaled_dot_product_attention(
+            q, k, v, block.mask, is_causal=block.mask is None, scale=scaling, enable_gqa=q.size(1) != k.size(1)
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, block.valid))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0), None
 
 
