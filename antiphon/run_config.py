@@ -340,8 +340,13 @@ def _ranks(config: RunConfig) -> Found:
             "learner.mesh",
             f"algorithm {algorithm.recipe!r} reads attention, all of which must be on one rank: replicate and shard only",
         )
-    if config.engine.routed_experts and learner.mesh.context > 1:
-        yield "learner.mesh.context", "experts cannot be replayed (engine.routed_experts) where tokens are divided"
+    told = {"engine.routed_experts": config.engine.routed_experts, "algorithm.expert_balance": algorithm.expert_balance}
+    if learner.mesh.pipeline > 1 and learner.gradient_checkpointing:
+        for key in (key for key, on in told.items() if on):
+            yield (
+                key,
+                "routers are told of the pack that comes next: with a pipeline not with learner.gradient_checkpointing",
+            )
 
 
 def _scheduling(config: RunConfig) -> Found:

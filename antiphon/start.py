@@ -80,6 +80,8 @@ async def start_models(
         check_tokenizers(model, path)
     for path in {model, *paths, began}:
         check_mesh(path, config.learner.mesh)
+    if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
+        raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     unadapted = config.learner.model_copy(update={"lora": None})
     learner = start("learner", kind, model)
     reference: Resident | None = None

@@ -213,6 +213,9 @@ class AlgorithmConfig(Config):
     aggregation: Aggregation = "token_mean"
     """How token losses become one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
+    expert_balance: float = Field(0.0, ge=0.0)
+    """Of models with a mixture of experts: weight of a loss, in each layer and on average over sequences, that is least where
+    the tokens of a sequence are spread evenly over the experts; 0 is none."""
     kl: KlConfig = KlConfig()
     streams: tuple[Stream, ...] = ()
     """What a loss or an advantage of your own looks at, besides."""

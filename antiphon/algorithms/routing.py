@@ -1,15 +1,22 @@
-"""Routing replay: the experts that computed a token where it was sampled compute it where it is trained.
+"""What a mixture's routers are told in training: the experts that a token has (routing replay), and to spread tokens.
+
+Routing replay: the experts that computed a token where it was sampled compute it where it is trained.
 
 Engine and learner round differently, so the router of a mixture-of-experts model sends about a token in ten elsewhere in one of
 them, and the log-probs differ by more than those of a dense model do. Replayed, the learner takes the engine's choice of
 experts, and weighs them by its own router, which so has a gradient. Source: rollout routing replay, arXiv 2510.11370.
+
+The balance of each sequence over the experts is a loss that each router adds where its choice leaves it, so that it needs no
+way of its own through a model that is cut into stages. Source: DeepSeek-V3, arXiv 2412.19437, equations 17 to 20.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,18 +26,62 @@ _NAME = re.compile(r"Top[kK]Router$")
 _TOPK = (torch.topk, Tensor.topk)
 
 
-class Routers:
-    """The routers of a model of transformers, one a layer that has experts: `...TopKRouter`, which score all experts of a layer
-    and take the best k by `torch.topk`. Each is changed in place. `UnsupportedError` if the model has none."""
+def balance_loss(scores: Tensor, chosen: Tensor, members: Tensor) -> Tensor:
+    """How unevenly the tokens of each sequence are spread over the experts, summed over sequences: 1 each where evenly.
 
-    def __init__(self, model: nn.Module) -> None:
+    `scores` [T, experts] are the router's, `chosen` [T, experts] is 1 for those that were taken and 0 for others, `members`
+    [S, T] 1 for the tokens of a sequence.
+    """
+    shares = F.softmax(scores, -1) if (scores < 0).any() else scores / scores.sum(-1, keepdim=True)
+    members = members.to(shares.dtype)
+    tokens = members.sum(1, keepdim=True)
+    taken = members @ chosen.to(shares.dtype) / (tokens * chosen.sum(1).max())
+    return scores.shape[1] * (taken * (members @ shares / tokens)).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What routers add to the loss of the next forward."""
+
+    members: Tensor  # [S, T], see `balance_loss`
+    weight: float  # of a sequence
+    gather: Callable[[Tensor], Tensor]  # rows of all tokens, from those that are computed here
+
+    def attach(self, values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
+        """`values`, whose gradient brings that of the loss of a layer along."""
+        chosen = torch.zeros_like(scores).scatter(1, indices, 1.0)
+        scores, chosen = self.gather(torch.cat([scores, chosen], 1)).chunk(2, 1)
+        attached: Tensor = _Attached.apply(values, self.weight * balance_loss(scores, chosen, self.members))
+        return attached
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor, loss: Tensor) -> Tensor:
+        return values.clone()  # which routers write to
+
+    @staticmethod
+    def backward(context: Any, *gradient: Any) -> Any:
+        return gradient[0], torch.ones_like(gradient[0][0, 0])
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of a model of transformers, one a layer that has experts, from the first to the last."""
+    return [module for module in model.modules() if _NAME.search(type(module).__name__)]
+
+
+class Routers:
+    """Has an eye on routers, `...TopKRouter`, which score all experts of a layer and take the best k by `torch.topk`. Each is
+    changed in place. `UnsupportedError` if there are none."""
+
+    def __init__(self, routers: Sequence[nn.Module]) -> None:
         self.replayed: Tensor | None = (
             None  # [T, layers, k] numbers of experts in the next forwards; -1: the router's own
         )
+        self.balance: Balance | None = None
         self._chosen: dict[int, Tensor] = {}
-        routers = [module for module in model.modules() if _NAME.search(type(module).__name__)]
         if not routers:
-            raise UnsupportedError(f"{type(model).__name__} has no routers to experts whose choices could be recorded")
+            raise UnsupportedError("the model has no routers to experts whose choices could be recorded")
         for layer, router in enumerate(routers):
             router.forward = self._observed(router, layer)
 
@@ -42,7 +93,13 @@ class Routers:
         forward, experts = router.forward, len(router.weight)
 
         def observed(*args: Any, **options: Any) -> Any:
-            choice = _Choice(experts, None if self.replayed is None else self.replayed[:, layer])
+            balance = self.balance if torch.is_grad_enabled() else None
+            if balance is not None and hasattr(router, "e_score_correction_bias"):
+                name = type(router).__name__
+                raise UnsupportedError(
+                    f"{name} balances its experts by a bias of its own: not with algorithm.expert_balance"
+                )
+            choice = _Choice(experts, None if self.replayed is None else self.replayed[:, layer], balance)
             with choice:
                 result = forward(*args, **options)
             if choice.chosen is None:
@@ -56,10 +113,10 @@ class Routers:
 class _Choice(TorchFunctionMode):
     """Sees, and may change, what `torch.topk` finds among all `experts` of a layer."""
 
-    def __init__(self, experts: int, given: Tensor | None) -> None:
+    def __init__(self, experts: int, given: Tensor | None, balance: Balance | None) -> None:
         super().__init__()
         self.chosen: Tensor | None = None
-        self._experts, self._given = experts, given
+        self._experts, self._given, self._balance = experts, given, balance
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -69,5 +126,7 @@ class _Choice(TorchFunctionMode):
         if self._given is not None:
             indices = torch.where(self._given < 0, indices, self._given.to(indices.dtype))
             values = args[0].gather(1, indices)
+        if self._balance is not None:
+            values = self._balance.attach(values, args[0], indices)
         self.chosen = indices.detach()
         return torch.return_types.topk((values, indices))

@@ -9,22 +9,24 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
-from antiphon.algorithms.routing import Routers
+from antiphon.algorithms.routing import Balance, Routers, routers_of
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning import lora
-from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader
+from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, sequences
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.lean import make_lean
@@ -58,7 +60,9 @@ class PackLearner(Worker):
         self.seed = seed
         self.device = resolve_device(config.device)
         self.mesh: Mesh | None = None
-        self._routers: Routers | None = None  # once there is a choice of experts to replay
+        self._routers: Routers | None = None  # once they are told something
+        self._balance = 0.0  # the weight of what spreads sequences over experts
+        self._sequences = 1  # in the update in hand
         self._writer: threading.Thread | None = None  # of a checkpoint
         self._error: Exception | None = None  # that ended it
         if config.mesh.world == 1:
@@ -84,6 +88,7 @@ class PackLearner(Worker):
         torch.manual_seed(self.seed)
         self.model = self._load()
         self._kind = type(self.model)  # before it is sharded, which makes it another
+        self._layers_with_experts = routers_of(self.model)
         if config.lora is not None:
             lora.adapt(self.model, config.lora)
             for parameter in self._beside_adapters():
@@ -122,6 +127,7 @@ class PackLearner(Worker):
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser and schedule; returns the number of parameters."""
         self.algorithm = algorithm
+        self._balance = algorithm.expert_balance
         self.optimizer_config = optimizer
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         alike: dict[Any, list[torch.nn.Parameter]] = defaultdict(
@@ -317,6 +323,7 @@ class PackLearner(Worker):
     # --- one update ----------------------------------------------------------------------------------------------------
 
     def _update(self, update: Update) -> dict[str, float]:
+        self._sequences = sum(len(_members(pack)) for rank in update.packs for pack in rank) or 1
         totals: dict[str, float] = defaultdict(float)
         for sums in self.shards.train(update.packs[self.shards.data], self._pass_on, self._backward):
             for name, value in sums.items():
@@ -389,15 +396,27 @@ class PackLearner(Worker):
         return slice(tokens * place // ranks, tokens * (place + 1) // ranks), self.mesh.group("context")
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
-        """Have the next forward, and what of it is computed again, take the experts that are known."""
+        """Have the next forward, and what of it is computed again, take the experts that are known, and spread the others."""
         recorded = next((pack.streams[spec] for spec in pack.streams if spec.name == ROUTED_EXPERTS), None)
+        if recorded is None and not self._balance:
+            if self._routers is not None:
+                self._routers.replayed = None
+            return
+        self._routers = self._routers or Routers(self._layers_with_experts)
+        tokens = len(layout.positions)
+        here, context = self._context(tokens)
+        self._routers.replayed = None
         if recorded is not None:
-            self._routers = self._routers or Routers(self.model)
             known = torch.from_numpy(np.flatnonzero(recorded.any((1, 2)))).to(self.device)
-            self._routers.replayed = torch.full(recorded.shape, -1, device=self.device)
-            self._routers.replayed[layout.previous[known]] = self._tensor(recorded).long()[known] - 1
-        elif self._routers is not None:
-            self._routers.replayed = None
+            replayed = torch.full((tokens, *recorded.shape[1:]), -1, device=self.device)
+            replayed[layout.previous[known]] = self._tensor(recorded).long()[known] - 1
+            self._routers.replayed = replayed[here]
+        if self._balance:
+            members = torch.zeros(len(found := _members(pack)), tokens, device=self.device)
+            for row, path in zip(members, found, strict=True):
+                row[self._tensor(path)] = 1
+            gather = (lambda rows: rows) if context is None else partial(gathered, group=context)
+            self._routers.balance = Balance(members, self._balance / self._sequences, gather)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")
@@ -503,6 +522,11 @@ class TorchLearner(PackLearner):
             return logprobs, entropies
         around = (here.start, len(targets) - here.stop)
         return summed(F.pad(logprobs, around), context), summed(F.pad(entropies, around), context)
+
+
+def _members(pack: Pack) -> list[NDArray[np.int64]]:
+    """The tokens of each sequence of a pack that has a loss."""
+    return [path for path in sequences(pack.lengths, pack.parents) if pack.loss_mask[path].any()]
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Nodes:
         self.started = []
         self.runs = []
         self.alive = {}  # number -> process
-        with socket.create_server((HOST, 0)) as free:
+        with socket.create_server(("", 0)) as free:  # on any address: Ray takes it on all
             port = free.getsockname()[1]
         self.address = f"{HOST}:{port}"
         self.start(0, "--head", f"--port={port}", "--include-dashboard=false")

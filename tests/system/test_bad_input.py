@@ -49,6 +49,16 @@ def test_servers_that_cannot_be_what_the_run_wants(project):
     assert "http://127.0.0.1:1 is lost: ConnectError" in message_of()
 
 
+def test_what_means_nothing_for_the_engines_or_the_model(project):
+    for sections, key in (
+        ({"engine": {"minimum": 3, "replicas": 2}}, "engine.minimum"),
+        ({"engine": {"minimum": 1}, "rollout": {"deterministic": True}}, "engine.minimum"),
+        ({"algorithm": {"expert_balance": 0.1}}, "algorithm.expert_balance: the model at"),
+        ({"learner": {"options": {"stage": 2}}}, "learner.options.stage"),
+    ):
+        assert key in error_of(project.run("train", project.config(**sections)))
+
+
 def test_a_missing_model(project):
     message = error_of(project.run("train", project.config(model={"path": "no/such/model/here"})))
     assert "no/such/model/here" in message

@@ -1,0 +1,77 @@
+"""What routers are told on a mesh: the experts that tokens were sampled by, and to spread sequences over all of them."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from antiphon.learning.batch import build_batch
+from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.types import ROUTED_EXPERTS, StreamSpec
+from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures
+
+LAYERS, EXPERTS, CHOSEN = 4, 6, 2
+SPEC = StreamSpec(ROUTED_EXPERTS, "int16", (LAYERS, CHOSEN))
+MESHES = {
+    "shard 2": {"shard": 2},
+    "context 2": {"context": 2},
+    "pipeline 2": {"pipeline": 2},
+    "pipeline 2, interleaved": {"pipeline": 2, "pipeline_chunks": 2},
+    "expert 2, context 2": {"shard": 2, "expert": 2, "context": 2},
+}
+QUICK = {"context 2", "pipeline 2"}
+
+
+def recorded(sample, rng):
+    """The sample, with other experts than its router would take; not for the first, which is drawn from what a prompt's last
+    token was computed by, and that is the same for all siblings."""
+    mask = sample.segment.loss_mask
+    chosen = np.argsort(rng.random((len(mask), LAYERS, EXPERTS)), axis=-1)[..., :CHOSEN] + 1
+    chosen[~mask] = chosen[mask.argmax()] = 0
+    return replace(sample, streams=sample.streams.with_stream(SPEC, chosen.astype(SPEC.dtype)))
+
+
+async def trained(members, model, algorithm, tokens=90, replayed=False, **mesh):
+    settings = LearnerConfig(mesh=MeshConfig(**mesh))
+    rng, groups = np.random.default_rng(1), samples()
+    if replayed:
+        groups = [[recorded(sample, rng) for sample in group] for group in groups]
+    how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": tokens}
+    batch = build_batch(groups, ranks=settings.mesh.data, **how)
+    members = members[: settings.mesh.world]
+    where = await members[0].call("host", "127.0.0.1")
+    await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
+    found = await asyncio.gather(*(member.call("train", algorithm, batch) for member in members))
+    return {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}, found[0]["moved"]
+
+
+@pytest.fixture(scope="module")
+def alone(bench, models):  # noqa: F811
+    """What one rank makes of it: plainly; with the balance; with experts replayed, too."""
+    runner, members = bench
+    balanced = ALGORITHM.model_copy(update={"expert_balance": 0.5})
+    ways = {"plain": (ALGORITHM, False), "balanced": (balanced, False), "replayed": (balanced, True)}
+    return {
+        name: (algorithm, replayed, runner.run(trained(members, models["mixture"], algorithm, replayed=replayed)))
+        for name, (algorithm, replayed) in ways.items()
+    }
+
+
+def test_each_of_them_changes_what_is_learned_and_packs_do_not(bench, models, alone):  # noqa: F811
+    runner, members = bench
+    gradients = [found[0] for _, _, found in alone.values()]
+    assert apart(gradients[1], gradients[0]) > 1e-3
+    assert apart(gradients[2], gradients[1]) > 1e-3
+    algorithm, replayed, expected = alone["replayed"]
+    in_other_packs = runner.run(trained(members, models["mixture"], algorithm, tokens=400, replayed=replayed))
+    assert apart(in_other_packs[0], expected[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("mesh", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in MESHES])
+def test_ranks_learn_what_one_does(bench, models, alone, mesh):  # noqa: F811
+    runner, members = bench
+    algorithm, replayed, expected = alone["replayed"]
+    ours = runner.run(trained(members, models["mixture"], algorithm, replayed=replayed, **MESHES[mesh]))
+    assert apart(ours[0], expected[0]) <= 1e-5
+    assert apart(ours[1], expected[1]) <= 1e-5
