@@ -25,6 +25,23 @@ DYING = """
 """
 
 
+SAVING = """
+    from pathlib import Path
+
+    from antiphon import points
+    from antiphon.learning.torch_learner import TorchLearner
+
+    class Learner(TorchLearner):
+        # The second rank is killed when it has written its part of the third checkpoint, before that is there.
+        def save(self, place):
+            mark = Path(__file__).with_name("killed")
+            if self.mesh.rank == 1 and self.scheduler.last_epoch == 2 and not mark.exists():
+                mark.touch()
+                points.arm("learner.saved")
+            super().save(place)
+"""
+
+
 def train(project, learner, *arguments, steps=3):
     path = project.config(
         model={"path": "mytask:build_deep"},
@@ -50,12 +67,15 @@ def test_ranks_train_together_and_one_goes_on(project, mesh):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-def test_a_rank_that_dies_in_mid_step_takes_nothing_along(project):
-    (project.folder / "dying.py").write_text(textwrap.dedent(DYING))
+@pytest.mark.parametrize("dying", [DYING, SAVING], ids=["in mid-step", "in mid-save"])
+def test_a_rank_that_dies_takes_nothing_along(project, dying):
+    (project.folder / "dying.py").write_text(textwrap.dedent(dying))
     done = train(project, {"kind": "dying:Learner", "mesh": {"shard": 2}}, steps=5)
     assert done.returncode == 0, done.stderr
     assert (project.folder / "killed").exists()
-    assert "goes on at its last checkpoint" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "goes on at its last checkpoint" in said
+    assert dying is not SAVING or "resuming after step 1" in said, "the checkpoint before"
     assert project.summary()["steps"] == 5
     assert not audit(project.folder / "runs" / "run").violations
 
