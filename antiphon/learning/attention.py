@@ -36,7 +36,8 @@ class _Block:
     @staticmethod
     def of(device: torch.device | str, rows: NDArray[Any], valid: NDArray[np.bool_], *others: NDArray[Any]) -> "_Block":
         """From arrays; `valid` [n, width] says which slots' output is used."""
-        return _Block(*(torch.from_numpy(array).to(device) for array in (rows, np.flatnonzero(valid), *others)))
+        arrays = rows, np.flatnonzero(valid), *others
+        return _Block(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
