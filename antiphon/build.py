@@ -115,7 +115,7 @@ async def _cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[
     """Where the workers of a run are to be. Its devices are its own until the end."""
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
     try:
-        placement = placed(cluster, config)
+        placement = placed(cluster.nodes(), config)
         await cluster.reserve([place for role in placement.places for place in placement.there(role)])
         yield cluster, placement
     finally:

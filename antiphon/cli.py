@@ -195,26 +195,37 @@ def plan(
         bool, typer.Option("--probe", help="Measure speeds first: the run itself, for two minutes.")
     ] = False,
     speeds: Annotated[Path | None, typer.Option(help="Use the speeds that a probe left in this file.")] = None,
+    device: Annotated[str, typer.Option(help="On GPUs that are not here: h100, h200, h800, a100, h20 or b200.")] = "",
     devices: Annotated[int, typer.Option(help="Also find how best to divide so many devices.", min=0)] = 0,
 ) -> None:
     """Say what a run will be like: step time, who is idle, how stale, memory, and how to divide devices."""
     with _outcome():
         run = _load(config, overrides)
-        _require_model(run.model.path)
-        from antiphon.simulate.planner import Speeds, estimate, inspect, predict, splits
+        from antiphon.run_config import check_model_path
+        from antiphon.simulate import sizes
+        from antiphon.simulate.devices import drawn, find_device
+        from antiphon.simulate.planner import Speeds, predict, splits
         from antiphon.simulate.probe import SECONDS, measure_devices
 
-        if probe and speeds:
-            raise ConfigError("give --probe or --speeds, not both")
-        model = inspect(run)
+        if bool(probe) + bool(speeds) + bool(device) > 1:
+            raise ConfigError("give one of --probe, --speeds and --device")
+        check_model_path(run.model.path)
+        gpu, lent = (find_device(device), len(drawn(run, device).lent.get("engine", ()))) if device else (None, 0)
+        model = sizes.inspect(run)
         if speeds:
             from antiphon.config import load
 
             known = load(speeds, model=Speeds)
+        elif probe:
+            known = measure_devices(run, SECONDS, max(devices, 1))
         else:
-            known = measure_devices(run, SECONDS, max(devices, 1)) if probe else estimate(run, model)
-        _table("on average", "predicted", predict(run, known).table())
+            known = sizes.estimate(run, model, gpu or sizes.here(run), lent)
+        _table("on average", "predicted", predict(run, known, lent=lent).table())
         _table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
+        if gpu:
+            memory = sizes.device_memory(model, run, gpu)
+            _table(f"memory of each {device}", "GiB", {name: f"{size / 2**30:,.1f}" for name, size in memory.items()})
+            print("\n".join(f"does not fit: {misfit}" for misfit in sizes.misfits(model, run, gpu)) or "fits")
         if devices:
             found = {str(split): split.seconds for split in splits(run, known, devices)}
             _table(f"{devices} devices", "seconds a step", found)
@@ -492,14 +503,17 @@ def _placed(run: "RunConfig") -> "RunConfig":
     """The run as the planner divides this machine's devices: by what a probe left, else by what sizes alone say."""
     from antiphon.cluster.devices import this_machine
     from antiphon.config import load
-    from antiphon.simulate.planner import Speeds, divided, estimate, inspect
+    from antiphon.simulate.planner import Speeds, divided
     from antiphon.simulate.probe import speeds_file
 
     measured = speeds_file(run)
     if measured.is_file():
         speeds, by = load(measured, model=Speeds), f"speeds in {measured}"
     else:
-        speeds, by = estimate(run, inspect(run)), "sizes alone; `antiphon plan --probe --devices` measures speeds"
+        from antiphon.simulate import sizes
+
+        known = sizes.estimate(run, sizes.inspect(run), sizes.here(run))
+        speeds, by = known, "sizes alone; `antiphon plan --probe --devices` measures speeds"
     found, split = divided(run, speeds, this_machine())
     print(f"placement: {split} (learner {found.placement.learner}; engines {found.placement.engine}), by {by}")
     return found
@@ -555,9 +569,10 @@ def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_r
 
 
 def _require_model(path: str) -> None:
-    from antiphon.run_config import check_model_path
+    from antiphon.run_config import check_model_path, check_weights
 
     check_model_path(path)
+    check_weights(Path(path))
 
 
 def _show(run: "RunConfig") -> None:
@@ -570,6 +585,10 @@ def _show(run: "RunConfig") -> None:
     for name, number in run.derived().items():
         print(f"#   {name:<38}{number:>14,}")
     parameters = count_parameters(run.model.path)
+    if parameters is None and (path := Path(run.model.path) / "config.json").is_file():
+        from antiphon.simulate.sizes import Architecture
+
+        parameters = Architecture.read(path.parent).parameters
     if parameters is not None:
         print(f"# Memory for {parameters:,} parameters, without activations and KV caches:")
         for name, size in memory_estimate(parameters, run).items():

@@ -564,6 +564,15 @@ def model_shape(model: Path) -> dict[str, Any]:
     return dict(shape.get("text_config", shape))
 
 
+def check_weights(directory: Path) -> None:
+    """`DataError` if a model directory describes a model that is not there."""
+    if (directory / "config.json").is_file() and not {*directory.glob("*.safetensors"), *directory.glob("*.bin")}:
+        raise DataError(
+            f"model {str(directory)!r} has a config.json and no weights (*.safetensors): enough for `antiphon plan` and "
+            "--dry-run, and for nothing else"
+        )
+
+
 def count_parameters(path: str) -> int | None:
     """Parameters in a local model directory, read from the headers of its safetensors files; None if there are none."""
     files = sorted(Path(path).glob("*.safetensors"))
@@ -602,7 +611,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         else 0,
         **_others(parameters, LEARNT * mesh.replicate, config),
         "engine weights": parameters * engine * config.engine.replicas,
-        "weights in transit": trained * engine,
+        "weights in transit": trained * LEARNT,
     }
     each = {"each learner rank": sum(learner.values()) // mesh.world} if mesh.world > 1 else {}
     return {**estimate, "all": sum(estimate.values()), **each}

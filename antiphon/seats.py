@@ -3,15 +3,15 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from antiphon.cluster.base import Cluster, Place
+from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, Placement, resolve
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
 from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import WorkerEngine
+from antiphon.engines.worker import ENGINES, WorkerEngine
 from antiphon.errors import ConfigError, WorkerDied
 from antiphon.run_config import RunConfig, model_shape
 
@@ -19,9 +19,9 @@ LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
-def placed(cluster: Cluster, config: RunConfig, *, least: int | None = None) -> Placement:
-    """What the run's placement comes to on this cluster. `ConfigError` where it cannot be. Of the engines at `least` so many
-    must have their devices; by default, as many as the run begins with."""
+def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None) -> Placement:
+    """What the run's placement comes to on these machines, the controller's first. `ConfigError` where it cannot be. Of the
+    engines at `least` so many must have their devices; by default, as many as the run begins with."""
     if not config.placement.roles:
         return Placement()
     least = (config.engine.minimum or config.engine.replicas) if least is None else least
@@ -35,7 +35,6 @@ def placed(cluster: Cluster, config: RunConfig, *, least: int | None = None) -> 
         "teacher": len(config.teachers) * ranks,
     }
     engines = {"engine": config.engine.replicas, "judge": judges}
-    nodes = cluster.nodes()
     patient = ("engine",) if least < config.engine.replicas else ()
     found = resolve(config.placement, nodes, one_a_place | engines, patient)
     threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(engines, config.engine.threads)
@@ -46,6 +45,7 @@ def placed(cluster: Cluster, config: RunConfig, *, least: int | None = None) -> 
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
+    _check_devices(config, found)
     if len({place.node for place in found.there("learner")}) > 1 and config.weights.host == LOOPBACK:
         raise ConfigError(
             "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
@@ -88,6 +88,22 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
             )
 
 
+def _check_devices(config: RunConfig, found: Placement) -> None:
+    """`ConfigError` unless each engine has as many GPUs as it runs on, and can leave them to what trains there."""
+    engine = config.engine
+    if engine.kind in OWN_MEMORY and found.lent.get("engine"):
+        raise ConfigError(
+            f"placement.engine: engines of kind {engine.kind!r} do not give back their memory, and cannot share devices with "
+            "what trains: give them others, or use engine.kind = native"
+        )
+    for place in found.there("engine"):
+        if engine.kind in ENGINES.built_in and place.gpus and len(place.gpus) != engine.devices:
+            raise ConfigError(
+                f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
+                f"({', '.join(RANKS)} in engine.options)"
+            )
+
+
 class Seat(NamedTuple):
     """What an engine is given to run on."""
 
@@ -102,7 +118,7 @@ def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> 
     """The seats of a role's engines from `first` on, by their numbers from 0, on the nodes that there are when it is asked."""
 
     def seat(number: int) -> Seat:
-        placement = placed(cluster, config, least=0)
+        placement = placed(cluster.nodes(), config, least=0)
         return Seat(placement.place(role, first + number), placement.lends(role, first + number))
 
     return seat

@@ -25,7 +25,7 @@ from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.shards import Shard, Shards
 from antiphon.rollout.worlds import Worlds
-from antiphon.run_config import RunConfig, model_shape
+from antiphon.run_config import RunConfig, check_weights, model_shape
 from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.rooms import Rooms
 from antiphon.seats import EngineStarter, Seats, seats_of
@@ -287,21 +287,28 @@ class ModelBuilder(Worker):
         import_path(path, "model")(target, seed)
 
 
-async def model_directory(cluster: Cluster, path: str, target: Path, seed: int) -> Path:
+async def model_directory(cluster: Cluster, path: str, target: Path, seed: int, *, weights: bool = True) -> Path:
     """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
-    Face id."""
-    if Path(path).is_dir():
-        return Path(path)
+    Face id. `DataError` if there are no `weights`; where none are needed, none are downloaded."""
+    found = Path(path)
     if ":" in path:
         builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
         await builder.call("build", path, target, seed)
         await builder.close()
-        return target
+        found = target
+    elif not found.is_dir():
+        found = _download(path, weights)
+    if weights:
+        check_weights(found)
+    return found
+
+
+def _download(path: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(path))
+        return Path(snapshot_download(path, allow_patterns=None if weights else ["*.json", "*.jinja"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
             f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}"

@@ -1,5 +1,6 @@
 """Configuration of generating tokens. Importing it imports no torch."""
 
+import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,6 +9,8 @@ from antiphon.config import Config, Problems, parse
 
 SERVERS = frozenset({"server"})  # kinds of engines that others have started
 LOADING = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
+OWN_MEMORY = frozenset({"vllm"})  # kinds that take their share of a device for good, and make do with it
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # options that have an engine run on several devices
 
 
 class ServerOptions(Config):
@@ -62,10 +65,18 @@ class EngineConfig(Config):
         """Those that others have started, if the engines are such."""
         return parse(ServerOptions, self.options) if self.kind in SERVERS else None
 
+    @property
+    def devices(self) -> int:
+        """That each engine runs on."""
+        return math.prod(self.options.get(name, 1) for name in RANKS)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.minimum > self.replicas:
             raise Problems([("minimum", f"{self.minimum} is more than the {self.replicas} engines of engine.replicas")])
+        for name in RANKS:
+            if type(count := self.options.get(name, 1)) is not int or count < 1:
+                raise Problems([(f"options.{name}", f"{count!r} is no number of devices")])
         servers = self.servers
         if servers is not None:
             if len(set(servers.urls)) < len(servers.urls):

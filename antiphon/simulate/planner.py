@@ -1,34 +1,26 @@
 """What a run will be like, before it is run: step time, who is idle, how stale, and how to divide devices.
 
 A plan is the run's own configuration on simulated parts, as fast as `Speeds` says. A probe measures them on the machine;
-`estimate` derives them from the model's size and what the machine does in a moment. Beside the simulation stands the closed
+`sizes.estimate` derives them from the model's size and what devices can do. Beside the simulation stands the closed
 form of ROLL Flash (arXiv 2510.11345, propositions 1 and 2), an upper bound in which the last answers of a step are long ones.
 """
 
-import asyncio
 import io
 import math
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from antiphon.cluster.base import Node
-from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.cluster.local import LocalCluster
+from antiphon.cluster.config import PlacementConfig
 from antiphon.config import Config
 from antiphon.errors import ConfigError
 from antiphon.record.timeline import Timeline
-from antiphon.run_config import BYTES, RunConfig, count_parameters, memory_estimate
+from antiphon.run_config import RunConfig
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
 from antiphon.simulate.workloads import DistributionConfig
-from antiphon.start import model_directory
-from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.rendering import Renderer
 
 WARM_UP = 4  # steps that a prediction leaves out
 ATTEMPTS = 12_000  # to simulate, about
@@ -38,7 +30,8 @@ FOREVER = 1e9  # seconds: a plan has no deadlines
 
 
 class Speeds(Config):
-    """How fast the parts of a run are, and what their work is like. Whatever the configuration says itself, it decides."""
+    """How fast the parts of a run are, the learner on all its ranks, and what their work is like. Whatever the configuration
+    says itself, it decides."""
 
     engine: EngineSpeed = EngineSpeed()
     learner: LearnerSpeed = LearnerSpeed()
@@ -75,10 +68,10 @@ class Prediction:
 
 
 def predict(
-    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, lent: int = 0, attempts: int = ATTEMPTS
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 0, lent: int = 0, attempts: int = ATTEMPTS
 ) -> Prediction:
-    """Simulate a few steps of the run, with so many `attempts` about, on so many engines (0: those of the configuration),
-    `lent` of which sleep while there is training, and learner devices that share its tokens evenly."""
+    """Simulate a few steps of the run, with so many `attempts` about, on so many engines, `lent` of which sleep while there is
+    training, and learner devices that share its tokens evenly; 0: as many as the configuration has."""
     scenario = scenario_of(config, speeds, engines=engines, learners=learners, lent=lent, attempts=attempts)
     events = io.StringIO()
     outcome = simulate(scenario, events)
@@ -97,14 +90,15 @@ def predict(
 
 
 def scenario_of(
-    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 1, lent: int = 0, attempts: int = ATTEMPTS
+    config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 0, lent: int = 0, attempts: int = ATTEMPTS
 ) -> ScenarioConfig:
     """The simulation of a run."""
     rollout = config.rollout
     steps = attempts // (rollout.groups_per_step * (rollout.group_size + rollout.redundancy))
     no_deadlines = dict.fromkeys(("timeout", "engine_timeout", "environment_timeout"), FOREVER)
     divided = speeds.learner.parallel
-    per_token = speeds.learner.per_token * (1 - divided + divided / learners)
+    ranks = config.learner.mesh.world
+    per_token = speeds.learner.per_token * (1 - divided + divided * ranks / (learners or ranks))
     learner = speeds.learner.model_copy(update={"per_token": per_token})
     return ScenarioConfig(
         name=config.name,
@@ -188,12 +182,12 @@ def _mean(distribution: DistributionConfig) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """So many of the devices for the learner, and so many with an engine each: if these are more than there are, some have
-    both, in turns."""
+    """So many of the devices for the learner, and so many for engines: if these are more than there are, some have both, in
+    turns."""
 
     devices: int
     learners: int
-    engines: int
+    engines: int  # devices of theirs
     seconds: float  # a step, simulated
 
     @property
@@ -212,17 +206,19 @@ class Split:
 def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> Iterator[Split]:
     """Steps of the run on so many devices, `most` of which can train (0: all): co-located first, all in turns; then divided and
     overlapping, from the share of the closed form to where more and fewer learner devices are both slower."""
-    most = most or devices
+    most, each = most or devices, config.engine.devices
+    if devices < each:
+        raise ConfigError(f"--devices {devices}: an engine alone has {each} (engine.options)")
 
     def split(learners: int, engines: int) -> Split:
-        lent = learners + engines - devices
-        plan = predict(config, speeds, engines=engines, learners=learners, lent=lent)
+        lent = -(-(learners + engines - devices) // each)
+        plan = predict(config, speeds, engines=engines // each, learners=learners, lent=lent)
         return Split(devices=devices, learners=learners, engines=engines, seconds=plan.step_seconds)
 
     if config.rollout.policy == "queue" and most == devices:
         yield split(devices, devices)
     found: dict[int, float] = {}
-    best = min(balanced(config, speeds, devices), most) if config.rollout.async_ratio and devices > 1 else 0
+    best = min(balanced(config, speeds, devices), most) if config.rollout.async_ratio and devices > each else 0
     while best:
         for learners in (best, math.floor(best / STRIDE), math.ceil(best * STRIDE)):
             if learners not in found and 0 < learners < devices and learners <= most:
@@ -249,7 +245,7 @@ def divided(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunConfig, S
     threads = best.learners if kind == "cpu" else config.learner.threads
     changes = {
         "placement": placement,
-        "engine": config.engine.model_copy(update={"replicas": best.engines}),
+        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices}),
         "learner": config.learner.model_copy(update={"threads": threads}),
     }
     return config.model_copy(update=changes), best
@@ -262,104 +258,11 @@ def parallel_share(alone: LearnerSpeed, together: LearnerSpeed, devices: int) ->
 
 def balanced(config: RunConfig, speeds: Speeds, devices: int) -> int:
     """How many devices should train, by the closed form."""
-    closed = ClosedForm.of(scenario_of(config, speeds, engines=devices))
+    each = config.engine.devices
+    closed = ClosedForm.of(scenario_of(config, speeds, engines=devices // each, learners=1))
     longest = closed.longest / (1 + closed.ratio)
-    share = best_share(closed.generation / devices, closed.training / devices, longest)
-    return min(max(round(devices * share), 1), devices - 1)
-
-
-# --- the model, and speeds from its size -------------------------------------------------------------------------------
-
-PROMPTS = 256  # that are looked at
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What a plan needs to know of the model and its prompts."""
-
-    parameters: int
-    cached_per_token: int  # numbers in the KV cache
-    prompt_tokens: tuple[int, ...]  # of some prompts
-
-    def memory(self, config: RunConfig) -> dict[str, int]:
-        """Bytes of each part of the run, without activations."""
-        length = max(self.prompt_tokens) + config.rollout.max_turns * config.rollout.sampling.max_tokens
-        sequences = config.engine.replicas * config.engine.slots
-        found = memory_estimate(self.parameters, config)
-        cache = sequences * length * self.cached_per_token * BYTES.get(config.engine.dtype, 4)
-        return {"KV caches, at most": cache, **found, "all": found["all"] + cache}
-
-
-def inspect(config: RunConfig) -> ModelFacts:
-    """Look at a run's model, which is built or fetched if need be, and at its first prompts."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return asyncio.run(_inspect(config, Path(scratch) / "model"))
-
-
-async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
-    from transformers import AutoConfig
-
-    mixture = Mixture.load(config.tasks, config.seed)
-    cluster = LocalCluster(ClusterConfig(), scratch.parent)
-    try:
-        model = await model_directory(cluster, config.model.path, scratch, config.seed)
-    finally:
-        await cluster.close()
-    renderer = Renderer(model)
-    shape = AutoConfig.from_pretrained(model).get_text_config()
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return ModelFacts(
-        parameters=count_parameters(str(model)) or 0,
-        cached_per_token=2 * shape.num_hidden_layers * heads * size,
-        prompt_tokens=tuple(len(renderer.encode_prompt(mixture.next().messages)) for _ in range(PROMPTS)),
-    )
-
-
-EFFICIENCY = 0.4  # of the machine's matrix products, that a model reaches; what our own engine reaches on CPUs
-TRAINING_PASSES = 3  # a backward pass is two forward passes
-
-
-def estimate(config: RunConfig, model: ModelFacts) -> Speeds:
-    """What sizes alone say: weights and cache are read once an iteration, arithmetic goes at a share of this machine's own
-    speed, and answers are of any length up to the limit."""
-    operations, read = machine_limits(config.engine.device, config.engine.threads)
-    size = BYTES.get(config.engine.dtype, 4)
-    token = 2 * model.parameters / (operations * EFFICIENCY)
-    most = config.rollout.sampling.max_tokens
-    return Speeds(
-        engine=EngineSpeed(
-            iteration=model.parameters * size / read,
-            per_sequence=token,
-            per_token=model.cached_per_token * size / read,
-            prefill=token,
-        ),
-        learner=LearnerSpeed(per_token=TRAINING_PASSES * token),
-        prompt_tokens=trace(model.prompt_tokens),
-        response_tokens=DistributionConfig(kind="uniform", mean=most / 2, spread=most / 2, minimum=1),
-    )
-
-
-def machine_limits(device: str, threads: int) -> tuple[float, float]:
-    """Floating-point operations and bytes read a second, measured in a moment."""
-    import torch
-
-    name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    square, long = torch.rand(1024, 1024, device=name), torch.rand(1 << 25, device=name)
-
-    def seconds(work: Callable[[], torch.Tensor]) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            work().flatten()[0].item()  # waits for the device
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    limits = 2 * 1024**3 / seconds(lambda: square @ square), long.nbytes / seconds(lambda: long.sum())
-    torch.set_num_threads(before)
-    return limits
+    share = best_share(closed.generation * each / devices, closed.training / devices, longest)
+    return min(max(round(devices * share), 1), devices - each)
 
 
 def trace(values: Sequence[float], points: int = 100, shared: float = 0.0) -> DistributionConfig:

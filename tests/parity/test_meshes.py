@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.run_config import LEARNT
+from antiphon.simulate.sizes import Architecture
 from antiphon.types import FinishReason, GenerateRequest, Sampling
 from tests.parity.samples_for_tests import sample_of
 from tests.parity.workbench import Workbench
@@ -216,6 +219,25 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, m
     for mine, theirs in zip(ours["plain"], alone["plain"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
+
+
+HELD = [
+    ("llama", {"shard": 3}),
+    ("qwen3", {"shard": 2, "tensor": 2}),
+    ("qwen3", {"pipeline": 2, "tensor": 2}),
+    ("llama", {"pipeline": 2, "pipeline_chunks": 2}),
+    ("mixture", {"shard": 4, "expert": 2}),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), HELD, ids=str)
+def test_ranks_hold_what_a_plan_says(bench, models, model, mesh):
+    runner, members = bench
+    found, settings = runner.run(on_mesh(members, models[model], mesh, "hold")), MeshConfig(**mesh)
+    stages = found[:: settings.world // settings.pipeline]
+    planned = [share.held * LEARNT for share in Architecture.read(Path(models[model])).shares(settings)]
+    assert stages == [(weights, 2 * weights) for weights in planned]
+    assert max(found) == max(stages), "no rank has more than the first of its stage"
 
 
 @pytest.mark.long

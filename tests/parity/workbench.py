@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -51,6 +52,13 @@ class Workbench(Worker):
         self.learner.restore(place)
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
+    def hold(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[int, int]:
+        """Bytes of the weights and of the moments that this rank has after an update."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner._update(batch.updates[0])
+        moments = [value for state in self.learner.optimizer.state.values() for value in state.values() if value.dim()]
+        return _bytes(list(self.learner.model.parameters())), _bytes(moments)
+
     def ask(self, algorithm: AlgorithmConfig, packs: list[Pack]) -> list[list[np.ndarray]]:
         """What is said of packs, and where attention can be read, its rhythm."""
         self.learner.begin(algorithm, OptimizerConfig(), STEPS)
@@ -82,3 +90,8 @@ class Workbench(Worker):
             itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
         )
         return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve}
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    here = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.nbytes for tensor in here)

@@ -163,7 +163,7 @@ def test_what_no_machine_can_do_is_refused_with_the_configuration(project, secti
 )
 def test_what_this_machine_cannot_do_is_refused_before_anything_starts(project, sections, message):
     with pytest.raises(ConfigError) as refused:
-        placed(LocalCluster(ClusterConfig()), load(project.config(**sections), model=RunConfig))
+        placed(LocalCluster(ClusterConfig()).nodes(), load(project.config(**sections), model=RunConfig))
     assert message in str(refused.value)
 
 

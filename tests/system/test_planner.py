@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.config import Config, dump, load
+from antiphon.errors import ConfigError
+from antiphon.learning.config import MeshConfig
 from antiphon.record.timeline import Timeline
 from antiphon.run_config import RunConfig
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import (
     ClosedForm,
-    ModelFacts,
     Speeds,
     best_share,
-    estimate,
     predict,
     scenario_of,
     splits,
@@ -190,14 +190,20 @@ def test_chances_behind_scores_lie_closer_than_the_means():
     assert statistics.stdev(map(statistics.fmean, scores)) > 1.5 * statistics.stdev(truth)
 
 
-def test_sizes_alone_make_speeds():
-    model = ModelFacts(parameters=1_000_000, cached_per_token=1024, prompt_tokens=(10, 20))
-    speeds = estimate(config(), model)
-    assert speeds.learner.per_token == pytest.approx(3 * speeds.engine.prefill)
-    twice = ModelFacts(parameters=2_000_000, cached_per_token=1024, prompt_tokens=(10, 20))
-    memory, larger = model.memory(config()), twice.memory(config())
-    assert larger["all"] - memory["all"] == pytest.approx(memory["all"] - memory["KV caches, at most"])
-    assert predict(config(), speeds).step_seconds > 0
+def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_whole():
+    base = config()
+    wide = base.model_copy(
+        update={
+            "engine": base.engine.model_copy(update={"options": {"tensor_parallel_size": 2}}),
+            "learner": base.learner.model_copy(update={"mesh": MeshConfig(shard=2)}),
+        }
+    )
+    found = [split for split in splits(wide, SPEEDS, 8) if not split.shared]
+    assert found and all(split.engines >= 2 for split in found)
+    own, four = (scenario_of(wide, SPEEDS, learners=learners).learner.per_token for learners in (0, 4))
+    assert own == SPEEDS.learner.per_token == pytest.approx(2 * four), "speeds are those of the ranks there are"
+    with pytest.raises(ConfigError, match="an engine alone has 2"):
+        list(splits(wide, SPEEDS, 1))
 
 
 def test_speeds_are_a_file(tmp_path):

@@ -1,0 +1,100 @@
+"""What the recipes for clusters are foretold to be like, by sizes and data sheets alone: no such cluster has run them.
+
+    python benchmarks/plans.py [RECIPE ...]
+
+For each recipe: memory of the fullest devices, then its own loop, scheduler and pool in virtual time, on as many simulated
+engines as it has. The lower row of two leaves out the hand-over of weights, whose speed was measured on two CPU cores.
+"""
+
+import argparse
+import time
+
+from _common import ROOT, table, write_result
+
+from antiphon.config import load
+from antiphon.run_config import RunConfig
+from antiphon.simulate import sizes
+from antiphon.simulate.devices import DEVICES, drawn
+from antiphon.simulate.planner import Prediction, Speeds, predict
+
+FOLDER = ROOT / "recipes" / "clusters"
+RECIPES = {
+    "dense_7b_8gpu": "h100",
+    "dense_7b_8gpu_colocated": "h100",
+    "dense_32b_64gpu": "h100",
+    "moe_235b_1024gpu": "h200",
+}
+HEADINGS = ["recipe", "s a step", "learner idle", "engines idle", "mean age", "tokens/s", "CPU time"]
+
+
+def main() -> None:
+    """Plan every recipe; print the tables, write the result."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("recipes", nargs="*", default=list(RECIPES))
+    options = arguments.parse_args()
+    figures: dict[str, float] = {}
+    rows: list[list[str]] = []
+    memory: list[list[str]] = []
+    for name in options.recipes:
+        config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
+        device = DEVICES[RECIPES[name]]
+        model, lent = sizes.inspect(config), len(drawn(config, RECIPES[name]).lent.get("engine", ()))
+        speeds = sizes.estimate(config, model, device, lent)
+        for label, known in (name, speeds), (f"{name}, weights at once", at_once(speeds)):
+            began = time.process_time()
+            plan = predict(config, known, lent=lent)
+            took = time.process_time() - began
+            rows.append(row(label, plan, took))
+            figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
+            print(*rows[-1], flush=True)
+        need = sizes.device_memory(model, config, device)
+        figures |= {key(name, part, "gib"): size / 2**30 for part, size in need.items()}
+        memory.append([f"{name}, {RECIPES[name]}", *(f"{size / 2**30:,.1f}" for size in need.values())])
+        for misfit in sizes.misfits(model, config, device):
+            print(f"does not fit: {misfit}")
+    print(table(HEADINGS, rows))
+    print(table(["GiB of each device", *need], memory))
+    if options.recipes == list(RECIPES):
+        print("written:", write_result("plans", figures))
+
+
+def _model(name: str) -> str:
+    """Its directory, wherever this was called."""
+    return str(ROOT / load(FOLDER / f"{name}.yaml", model=RunConfig).model.path)
+
+
+def at_once(speeds: Speeds) -> Speeds:
+    """The same, if weights took no time from learner to engines."""
+    return speeds.model_copy(
+        update={
+            "engine": speeds.engine.model_copy(update={"load": 0.0}),
+            "learner": speeds.learner.model_copy(update={"publish": 0.0}),
+        }
+    )
+
+
+def row(label: str, plan: Prediction, took: float) -> list[str]:
+    """For a person."""
+    age = sum(age * share for age, share in plan.ages.items())
+    idle = f"{plan.learner_idle:.0%}", f"{plan.engines_idle:.0%}"
+    return [label, f"{plan.step_seconds:,.0f}", *idle, f"{age:.2f}", f"{plan.tokens_per_second:,.0f}", f"{took:.0f} s"]
+
+
+def figures_of(label: str, plan: Prediction) -> dict[str, float]:
+    """For the result."""
+    return {
+        key(label, "step_seconds"): plan.step_seconds,
+        key(label, "learner_idle"): plan.learner_idle,
+        key(label, "engines_idle"): plan.engines_idle,
+        key(label, "mean_age"): sum(age * share for age, share in plan.ages.items()),
+        key(label, "tokens_per_second"): plan.tokens_per_second,
+    }
+
+
+def key(*words: str) -> str:
+    """A name for a figure."""
+    return "_".join("".join(letter if letter.isalnum() else " " for letter in word) for word in words).replace(" ", "_")
+
+
+if __name__ == "__main__":
+    main()

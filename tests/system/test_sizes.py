@@ -1,0 +1,223 @@
+"""What sizes alone say: parameters without weights, memory of each device, speeds, and the recipes for clusters."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from antiphon.config import load
+from antiphon.errors import ConfigError
+from antiphon.run_config import RunConfig, count_parameters
+from antiphon.simulate.devices import DEVICES, Device, drawn, find_device
+from antiphon.simulate.planner import predict
+from antiphon.simulate.sizes import (
+    Architecture,
+    ModelFacts,
+    Weight,
+    device_memory,
+    engine_memory,
+    estimate,
+    inspect,
+    learner_memory,
+    misfits,
+)
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = ROOT / "recipes" / "clusters"
+RECIPES = {path.stem: path for path in sorted(CLUSTERS.glob("*.yaml"))}
+PUBLISHED = {  # parameters, and those that a token is computed with, as their makers count them
+    "qwen2.5-7b": (7_615_616_512, 7_615_616_512),
+    "qwen3-32b": (32_762_123_264, 32_762_123_264),
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+}
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MODELS = {
+    "plain": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
+    "mixture": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16)
+    ),
+}
+SMALL = Device(operations=1e12, read=1e12, memory=1e9, link=1e11, network=1e10)
+MODEL = ModelFacts(
+    shape=Architecture(
+        weights=(
+            Weight(shape=(1000, 1000), layers=(0,), cut=0),
+            Weight(shape=(8, 100, 1000), layers=(1,), expert=True),
+        ),
+        layers=2,
+        hidden=100,
+        keys=4,
+        head=32,
+        vocabulary=1000,
+        experts=8,
+        chosen=2,
+    ),
+    prompt_tokens=(10, 20),
+)
+
+
+def config(*overrides, recipe="dense_7b_8gpu"):
+    shape = ROOT / load(RECIPES[recipe], model=RunConfig).model.path
+    return load(RECIPES[recipe], [f"model.path={shape}", *overrides], model=RunConfig)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_parameters_are_counted_alike_with_and_without_weights(make, tmp_path):
+    make().save_pretrained(tmp_path)
+    assert Architecture.read(tmp_path).parameters == count_parameters(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_well_known_models_have_their_well_known_sizes(name):
+    shape = Architecture.read(CLUSTERS / name)
+    assert (shape.parameters, shape.active) == PUBLISHED[name]
+
+
+def test_a_token_is_computed_with_the_experts_that_it_chooses():
+    assert MODEL.shape.parameters == 1_800_000
+    assert MODEL.shape.active == 1_200_000
+
+
+def test_what_a_rank_holds_is_divided_by_the_mesh():
+    one = learner_memory(MODEL, config("learner.mesh={shard: 1}"))
+    for mesh, part in {"{shard: 4}": 4, "{shard: 2, replicate: 2}": 2, "{shard: 2, context: 2}": 4}.items():
+        rank = learner_memory(MODEL, config(f"learner.mesh={mesh}"))
+        assert rank["weights"] == one["weights"] / part == rank["gradients"] == rank["moments"] / 2, mesh
+    cut = learner_memory(MODEL, config("learner.mesh={tensor: 2}"))
+    assert cut["weights"] == 4 * (500_000 + 800_000), "experts are not divided by tensor"
+    staged = learner_memory(MODEL, config("learner.mesh={pipeline: 2}"))
+    assert staged["weights"] == 4 * 1_000_000, "the fullest stage counts"
+    few = learner_memory(MODEL, config("learner.mesh={shard: 16}"))
+    assert few["weights"] == 4 * (63_000 + 100_000), "eight experts are not divided among sixteen ranks"
+
+
+def test_checkpointing_adapters_and_offloading_save_what_they_save():
+    full, base = "learner.gradient_checkpointing=false", learner_memory(MODEL, config())
+    assert learner_memory(MODEL, config(full))["activations"] > base["activations"]
+    assert learner_memory(MODEL, config("learner.lora={rank: 8}"))["moments"] == 0
+    assert learner_memory(MODEL, config("learner.cpu_offload=true"))["weights"] == 0
+    assert learner_memory(MODEL, config("learner.tokens_per_pack=32768"))["activations"] == 2 * base["activations"]
+
+
+def test_a_cache_takes_what_there_is_or_all_that_it_may_need():
+    slots, size = 128, 2 * MODEL.shape.cached_per_token
+    longest = 20 + 8192
+    vllm, native = config(), config("engine.kind=native")
+    assert engine_memory(MODEL, native, SMALL)["KV cache, at most"] == slots * longest * size
+    room = int(SMALL.memory * 0.9) - 3_600_000
+    assert engine_memory(MODEL, vllm, SMALL) == {"weights": 3_600_000, "KV cache, at most": room}
+    assert list(misfits(MODEL, config("learner.tokens_per_pack=16", "learner.logits_chunk=8"), SMALL)) == []
+    assert re.fullmatch("each device of an engine: needs 1 GiB, .*", *misfits_of(native))
+    (line,) = misfits_of(config("rollout.sampling.max_tokens=9000000", "engine.max_length=0"))
+    assert line.startswith("each device of an engine, for one sequence of the longest: needs 9 GiB")
+
+
+def misfits_of(run):
+    return [line for line in misfits(MODEL, run, SMALL) if "engine" in line]
+
+
+def test_a_learner_that_does_not_fit_is_a_line_with_both_numbers():
+    model, run = inspect(config("learner.mesh={shard: 4}")), config("learner.gradient_checkpointing=false")
+    lines = list(misfits(model, run, DEVICES["h100"]))
+    need = device_memory(model, run, DEVICES["h100"])["learner, all"] / 2**30
+    assert f"each learner rank: needs {need:,.0f} GiB, and there are 75" in lines
+
+
+def test_more_devices_are_faster_until_they_wait_for_each_other():
+    def speeds(*overrides, device=DEVICES["h100"]):
+        return estimate(config(*overrides), MODEL, device)
+
+    one, two = speeds(), speeds("engine.options={tensor_parallel_size: 2}")
+    assert one.engine.prefill / 2 < two.engine.prefill
+    assert two.engine.per_token == one.engine.per_token / 2
+    without = Device(operations=989e12, read=1e12)
+    ranks = [speeds(f"learner.mesh={{shard: {n}}}", device=without).learner.per_token for n in (1, 4)]
+    assert ranks[0] == pytest.approx(4 * ranks[1])
+    small = speeds("learner.mesh={shard: 16}", "learner.tokens_per_pack=64")
+    assert small.learner.per_token > 2 * ranks[0] / 16, "gathering takes longer than computing so little"
+    bubble = speeds("learner.mesh={pipeline: 2}", device=without).learner.per_token
+    packs = 64 * 8 * (15 + 4096) / 16384
+    assert bubble == pytest.approx(ranks[0] / 2 * (1 + 1 / packs))
+
+
+def test_a_published_device_is_named_or_the_others_are():
+    with pytest.raises(ConfigError, match="'h1000' is not known; there are a100, h20, h100"):
+        find_device("h1000")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("dense_32b_64gpu", ["engine.replicas=8"], "placement.engine: 4 GPUs an engine, and each runs on 2"),
+        ("dense_7b_8gpu", ["placement.engine=gpu:0-3"], "engines of kind 'vllm' do not give back their memory"),
+        ("dense_32b_64gpu", ["weights.host=127.0.0.1"], "weights.host: the ranks of the learner are on several nodes"),
+        ("dense_32b_64gpu", ["placement.engine=gpu:33-64"], "it cannot run on 2 nodes"),
+    ],
+)
+def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, overrides, message):
+    with pytest.raises(ConfigError) as refused:
+        drawn(config(*overrides, recipe=recipe), "h100")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_recipes_for_clusters_can_be_planned(recipe):
+    run = config(recipe=recipe)
+    gpus = int(re.search(r"_(\d+)gpu", recipe).group(1))
+    device = DEVICES["h200" if gpus == 1024 else "h100"]
+    placement = drawn(run, "h100")
+    used = {
+        (place.node, gpu) for role in ("learner", "engine") for place in placement.places[role] for gpu in place.gpus
+    }
+    assert len(used) == gpus
+    model = inspect(run)
+    lines = [line for line in misfits(model, run, device) if "loads" not in line and "publishes" not in line]
+    assert lines == []
+    lent = len(placement.lent.get("engine", ()))
+    assert lent == (8 if "colocated" in recipe else 0)
+    small = run.model_copy(update={"rollout": run.rollout.model_copy(update={"groups_per_step": 8})})
+    plan = predict(small, estimate(run, model, device, lent), lent=lent, attempts=0)
+    assert plan.step_seconds > 0 and plan.ages[1] > 0.5
+
+
+def antiphon(*arguments, cwd=ROOT):
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from antiphon.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def test_a_directory_without_weights_is_planned_with_and_not_trained(tmp_path):
+    path = str(RECIPES["dense_7b_8gpu"])
+    dry = antiphon("train", path, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "Memory for 7,615,616,512 parameters" in dry.stdout
+    small = json.loads((CLUSTERS / "qwen2.5-7b" / "config.json").read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    (tmp_path / "tokenizer.json").write_text((CLUSTERS / "qwen2.5-7b" / "tokenizer.json").read_text())
+    changes = (f"model.path={tmp_path}", "rollout.groups_per_step=2", "learner.tokens_per_pack=8388608")
+    plan = antiphon("plan", path, *changes, "--device", "h100")
+    assert plan.returncode == 0, plan.stderr
+    assert "seconds a step" in plan.stdout and "memory of each h100" in plan.stdout
+    assert re.search(r"does not fit: each learner rank: needs [\d,]+ GiB, and there are 75", plan.stdout)
+    train = antiphon("train", path, f"model.path={tmp_path}", cwd=tmp_path)
+    assert train.returncode == 2
+    assert "has a config.json and no weights (*.safetensors)" in train.stderr and "Traceback" not in train.stderr
+    assert not (tmp_path / "runs").exists()
