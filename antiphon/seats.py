@@ -91,7 +91,7 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 def _check_devices(config: RunConfig, found: Placement) -> None:
     """`ConfigError` unless each engine has as many GPUs as it runs on, and can leave them to what trains there."""
     engine = config.engine
-    if engine.kind in OWN_MEMORY and found.lent.get("engine"):
+    if engine.kind in OWN_MEMORY and found.shared:
         raise ConfigError(
             f"placement.engine: engines of kind {engine.kind!r} do not give back their memory, and cannot share devices with "
             "what trains: give them others, or use engine.kind = native"

@@ -291,7 +291,7 @@ async def model_directory(cluster: Cluster, path: str, target: Path, seed: int, 
     """Where the model lies: `path` itself, what package.module:function writes to `target`, or a download of a Hugging
     Face id. `DataError` if there are no `weights`; where none are needed, none are downloaded."""
     found = Path(path)
-    if ":" in path:
+    if ":" in path and not found.is_dir():
         builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
         await builder.call("build", path, target, seed)
         await builder.close()

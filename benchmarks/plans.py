@@ -7,7 +7,9 @@ engines as it has. The lower row of two leaves out the hand-over of weights, who
 """
 
 import argparse
+import re
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from _common import ROOT, table, write_result
 
@@ -28,39 +30,41 @@ HEADINGS = ["recipe", "s a step", "learner idle", "engines idle", "mean age", "t
 
 
 def main() -> None:
-    """Plan every recipe; print the tables, write the result."""
+    """Plan every recipe; print the tables, write the results."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("recipes", nargs="*", default=list(RECIPES))
     options = arguments.parse_args()
-    figures: dict[str, float] = {}
-    rows: list[list[str]] = []
-    memory: list[list[str]] = []
+    rows, memory = [], []
     for name in options.recipes:
         config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
         device = DEVICES[RECIPES[name]]
         model, lent = sizes.inspect(config), len(drawn(config, RECIPES[name]).lent.get("engine", ()))
-        speeds = sizes.estimate(config, model, device, lent)
-        for label, known in (name, speeds), (f"{name}, weights at once", at_once(speeds)):
-            began = time.process_time()
-            plan = predict(config, known, lent=lent)
-            took = time.process_time() - began
-            rows.append(row(label, plan, took))
-            figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
-            print(*rows[-1], flush=True)
         need = sizes.device_memory(model, config, device)
-        figures |= {key(name, part, "gib"): size / 2**30 for part, size in need.items()}
+        figures = {key(part, "gib"): size / 2**30 for part, size in need.items()}
         memory.append([f"{name}, {RECIPES[name]}", *(f"{size / 2**30:,.1f}" for size in need.values())])
-        for misfit in sizes.misfits(model, config, device):
-            print(f"does not fit: {misfit}")
+        speeds = sizes.estimate(config, model, device, lent)
+        variants = {"": speeds, "weights at once": at_once(speeds)}
+        with ProcessPoolExecutor(len(variants)) as both:
+            found = both.map(simulated, [(config, known, lent) for known in variants.values()])
+        for label, (plan, took) in zip(variants, found, strict=True):
+            rows.append(row(label or name, plan, took))
+            figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
+        print(*sizes.misfits(model, config, device), sep="\n", flush=True)
+        print("written:", write_result(f"plans_{name}", figures), flush=True)
     print(table(HEADINGS, rows))
     print(table(["GiB of each device", *need], memory))
-    if options.recipes == list(RECIPES):
-        print("written:", write_result("plans", figures))
 
 
 def _model(name: str) -> str:
     """Its directory, wherever this was called."""
     return str(ROOT / load(FOLDER / f"{name}.yaml", model=RunConfig).model.path)
+
+
+def simulated(run: tuple[RunConfig, Speeds, int]) -> tuple[Prediction, float]:
+    """A prediction, and the seconds of a core that it took."""
+    config, known, lent = run
+    began = time.process_time()
+    return predict(config, known, lent=lent), time.process_time() - began
 
 
 def at_once(speeds: Speeds) -> Speeds:
@@ -93,7 +97,7 @@ def figures_of(label: str, plan: Prediction) -> dict[str, float]:
 
 def key(*words: str) -> str:
     """A name for a figure."""
-    return "_".join("".join(letter if letter.isalnum() else " " for letter in word) for word in words).replace(" ", "_")
+    return "_".join(re.findall(r"\w+", " ".join(words)))
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> It
     best = min(balanced(config, speeds, devices), most) if config.rollout.async_ratio and devices > each else 0
     while best:
         for learners in (best, math.floor(best / STRIDE), math.ceil(best * STRIDE)):
-            if learners not in found and 0 < learners < devices and learners <= most:
+            if learners not in found and 0 < learners <= min(devices - each, most):
                 both = split(learners, devices - learners), split(learners, devices)
                 found[learners] = min(each.seconds for each in both)
                 yield from both

@@ -26,7 +26,6 @@ from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import MeshConfig
-from antiphon.learning.models import decoder_layers
 from antiphon.learning.sharding import COLUMNS, ROWS
 from antiphon.run_config import BYTES, LEARNT, RunConfig, memory_estimate
 from antiphon.simulate.devices import Device
@@ -109,7 +108,7 @@ class Architecture:
             queries=shape.num_attention_heads * (head := _head(shape)),
             keys=getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads,
             head=head,
-            columns=chosen * (inner or shape.intermediate_size),
+            columns=chosen * (inner or getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size),
             vocabulary=shape.vocab_size,
             experts=experts,
             chosen=chosen,
@@ -164,7 +163,7 @@ def _head(shape: Any) -> int:
 
 def _weights(model: Any) -> Iterator[Weight]:
     """Of a model on the meta device."""
-    layers = decoder_layers(model)
+    layers = getattr(model.base_model, "layers", ())  # a model that has none of that name is not divided by them
     layer_of = {id(p): (number,) for number, layer in enumerate(layers) for p in layer.parameters()}
     first: tuple[int, ...] = (0,)
     last = (len(layers) - 1,)
@@ -335,7 +334,7 @@ def _room(config: RunConfig, device: Device) -> float:
     return device.memory * float(config.engine.options.get("gpu_memory_utilization", ROOM))
 
 
-def moments_of_need(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+def passing_needs(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """Bytes on a device of the learner at times when it does not train: as a rank begins it loads the whole model in float32,
     and takes its share; as the weights are published, the first rank has them whole, beside its own."""
     if config.learner.mesh.world == 1:
@@ -357,23 +356,25 @@ def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     }.items():
         found |= {f"{who}: {part}": size for part, size in rows.items() if size}
         found[f"{who}, all"] = sum(rows.values())
-    return found | moments_of_need(model, config) | {"there is": int(device.memory)}
+    return found | passing_needs(model, config) | {"there is": int(device.memory)}
 
 
 def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
     """What does not fit on a device, a line each."""
-    needs = {
+    engine = engine_memory(model, config, device)
+    found = {
         "each learner rank": sum(learner_memory(model, config).values()),
-        "each device of an engine": sum(engine_memory(model, config, device).values()),
+        "each device of an engine": sum(engine.values()),
+        **passing_needs(model, config),
     }
+    needs = [(who, need, device.memory) for who, need in found.items()]
     if config.engine.kind in OWN_MEMORY:
-        sequence = model.cache(config) // config.engine.slots // _cuts(model.shape, config)
-        one = engine_memory(model, config, device)["weights"] + sequence
-        if one > _room(config, device):
-            needs["each device of an engine, for one sequence of the longest"] = one
-    for who, need in (needs | moments_of_need(model, config)).items():
-        if need > device.memory:
-            yield f"{who}: needs {need / 2**30:,.0f} GiB, and there are {device.memory / 2**30:,.0f}"
+        longest = model.cache(config) // config.engine.slots // _cuts(model.shape, config)
+        one = "each device of an engine, for one sequence of the longest"
+        needs.append((one, engine["weights"] + longest, _room(config, device)))
+    for who, need, there in needs:
+        if need > there:
+            yield f"{who}: needs {need / 2**30:,.0f} GiB, and there are {there / 2**30:,.0f}"
 
 
 # --- speeds ------------------------------------------------------------------------------------------------------------

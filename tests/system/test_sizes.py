@@ -167,10 +167,10 @@ def test_a_published_device_is_named_or_the_others_are():
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [
-        ("dense_32b_64gpu", ["engine.replicas=8"], "placement.engine: 4 GPUs an engine, and each runs on 2"),
+        ("dense_32b_64gpu", ["engine.replicas=20"], "placement.engine: 2 GPUs an engine, and each runs on 4"),
         ("dense_7b_8gpu", ["placement.engine=gpu:0-3"], "engines of kind 'vllm' do not give back their memory"),
         ("dense_32b_64gpu", ["weights.host=127.0.0.1"], "weights.host: the ranks of the learner are on several nodes"),
-        ("dense_32b_64gpu", ["placement.engine=gpu:33-64"], "it cannot run on 2 nodes"),
+        ("dense_32b_64gpu", ["placement.engine=gpu:22-61"], "it cannot run on 2 nodes"),
     ],
 )
 def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, overrides, message):

@@ -257,6 +257,7 @@ def test_a_bad_override_is_explained(file, override, message):
         (["algorithm.loss=ppo"], "algorithm.loss", "ppo_clip"),
         (["learner.stages=[annotate, update]"], "learner.stages.1", "update_actor"),
         (["engine.kind=vlm"], "engine.kind", "unknown engine 'vlm'"),
+        (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size", "no number of devices"),
         (["cluster.kind=rey"], "cluster.kind", "did you mean 'ray'"),
         (["cluster.kind=ray", "cluster.debug=true"], "cluster.debug", "are processes"),
         (["cluster.address=auto"], "cluster.address", "cluster.kind is local"),
