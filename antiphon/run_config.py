@@ -512,6 +512,8 @@ CHANGEABLE = (
     "engine.options.urls",
     "rollout.workers",
     "learner.threads",
+    "learner.kind",
+    "learner.options",
     "learner.mesh",
     "learner.cpu_offload",
     "grading",
@@ -596,19 +598,17 @@ LEARNT = 4  # bytes of a parameter that is trained, of its gradient and of each 
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     """Bytes that a model of so many parameters takes in each part of a run, on all ranks together, without activations, caches
     and adapters; and on each rank of the learner."""
-    mesh = config.learner.mesh
+    mesh, (weights, gradients) = config.learner.mesh, config.learner.copies
     trained = 0 if config.learner.lora else parameters
     engine = BYTES.get(config.engine.dtype, 4)
     learner = {
-        "learner weights": parameters * LEARNT * mesh.replicate,
-        "learner gradients": trained * LEARNT * mesh.replicate,
+        "learner weights": parameters * LEARNT * weights,
+        "learner gradients": trained * LEARNT * gradients,
         "optimiser moments": 2 * trained * LEARNT * mesh.replicate,
     }
     estimate = {
         **learner,
-        "reference weights": trained * LEARNT * mesh.replicate
-        if "reference_logprobs" in config.algorithm.needed
-        else 0,
+        "reference weights": trained * LEARNT * weights if "reference_logprobs" in config.algorithm.needed else 0,
         **_others(parameters, LEARNT * mesh.replicate, config),
         "engine weights": parameters * engine * config.engine.replicas,
         "weights in transit": trained * LEARNT,
@@ -624,5 +624,6 @@ def _others(parameters: int, size: int, config: RunConfig) -> dict[str, int]:
         own = (count_parameters(critic.path) if critic.path else None) or parameters
         found["critics"] = (1 if config.learner.lora else 4) * own * size * critic.count
     if config.teachers:
-        found["teachers"] = sum((count_parameters(each.path) or parameters) * size for each in config.teachers)
+        weights = LEARNT * config.learner.copies[0]
+        found["teachers"] = sum((count_parameters(each.path) or parameters) * weights for each in config.teachers)
     return found

@@ -89,7 +89,11 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
-    """`ConfigError` unless each engine has as many GPUs as it runs on, and can leave them to what trains there."""
+    """`ConfigError` unless each engine has as many GPUs as it runs on, and can leave them to what trains there, and that to it."""
+    if config.learner.kind == "deepspeed" and found.shared and any(place.gpus for place in found.there("learner")):
+        raise ConfigError(
+            "placement.learner: 'deepspeed' (learner.kind) does not leave its GPUs to engines: share none"
+        )
     engine = config.engine
     if engine.kind in OWN_MEMORY and found.shared:
         raise ConfigError(

@@ -5,13 +5,14 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from antiphon.cluster.base import Cluster, Place
 from antiphon.cluster.placement import Placement
 from antiphon.errors import ConfigError, DataError, WorkerDied
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.learning.ranks import Ranks
 from antiphon.record.events import Events
@@ -73,6 +74,7 @@ async def start_models(
     async def directory(path: str) -> Path:
         return await model_directory(cluster, path, Path(), config.seed) if path else model
 
+    check_installed(config.learner.kind)
     kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
     paths = [await directory(teacher.path) for teacher in config.teachers]
     began = await directory(critic.path if critic else "")
@@ -106,6 +108,12 @@ def check_tokenizers(model: Path, other: Path) -> None:
             f"{other}: its tokenizer is not that of {model} ({token[0]!r} is token {ours.get(token[0])} there and "
             f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared"
         )
+
+
+def check_installed(kind: str) -> None:
+    """`ConfigError` if a kind of learner needs a package that is not here."""
+    if kind in OPTIONS and find_spec(kind) is None:
+        raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install 'antiphon[{kind}]'")
 
 
 def check_mesh(model: Path, mesh: MeshConfig) -> None:

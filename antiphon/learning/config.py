@@ -69,6 +69,14 @@ class MeshConfig(Config):
         """Shares that packs are divided into."""
         return self.replicate * self.shard
 
+    def beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
+        """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
+        if self.shard == 1:
+            yield "mesh.shard", f"1 leaves {kind!r} (learner.kind) nothing to divide: give 2 or more"
+        for axis in ("replicate", "context", "tensor", "pipeline", "expert"):
+            if (ranks := getattr(self, axis)) > 1:
+                yield f"mesh.{axis}", f"{ranks}: {kind!r} (learner.kind) divides among the ranks of mesh.shard alone"
+
     def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
         heads = shape.get("num_attention_heads") or 0
@@ -166,6 +174,15 @@ class LearnerConfig(Config):
         return self
 
     @property
+    def copies(self) -> tuple[int, int]:
+        """How often all ranks together have the weights, and the gradients."""
+        if self.kind != "deepspeed":
+            return self.mesh.replicate, self.mesh.replicate
+        stage = self.options.get("stage", 2)
+        own = 0 if self.lora else 1  # of DeepSpeed's optimiser
+        return own + (1 if stage == 3 else self.mesh.shard), self.mesh.shard if stage == 1 else 1
+
+    @property
     def updates(self) -> int:
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
@@ -181,6 +198,8 @@ class LearnerConfig(Config):
             yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} is of several ranks, and mesh.pipeline is 1"
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
+        if self.kind == "deepspeed":
+            yield from mesh.beside_shard("deepspeed")
 
 
 class CriticConfig(Config):

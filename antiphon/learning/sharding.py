@@ -62,6 +62,10 @@ class WholeModel:
         its layers with `pass_on`."""
         return [backward(pack) for pack in packs]
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss, a sum over tokens."""
+        loss.backward()
+
     def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
         """What is said of each pack."""
         return [ask(pack) for pack in packs]

@@ -52,6 +52,8 @@ class PackLearner(Worker):
     """Holds a model and its optimiser. `begin` a phase, then `step` and `save`. What the model is, and what its loss, is a
     subclass's to say."""
 
+    sharded = ShardedModel  # what it is on several ranks
+
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
         """With a mesh of several ranks, the model is loaded by `join`."""
         torch.set_num_threads(config.threads)
@@ -98,7 +100,7 @@ class PackLearner(Worker):
             make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
-        self.shards = ShardedModel(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
+        self.shards = self.sharded(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
 
     @property
     def attention(self) -> str:
@@ -129,24 +131,28 @@ class PackLearner(Worker):
         self.algorithm = algorithm
         self._balance = algorithm.expert_balance
         self.optimizer_config = optimizer
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        alike: dict[Any, list[torch.nn.Parameter]] = defaultdict(
-            list
-        )  # those of one mesh: the optimiser takes no others at once
-        for parameter in parameters:
-            alike[getattr(parameter, "device_mesh", None)].append(parameter)
-        self.optimizer = torch.optim.AdamW(
-            [{"params": own} for own in alike.values()],
-            lr=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            fused=True,  # one pass over the parameters, no temporaries
-        )
+        self.optimizer = self._optimizer(optimizer)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: rate_at(optimizer, n, total_updates)
         )
-        return sum(p.numel() for p in parameters)
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        """One that has made no step."""
+        alike: dict[Any, list[torch.nn.Parameter]] = defaultdict(
+            list
+        )  # those of one mesh: the optimiser takes no others at once
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                alike[getattr(parameter, "device_mesh", None)].append(parameter)
+        return torch.optim.AdamW(
+            [{"params": own} for own in alike.values()],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,  # one pass over the parameters, no temporaries
+        )
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics, averaged over tokens and updates."""
@@ -225,8 +231,7 @@ class PackLearner(Worker):
                 continue
             try:
                 self.shards.take(name, parameter, weights[name])
-                kept = moments[name].items()
-                self.optimizer.state[parameter] = {key: self._taken(name, parameter, value) for key, value in kept}
+                self._take_moments(name, parameter, moments[name])
             except (KeyError, RuntimeError) as error:
                 raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
         self._set_updates(states[0]["updates"])
@@ -241,6 +246,10 @@ class PackLearner(Worker):
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self.scheduler._last_lr = rates
+
+    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+        """Have the optimiser keep this of a parameter."""
+        self.optimizer.state[parameter] = {key: self._taken(name, parameter, value) for key, value in kept.items()}
 
     def _taken(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """This rank's piece of what is kept of each element of a parameter; a count of steps is one for all."""
@@ -329,11 +338,9 @@ class PackLearner(Worker):
             for name, value in sums.items():
                 totals[name] += value
         totals = defaultdict(float, self.shards.sums(totals))
-        norm = self.shards.clip(self.optimizer_config.max_grad_norm)
+        norm = self._descend()
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
         computed = max(totals.pop("tokens", 0.0), 1.0)
         loss = totals.pop("loss", 0.0)
@@ -341,6 +348,14 @@ class PackLearner(Worker):
         if metrics.get("mixed_share"):
             metrics["mixed_mismatch_kl"] /= metrics["mixed_share"]  # over the flagged tokens alone
         return metrics
+
+    def _descend(self) -> float:
+        """Make a step, if the gradient is finite; returns its norm, before it was clipped."""
+        norm = self.shards.clip(self.optimizer_config.max_grad_norm)
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _targets(self, pack: Pack) -> torch.Tensor:
         """The loss tokens of the pack, [N]."""
@@ -492,7 +507,7 @@ class TorchLearner(PackLearner):
         )
         per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
         loss = (self._tensor(pack.coefficients)[targets] * per_token).sum()
-        loss.backward()
+        self.shards.backward(loss)
         with torch.no_grad():
             difference = inputs.behaviour - logprobs
             mismatch = difference.neg().exp() - 1 + difference  # k3 of KL(behaviour ‖ policy)

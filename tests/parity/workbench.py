@@ -1,6 +1,8 @@
 """A rank that is put into one mesh after another: to import torch takes longer than all else that is done here."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
-from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import Pack, TrainBatch
+from antiphon.types import Pack, TrainBatch, Update
 from antiphon.weights.distributed import open_store
 from antiphon.workers import Worker
 
@@ -33,7 +35,7 @@ class Workbench(Worker):
         """Be a rank of a new learner."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
-        self.learner = TorchLearner(model, config, 0)
+        self.learner = LEARNERS.resolve(config.kind)(model, config, 0)
         if config.mesh.world > 1:
             self.learner.join(rank, where)
 
@@ -68,20 +70,12 @@ class Workbench(Worker):
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
         """What comes of a batch's first update: its gradient, what steps of plain descent move, the losses of AdamW's."""
         learner = self.learner
+        update = batch.updates[0]
         initial = {name: tensor.clone() for name, tensor in learner.shards.named()}
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9), STEPS)
-        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.05)
-        learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
-        update = batch.updates[0]
-        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
-        learner.shards.clip(1e9)  # which completes it
-        gradient = {
-            name: learner.shards.whole(name, parameter.grad).numpy().copy()
-            for name, parameter in learner.model.named_parameters()
-            if parameter.grad is not None
-        }
-        learner.optimizer.zero_grad()
-        plain = [learner._update(update) for _ in range(STEPS)]
+        gradient = self.gradient(update)
+        with self.plain_descent():
+            plain = [learner._update(update) for _ in range(STEPS)]
         moved = {name: tensor.numpy().copy() for name, tensor in learner.shards.named()}
         for name, parameter in learner.model.named_parameters():
             learner.shards.take(name, parameter, initial[name])
@@ -90,6 +84,27 @@ class Workbench(Worker):
             itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
         )
         return {"plain": plain, "gradient": gradient, "moved": moved, "curve": curve}
+
+    def gradient(self, update: Update) -> Arrays:
+        """Of an update that is not made."""
+        learner = self.learner
+        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        learner.shards.clip(1e9)  # which completes it
+        found = {
+            name: learner.shards.whole(name, parameter.grad).numpy().copy()
+            for name, parameter in learner.model.named_parameters()
+            if parameter.grad is not None
+        }
+        learner.optimizer.zero_grad()
+        return found
+
+    @contextmanager
+    def plain_descent(self) -> Iterator[None]:
+        """Have SGD make the updates meanwhile."""
+        learner = self.learner
+        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.05)
+        learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
+        yield
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

@@ -307,6 +307,10 @@ def test_memory_is_counted_per_part(file):
     estimate = memory_estimate(1000, load(file, divided, model=RunConfig))
     assert estimate["learner weights"] == 8000, "two copies, in float32 whatever is computed in"
     assert estimate["each learner rank"] == 1000 * 16 // 8
+    zero = ["learner.kind=deepspeed", "learner.mesh.shard=4"]
+    for stage, weights, gradients in ((1, 5, 4), (2, 5, 1), (3, 2, 1)):
+        estimate = memory_estimate(1000, load(file, [*zero, f"learner.options.stage={stage}"], model=RunConfig))
+        assert estimate["learner weights"] == 4000 * weights and estimate["learner gradients"] == 4000 * gradients
 
 
 def test_parameters_are_counted_without_loading_them(tmp_path):

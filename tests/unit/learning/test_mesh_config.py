@@ -1,10 +1,14 @@
 """Meshes that cannot be, or would mean nothing."""
 
+from importlib.util import find_spec
+
 import pytest
 from pydantic import ValidationError
 
+from antiphon.errors import ConfigError
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.pipeline import schedule
+from antiphon.start import check_installed
 
 SHAPE = {
     "num_attention_heads": 6,
@@ -51,10 +55,30 @@ def test_what_it_can_be_divided_into_is_not(mesh):
         ({"mesh": {"pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
         ({"mesh": {"context_attention": "keys"}}, "mesh.context_attention"),
         ({"cpu_offload": True}, "cpu_offload"),
+        ({"kind": "deepspeed"}, "mesh.shard"),
+        *(
+            ({"kind": "deepspeed", "mesh": {"shard": 2, axis: 2}}, f"mesh.{axis}")
+            for axis in ("replicate", "context", "tensor", "pipeline", "expert")
+        ),
     ],
 )
 def test_options_that_would_be_passed_over_are_named(learner, key):
     assert {found for found, _ in LearnerConfig(**learner).problems()} == {key}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_every_stage_of_zero_can_be(stage, cpu_offload):
+    learner = LearnerConfig(kind="deepspeed", options={"stage": stage}, mesh={"shard": 2}, cpu_offload=cpu_offload)
+    assert not [*learner.problems()]
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
+    with pytest.raises(
+        ConfigError, match=r"learner.kind: 'deepspeed' is not installed: pip install 'antiphon\[deepspeed\]'"
+    ):
+        check_installed("deepspeed")
 
 
 def test_an_axis_has_at_least_one_rank():

@@ -1,0 +1,221 @@
+"""Ranks of DeepSpeed learn what one rank of torch does, at every stage of ZeRO."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.learning.config import LearnerConfig, MeshConfig, OptimizerConfig
+from antiphon.record.audit import audit
+from antiphon.types import Update
+from tests.parity.test_meshes import ALGORITHM, MODELS, apart, batch_for, on_mesh, trained
+from tests.parity.workbench import Arrays, Workbench
+
+pytestmark = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: make parity has it in envs/learners"
+)
+
+
+class ZeroBench(Workbench):
+    """A workbench whose learner may be DeepSpeed's."""
+
+    def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
+        """See `Workbench.open`: DeepSpeed, too, is to know nothing of what was before: not all ranks have seen as much."""
+        from deepspeed.comm import comm
+        from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+        from deepspeed.runtime.zero.partition_parameters import Init
+        from deepspeed.utils import groups
+
+        comm.cdb = groups._WORLD_GROUP = None
+        Init.param_id, DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__ = 0, ([0],)  # what it counts
+        super().open(model, config, rank, where)
+
+    def gradient(self, update: Update) -> Arrays:
+        """See `Workbench.gradient`: a step, which moves nothing, is what makes DeepSpeed forget it."""
+        from deepspeed.utils import safe_get_full_grad
+
+        learner = self.learner
+        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        found = {
+            name: safe_get_full_grad(parameter).numpy().copy()
+            for name, parameter in learner.model.named_parameters()
+            if parameter.requires_grad
+        }
+        for group in learner.optimizer.param_groups:
+            group["lr"] = 0.0
+        learner._descend()
+        return found
+
+    def spoil(self, algorithm, batch) -> tuple[str, bool]:
+        """What is said of a gradient that is not finite, and whether anything else has changed."""
+        learner = self.learner
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 1)
+        (spoiled, parameter), *_ = learner.model.named_parameters()
+        before = {name: tensor.clone() for name, tensor in learner.shards.named()}
+        learner.shards.take(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
+        with pytest.raises(FloatingPointError) as error:
+            learner._update(batch.updates[0])
+        after = dict(learner.shards.named())
+        return str(error.value), all(torch.equal(after[name], before[name]) for name in after if name != spoiled)
+
+    @contextmanager
+    def plain_descent(self) -> Iterator[None]:
+        """See `Workbench.plain_descent`."""
+        zero = self.learner.shards.zero
+        adam = zero.optimizer
+        zero.optimizer = torch.optim.SGD([{"params": group["params"]} for group in adam.param_groups], lr=0.05)
+        self.learner.scheduler = torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda step: 1.0)
+        yield
+        zero.optimizer = adam
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    torch.set_num_threads(1)
+    found = {}
+    for name, make in MODELS.items():
+        torch.manual_seed(3)
+        found[name] = str(tmp_path_factory.mktemp(name))
+        make().save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """Three ranks."""
+
+    async def spawn():
+        cluster = LocalCluster(ClusterConfig())
+        return cluster, [cluster.spawn(f"rank-{rank}", "tests.parity.test_deepspeed:ZeroBench") for rank in range(3)]
+
+    with asyncio.Runner() as runner:
+        cluster, members = runner.run(spawn())
+        yield runner, members
+        runner.run(cluster.close())
+
+
+def alone(model, method, *args, **config):
+    """What one rank of torch makes of it."""
+    bench = Workbench()
+    bench.open(model, LearnerConfig(**config), 0, "")
+    return getattr(bench, method)(*args, ALGORITHM, batch_for(MeshConfig()))
+
+
+@pytest.fixture(scope="module")
+def references(models):
+    return {name: alone(model, "train") for name, model in models.items()}
+
+
+def zero(stage, **config):
+    return {"kind": "deepspeed", "options": {"stage": stage}, **config}
+
+
+CASES = [
+    ("llama", 2, zero(1)),
+    ("llama", 2, zero(2)),
+    ("qwen3", 2, zero(2)),
+    ("llama", 3, zero(3)),
+    ("qwen3", 2, zero(3)),
+    ("mixture", 2, zero(2)),
+    ("mixture", 2, zero(3)),
+    ("llama", 2, zero(1, cpu_offload=True)),
+    ("llama", 2, zero(2, cpu_offload=True)),
+    ("llama", 2, zero(3, cpu_offload=True)),
+    ("llama", 2, zero(2, gradient_checkpointing=True)),
+    ("llama", 2, zero(3, gradient_checkpointing=True)),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "config"), CASES, ids=str)
+def test_ranks_learn_what_one_does(bench, models, references, model, ranks, config):
+    runner, members = bench
+    ours, theirs = runner.run(trained(members, models[model], {"shard": ranks}, **config)), references[model]
+    assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
+    assert apart(ours["moved"], theirs["moved"]) <= 1e-5
+    for mine, expected in zip(ours["plain"], theirs["plain"], strict=True):
+        assert mine == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_ranks_learn_adapters_as_one_does(bench, models, stage):
+    runner, members = bench
+    lora = {"lora": {"rank": 4}}
+    ours = runner.run(trained(members, models["llama"], {"shard": 2}, **zero(stage), **lora))
+    theirs = alone(models["llama"], "train", **lora)
+    assert all("lora" in name for name in ours["gradient"])
+    assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
+    assert apart(ours["moved"], theirs["moved"]) <= 1e-5
+    assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_say_what_one_does(bench, models, stage):
+    runner, members = bench
+    ((expected, rhythm),) = runner.run(on_mesh(members, models["llama"], {}, "ask"))
+    (said, read), *_ = runner.run(on_mesh(members, models["llama"], {"shard": 2}, "ask", **zero(stage)))
+    for mine, theirs in zip([*said, *read], [*expected, *rhythm], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_gradient_that_is_not_finite_moves_nothing(bench, models, stage):
+    runner, members = bench
+    for error, same in runner.run(on_mesh(members, models["llama"], {"shard": 2}, "spoil", **zero(stage))):
+        assert "the update was not made" in error and same
+
+
+ONE = ({}, {})  # rank, of torch
+GONE_ON = {
+    "stage 1, then torch": (({"shard": 2}, zero(1)), ONE),
+    "stage 2, then FSDP": (({"shard": 2}, zero(2)), ({"shard": 2}, {})),
+    "stage 3, then torch": (({"shard": 3}, zero(3)), ONE),
+    "torch, then stage 1": (ONE, ({"shard": 2}, zero(1))),
+    "torch, then stage 3": (ONE, ({"shard": 3}, zero(3))),
+    "stage 2, then stage 3, offloaded": (({"shard": 3}, zero(2)), ({"shard": 2}, zero(3, cpu_offload=True))),
+    "stage 3, offloaded, then stage 2": (({"shard": 2}, zero(3, cpu_offload=True)), ({"shard": 2}, zero(2))),
+    "adapters, stage 3, then torch": (
+        ({"shard": 2}, zero(3, lora={"rank": 4})),
+        ({}, {"lora": {"rank": 4}}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), GONE_ON.values(), ids=GONE_ON)
+def test_what_one_has_saved_another_goes_on_with(bench, models, tmp_path, before, after):
+    runner, members = bench
+    (mesh, config), (other_mesh, other_config) = before, after
+    there, *_ = runner.run(on_mesh(members, models["qwen3"], mesh, "save", tmp_path, **config))
+    elsewhere, *_ = runner.run(on_mesh(members, models["qwen3"], other_mesh, "restore", tmp_path, **other_config))
+    for mine, theirs in zip(elsewhere, there, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_whole_run_goes_on_with_torch(project):
+    def train(learner, *arguments, steps):
+        path = project.config(
+            model={"path": "mytask:build_deep"},
+            learner=learner,
+            rollout={"async_ratio": 1},
+            engine={"replicas": 2},
+            checkpoint={"every": 1},
+            steps=steps,
+        )
+        done = project.run("train", path, *arguments)
+        assert done.returncode == 0, done.stderr
+
+    train(zero(2, mesh={"shard": 2}), steps=3)
+    steps = project.metrics()
+    assert len(steps) == 3
+    assert all(abs(step["learner/mismatch_kl"]) < 0.05 for step in steps), "engines have what the ranks have learned"
+    train({}, "--resume", steps=4)
+    assert project.summary()["steps"] == 4
+    assert not audit(project.folder / "runs" / "run").violations
