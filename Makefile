@@ -29,9 +29,9 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) --durations=10 $(SUITES) tests/unit/cluster
 
-parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with other implementations, every mesh and DeepSpeed with one rank
+parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with other implementations, every mesh and learner with one rank
 	pytest -q --long tests/parity
-	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py
+	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py tests/parity/test_megatron.py
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
 	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere or rollout_worker or join" --kills 60 --seed $(or $(SEED),0)
@@ -91,7 +91,8 @@ envs/vllm/.installed:
 # DeepSpeed's build looks at the torch that is there; its kernels are compiled when they are first used, and none is.
 envs/learners/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv envs/learners
-	envs/learners/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' setuptools wheel
+	envs/learners/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	envs/learners/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,megatron]' setuptools wheel
 	DS_BUILD_OPS=0 envs/learners/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	    --no-build-isolation deepspeed
 	@touch $@

@@ -331,6 +331,10 @@ def _sampling(config: RunConfig) -> Found:
 def _ranks(config: RunConfig) -> Found:
     learner, algorithm = config.learner, config.algorithm
     yield from ((f"learner.{key}", message) for key, message in learner.problems())
+    if config.engine.routed_experts and learner.kind == "megatron":
+        yield "engine.routed_experts", "the megatron learner does not replay what experts the engine chose; torch does"
+    if config.cluster.debug and learner.kind == "megatron":
+        yield "cluster.debug", "each megatron learner is a process of its own"
     if learner.mesh.world == 1:
         return
     if config.cluster.debug:
@@ -511,9 +515,9 @@ CHANGEABLE = (
     "engine.minimum",
     "engine.options.urls",
     "rollout.workers",
-    "learner.threads",
     "learner.kind",
     "learner.options",
+    "learner.threads",
     "learner.mesh",
     "learner.cpu_offload",
     "grading",

@@ -89,10 +89,11 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
-    """`ConfigError` unless each engine has as many GPUs as it runs on, and can leave them to what trains there, and that to it."""
-    if config.learner.kind == "deepspeed" and found.shared and any(place.gpus for place in found.there("learner")):
+    """`ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
+    on_gpus = any(place.gpus for place in found.there("learner"))
+    if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
         raise ConfigError(
-            "placement.learner: 'deepspeed' (learner.kind) does not leave its GPUs to engines: share none"
+            f"placement.learner: {config.learner.kind!r} (learner.kind) does not leave its devices to engines: share none"
         )
     engine = config.engine
     if engine.kind in OWN_MEMORY and found.shared:

@@ -12,7 +12,7 @@ from typing import Any
 from antiphon.cluster.base import Cluster, Place
 from antiphon.cluster.placement import Placement
 from antiphon.errors import ConfigError, DataError, WorkerDied
-from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
+from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.learning.ranks import Ranks
 from antiphon.record.events import Events
@@ -81,7 +81,7 @@ async def start_models(
     for path in {*paths, began} - {model}:
         check_tokenizers(model, path)
     for path in {model, *paths, began}:
-        check_mesh(path, config.learner.mesh)
+        check_mesh(path, config.learner)
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     unadapted = config.learner.model_copy(update={"lora": None})
@@ -116,10 +116,10 @@ def check_installed(kind: str) -> None:
         raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install 'antiphon[{kind}]'")
 
 
-def check_mesh(model: Path, mesh: MeshConfig) -> None:
-    """`ConfigError` unless the model in a directory can be divided among the ranks of a mesh."""
-    for key, message in mesh.misfits(model_shape(model)):
-        raise ConfigError(f"learner.mesh.{key}: of the model at {model}, {message}")
+def check_mesh(model: Path, learner: LearnerConfig) -> None:
+    """`ConfigError` unless the model in a directory can be learned so, on such a mesh."""
+    for key, message in learner.misfits(model_shape(model)):
+        raise ConfigError(f"learner.{key}: of the model at {model}, {message}")
 
 
 @asynccontextmanager

@@ -120,6 +120,45 @@ class MegatronOptions(Config):
     """Cut the optimiser state among the ranks that have the same parameters."""
 
 
+def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
+    """What the megatron learner has not: (key, message)."""
+    mesh = learner.mesh
+    asked = {
+        "lora": (learner.lora is not None, "it trains all weights"),
+        "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer is how it keeps less on each device"),
+        "mesh.replicate": (mesh.replicate > 1, "ranks of mesh.shard all have a copy of the weights"),
+        "mesh.context": (mesh.context > 1, "a pack is on one rank, or on all of mesh.tensor"),
+        "mesh.pipeline_chunks": (mesh.pipeline_chunks > 1, "each rank has one stage"),
+    }
+    for key, (there, instead) in asked.items():
+        if there:
+            yield key, f"is not of the megatron learner: {instead}. Kind torch has it"
+
+
+MEGATRON_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+MEGATRON_POSITIONS = ("default", "linear", "llama3")
+
+
+def megatron_misfits(shape: Mapping[str, Any], mesh: MeshConfig) -> Iterator[tuple[str, str]]:
+    """Why the megatron learner cannot have a model, as its config.json has it: (key, message)."""
+    kind, rope = shape.get("model_type"), shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    positions = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in MEGATRON_MODELS:
+        yield "kind", f"megatron has the models {', '.join(MEGATRON_MODELS)}, and this is a {kind}; torch has it"
+    if positions not in MEGATRON_POSITIONS:
+        yield (
+            "kind",
+            f"megatron has rotary positions {', '.join(MEGATRON_POSITIONS)}, and these are {positions}; torch has it",
+        )
+    if (act := shape.get("hidden_act", "silu")) != "silu":
+        yield "kind", f"megatron has feed-forward blocks gated by silu, and these are by {act}; torch has it"
+    if mesh.tensor > 1 and shape.get("num_experts"):
+        yield (
+            "mesh.tensor",
+            "the megatron learner does not divide a mixture of experts so; mesh.expert and mesh.pipeline do",
+        )
+
+
 OPTIONS: dict[str, type[Config]] = {
     "deepspeed": DeepSpeedOptions,
     "megatron": MegatronOptions,
@@ -200,6 +239,14 @@ class LearnerConfig(Config):
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
         if self.kind == "deepspeed":
             yield from mesh.beside_shard("deepspeed")
+        if self.kind == "megatron":
+            yield from megatron_problems(self)
+
+    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """What of a model, as its config.json has it, cannot be learned so: (key, message)."""
+        yield from ((f"mesh.{key}", message) for key, message in self.mesh.misfits(shape))
+        if self.kind == "megatron":
+            yield from megatron_misfits(shape, self.mesh)
 
 
 class CriticConfig(Config):

@@ -80,9 +80,13 @@ class WholeModel:
 
     def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """All parameters, or those that are trained, whole: on the first rank. All ranks must ask."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.pieces():
             if parameter.requires_grad or not trained:
                 yield name, self.whole(name, parameter)
+
+    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's piece of each parameter that it has a piece of."""
+        yield from self.model.named_parameters()
 
     def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
         """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
@@ -342,15 +346,21 @@ class ShardedModel(WholeModel):
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """See `WholeModel.take`."""
-        if name in self._cut:
-            whole = self._own(whole, self._cut[name][0])
-        if self._is_expert(name):
-            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
+        whole = self._share(name, whole)
         if isinstance(piece, DTensor):
             ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
             parts = whole.chunk(ranks.size())
             whole = parts[ranks.get_local_rank()] if ranks.get_local_rank() < len(parts) else whole[:0]
         _local(piece.detach()).copy_(whole)
+
+    def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """What the ranks that this one shards with have of a tensor together."""
+        if name in self._cut:
+            dim, sizes = self._cut[name]
+            whole = whole.split(sizes, dim)[self.mesh.place("tensor")]
+        if self._is_expert(name):
+            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
+        return whole
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

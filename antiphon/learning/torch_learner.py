@@ -226,12 +226,12 @@ class PackLearner(Worker):
             for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
         ]
         moments = {name: state for part in states for name, state in part["moments"].items()}
-        for name, parameter in self.model.named_parameters():
-            if not parameter.requires_grad:
+        for name, piece in self.shards.pieces():
+            if not piece.requires_grad:
                 continue
             try:
-                self.shards.take(name, parameter, weights[name])
-                self._take_moments(name, parameter, moments[name])
+                self.shards.take(name, piece, weights[name])
+                self._take_moments(name, piece, moments[name])
             except (KeyError, RuntimeError) as error:
                 raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
         self._set_updates(states[0]["updates"])

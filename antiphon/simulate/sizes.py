@@ -233,7 +233,7 @@ async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
         model = await model_directory(cluster, config.model.path, scratch, config.seed, weights=False)
     finally:
         await cluster.close()
-    check_mesh(model, config.learner.mesh)
+    check_mesh(model, config.learner)
     renderer = Renderer(model)
     return ModelFacts(
         shape=Architecture.read(model),

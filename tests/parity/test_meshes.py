@@ -66,9 +66,13 @@ MESHES = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
+    return saved_models(tmp_path_factory)
+
+
+def saved_models(tmp_path_factory, kinds=MODELS):
     torch.set_num_threads(1)
     found = {}
-    for name, make in MODELS.items():
+    for name, make in kinds.items():
         torch.manual_seed(3)
         found[name] = str(tmp_path_factory.mktemp(name))
         make().save_pretrained(found[name])
@@ -78,9 +82,13 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bench():
     """Four ranks, and one that is alone."""
+    yield from ranks()
+
+
+def ranks(kind="tests.parity.workbench:Workbench"):
     with asyncio.Runner() as runner:
         cluster = runner.run(_cluster())
-        yield runner, runner.run(_spawn(cluster))
+        yield runner, runner.run(_spawn(cluster, kind))
         runner.run(cluster.close())
 
 
@@ -88,8 +96,8 @@ async def _cluster():
     return LocalCluster(ClusterConfig())
 
 
-async def _spawn(cluster):
-    return [cluster.spawn(f"rank-{rank}", "tests.parity.workbench:Workbench") for rank in range(4)]
+async def _spawn(cluster, kind):
+    return [cluster.spawn(f"rank-{rank}", kind) for rank in range(4)]
 
 
 def samples():
@@ -145,6 +153,10 @@ async def trained(members, model, mesh, **config):
 
 @pytest.fixture(scope="module")
 def references(models):
+    return alone(models)
+
+
+def alone(models):
     """What one process makes of it."""
     found = {}
     for name, model in models.items():

@@ -77,9 +77,9 @@ class Workbench(Worker):
         with self.plain_descent():
             plain = [learner._update(update) for _ in range(STEPS)]
         moved = {name: tensor.numpy().copy() for name, tensor in learner.shards.named()}
-        for name, parameter in learner.model.named_parameters():
-            learner.shards.take(name, parameter, initial[name])
-        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        for name, piece in learner.shards.pieces():
+            learner.shards.take(name, piece, initial[name])
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5), STEPS)
         curve = list(
             itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
         )
@@ -90,19 +90,23 @@ class Workbench(Worker):
         learner = self.learner
         learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
         learner.shards.clip(1e9)  # which completes it
-        found = {
-            name: learner.shards.whole(name, parameter.grad).numpy().copy()
-            for name, parameter in learner.model.named_parameters()
-            if parameter.grad is not None
-        }
+        found = {name: learner.shards.whole(name, piece).numpy().copy() for name, piece in self.gradients()}
         learner.optimizer.zero_grad()
         return found
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's pieces of them."""
+        return ((name, p.grad) for name, p in self.learner.model.named_parameters() if p.grad is not None)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of this rank."""
+        yield from self.learner.model.parameters()
 
     @contextmanager
     def plain_descent(self) -> Iterator[None]:
         """Have SGD make the updates meanwhile."""
         learner = self.learner
-        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.05)
+        learner.optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
         yield
 

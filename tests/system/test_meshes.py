@@ -85,3 +85,10 @@ def test_a_mesh_that_does_not_fit_the_model_is_refused_before_anything_learns(pr
     assert done.returncode == 2
     assert "learner.mesh.tensor" in done.stderr and "Traceback" not in done.stderr
     assert "step 1" not in done.stdout
+
+
+def test_the_megatron_learner_is_refused_where_it_cannot_be(project):
+    done = train(project, {"kind": "megatron", "mesh": {"tensor": 2}})
+    assert done.returncode == 2
+    assert "antiphon[megatron]" in done.stderr or "CUDA" in done.stderr
+    assert "Traceback" not in done.stderr and "step 1" not in done.stdout

@@ -260,6 +260,13 @@ def test_a_bad_override_is_explained(file, override, message):
         (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size", "no number of devices"),
         (["cluster.kind=rey"], "cluster.kind", "did you mean 'ray'"),
         (["cluster.kind=ray", "cluster.debug=true"], "cluster.debug", "are processes"),
+        (["cluster.debug=true", "learner.kind=megatron"], "cluster.debug", "a process of its own"),
+        (["engine.routed_experts=true", "learner.kind=megatron"], "engine.routed_experts", "does not replay"),
+        (
+            ["learner.kind=megatron", "learner.mesh={shard: 2, replicate: 2}"],
+            "learner.mesh.replicate",
+            "mesh.shard all",
+        ),
         (["cluster.address=auto"], "cluster.address", "cluster.kind is local"),
         (["cluster.kind=ray", "cluster.address=ray://head:10001"], "cluster.address", "neither 'auto' nor host:port"),
         (["rollout.filter=spred"], "rollout.filter", "did you mean 'spread'"),

@@ -81,6 +81,36 @@ def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
         check_installed("deepspeed")
 
 
+@pytest.mark.parametrize(
+    ("learner", "key"),
+    [
+        ({"lora": {}}, "lora"),
+        ({"cpu_offload": True, "mesh": {"shard": 2}}, "cpu_offload"),
+        ({"mesh": {"replicate": 2}}, "mesh.replicate"),
+        ({"mesh": {"context": 2}}, "mesh.context"),
+        ({"mesh": {"pipeline": 2, "pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
+    ],
+)
+def test_what_the_megatron_learner_has_not_is_named(learner, key):
+    assert {found for found, _ in LearnerConfig(kind="megatron", **learner).problems()} == {key}
+    assert not [*LearnerConfig(**learner).problems()]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "key"),
+    [
+        ({}, {"model_type": "gemma3"}, "kind"),
+        ({}, {"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}}, "kind"),
+        ({}, {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}}, "kind"),
+        ({}, {"model_type": "llama", "hidden_act": "gelu"}, "kind"),
+        ({"tensor": 2}, {"model_type": "qwen3_moe"} | SHAPE, "mesh.tensor"),
+    ],
+)
+def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
+    assert {found for found, _ in LearnerConfig(kind="megatron", mesh=mesh).misfits(shape)} == {key}
+    assert not [*LearnerConfig(mesh=mesh).misfits(shape)]
+
+
 def test_an_axis_has_at_least_one_rank():
     with pytest.raises(ValidationError):
         MeshConfig(tensor=0)

@@ -1,0 +1,132 @@
+"""The learner on Megatron-Core learns what one rank of the learner on torch does: on real processes, on a CPU by a shim."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from antiphon.record.audit import audit
+from tests.parity.test_meshes import MODELS, SHAPE, alone, apart, on_mesh, ranks, saved_models, trained
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None,
+    reason="needs the extra megatron: make parity has an environment with it",
+)
+KIND = "tests.parity.megatron_bench:ShimmedLearner"
+PLAIN = {"kind": KIND, "options": {"distributed_optimizer": False}}
+SHARDED = {"kind": KIND, "options": {"distributed_optimizer": True}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    with_biases = {"qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE))}
+    return saved_models(tmp_path_factory, MODELS | with_biases)
+
+
+@pytest.fixture(scope="module")
+def references(models):
+    return alone(models)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    yield from ranks("tests.parity.megatron_bench:MegatronBench")
+
+
+@pytest.fixture(scope="module")
+def one():
+    """One rank of the learner on torch."""
+    for runner, members in ranks():
+        yield runner, members[:1]
+
+
+CASES = [
+    ("llama", {}),
+    ("qwen3", {"tensor": 2}),
+    ("qwen2", {"tensor": 2}),
+    ("llama", {"pipeline": 2}),
+    ("qwen3", {"pipeline": 2}),
+    ("llama", {"shard": 2}),
+    ("qwen3", {"pipeline": 2, "tensor": 2}),
+    ("qwen3", {"shard": 2, "tensor": 2}),
+    ("mixture", {"shard": 2, "expert": 2}),
+    ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), CASES, ids=str)
+def test_it_learns_what_torch_does(bench, models, references, model, mesh):
+    runner, members = bench
+    ours, theirs = runner.run(trained(members, models[model], mesh, **PLAIN)), references[model]
+    found = {name: apart(ours[name], theirs[name]) for name in ("gradient", "moved")}
+    assert max(found.values()) <= 1e-5, found
+    for mine, other in zip(ours["plain"], theirs["plain"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-5, abs=1e-6)
+    assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+
+
+def goes_on(there, elsewhere):
+    for mine, theirs in zip(elsewhere, there, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+SAVED = [
+    ("qwen3", {"pipeline": 2, "tensor": 2}, PLAIN),
+    ("llama", {"shard": 2, "tensor": 2}, SHARDED),
+    ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}, SHARDED),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh", "how"), SAVED, ids=str)
+def test_torch_goes_on_with_what_it_has_saved_and_it_with_what_torch_has(
+    bench, one, models, tmp_path, model, mesh, how
+):
+    (runner, members), (other, alone) = bench, one
+    path = models[model]
+    for place in ("ours", "theirs"):
+        (tmp_path / place).mkdir()
+    there, *_ = runner.run(on_mesh(members, path, mesh, "save", tmp_path / "ours", **how))
+    goes_on(there, other.run(on_mesh(alone, path, {}, "restore", tmp_path / "ours"))[0])
+    shapes = [
+        {name: p.shape for name, p in AutoModelForCausalLM.from_pretrained(at).named_parameters()}
+        for at in (tmp_path / "ours", path)
+    ]
+    assert shapes[0] == shapes[1]
+    there, *_ = other.run(on_mesh(alone, path, {}, "save", tmp_path / "theirs"))
+    goes_on(there, runner.run(on_mesh(members, path, mesh, "restore", tmp_path / "theirs", **how))[0])
+
+
+@pytest.mark.parametrize(("model", "mesh"), [("llama", {"shard": 2}), ("qwen3", {"pipeline": 2, "tensor": 2})], ids=str)
+def test_it_says_what_torch_does(bench, one, models, model, mesh):
+    (runner, members), (other, alone) = bench, one
+    ((says, rhythm),) = other.run(on_mesh(alone, models[model], {}, "ask"))
+    (ours, theirs), *_ = runner.run(on_mesh(members, models[model], mesh, "ask", **SHARDED))
+    for mine, expected in zip([*ours, *theirs], [*says, *(rhythm if theirs else [])], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("how", "exact"), [({"gradient_checkpointing": True}, True), ({"dtype": "bfloat16"}, False)])
+def test_what_saves_memory_changes_nothing_or_little(bench, models, references, how, exact):
+    runner, members = bench
+    ours, theirs = runner.run(trained(members, models["llama"], {"pipeline": 2}, **PLAIN, **how)), references["llama"]
+    assert apart(ours["gradient"], theirs["gradient"]) <= (1e-5 if exact else 0.05)
+
+
+def test_a_run_trains_on_it_and_torch_goes_on(project):
+    path = project.config(
+        model={"path": "mytask:build_deep"},
+        learner={"kind": KIND, "mesh": {"tensor": 2}},
+        rollout={"async_ratio": 1},
+        sft={"steps": 2, "batch_size": 8},
+        checkpoint={"every": 1},
+        steps=3,
+    )
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    mismatches = [step["learner/mismatch_kl"] for step in project.metrics() if "learner/mismatch_kl" in step]
+    assert len(mismatches) == 3 and max(mismatches) < 0.05, "engines have what was learned"
+    more = project.run("train", path, "--resume", "steps=4", "learner.kind=torch", "learner.mesh.tensor=1")
+    assert more.returncode == 0, more.stderr
+    assert project.summary()["steps"] == 4
+    assert not audit(project.folder / "runs" / "run").violations
