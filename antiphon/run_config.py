@@ -21,7 +21,7 @@ from antiphon.config import Config, Problems, load, secret
 from antiphon.engines.config import LOADING, EngineConfig
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
+from antiphon.learning.config import OPTIONS, CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.record.config import RecordConfig
@@ -333,6 +333,11 @@ def _ranks(config: RunConfig) -> Found:
     yield from ((f"learner.{key}", message) for key, message in learner.problems())
     if config.engine.routed_experts and learner.kind == "megatron":
         yield "engine.routed_experts", "the megatron learner does not replay what experts the engine chose; torch does"
+    if algorithm.expert_balance and learner.kind in OPTIONS:
+        yield (
+            "algorithm.expert_balance",
+            f"routers are told to by the torch learner alone, not by {learner.kind!r} (learner.kind)",
+        )
     if config.cluster.debug and learner.kind == "megatron":
         yield "cluster.debug", "each megatron learner is a process of its own"
     if learner.mesh.world == 1:
