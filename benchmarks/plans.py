@@ -34,14 +34,15 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("recipes", nargs="*", default=list(RECIPES))
     options = arguments.parse_args()
-    rows, memory = [], []
+    rows: list[list[str]] = []
+    memory: dict[str, dict[str, int]] = {}
     for name in options.recipes:
         config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
         device = DEVICES[RECIPES[name]]
         model, lent = sizes.inspect(config), len(drawn(config, RECIPES[name]).lent.get("engine", ()))
         need = sizes.device_memory(model, config, device)
         figures = {key(part, "gib"): size / 2**30 for part, size in need.items()}
-        memory.append([f"{name}, {RECIPES[name]}", *(f"{size / 2**30:,.1f}" for size in need.values())])
+        memory[name] = need
         speeds = sizes.estimate(config, model, device, lent)
         variants = {"": speeds, "weights at once": at_once(speeds)}
         with ProcessPoolExecutor(len(variants)) as both:
@@ -52,7 +53,8 @@ def main() -> None:
         print(*sizes.misfits(model, config, device), sep="\n", flush=True)
         print("written:", write_result(f"plans_{name}", figures), flush=True)
     print(table(HEADINGS, rows))
-    print(table(["GiB of each device", *need], memory))
+    parts = [[part, *(f"{of[part] / 2**30:,.1f}" for of in memory.values())] for part in need]
+    print(table(["GiB of each device", *memory], parts))
 
 
 def _model(name: str) -> str:
