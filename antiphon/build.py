@@ -35,7 +35,7 @@ from antiphon.rollout.siblings import Judge, Siblings
 from antiphon.run_config import RunConfig, check_same, check_servers
 from antiphon.seats import placed
 from antiphon.seeds import derive
-from antiphon.start import graders, model_directory, start_models, start_rollouts, start_shards
+from antiphon.start import check_installed, graders, model_directory, start_models, start_rollouts, start_shards
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
@@ -128,6 +128,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
         check_servers(config)
+        check_installed(config.learner.kind)
         mixture = Mixture.load(config.tasks, config.seed)
         examples = Mixture.load(_examples(config), derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)

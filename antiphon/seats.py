@@ -90,10 +90,10 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
     """`ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
-    on_gpus = any(place.gpus for place in found.there("learner"))
+    on_gpus = any(place.gpus for role in found.places for place in found.there(role))
     if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
         raise ConfigError(
-            f"placement.learner: {config.learner.kind!r} (learner.kind) does not leave its devices to engines: share none"
+            f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
     engine = config.engine
     if engine.kind in OWN_MEMORY and found.shared:

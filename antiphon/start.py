@@ -74,7 +74,6 @@ async def start_models(
     async def directory(path: str) -> Path:
         return await model_directory(cluster, path, Path(), config.seed) if path else model
 
-    check_installed(config.learner.kind)
     kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
     paths = [await directory(teacher.path) for teacher in config.teachers]
     began = await directory(critic.path if critic else "")

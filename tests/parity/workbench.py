@@ -72,7 +72,7 @@ class Workbench(Worker):
         learner = self.learner
         update = batch.updates[0]
         initial = {name: tensor.clone() for name, tensor in learner.shards.named()}
-        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9), STEPS)
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.3), STEPS)
         gradient = self.gradient(update)
         with self.plain_descent():
             plain = [learner._update(update) for _ in range(STEPS)]
