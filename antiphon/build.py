@@ -13,6 +13,9 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement
 from antiphon.config import dump
 from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.learning.learner import Models
+from antiphon.learning.remote import RemoteTrainer
+from antiphon.learning.stages import Training
 from antiphon.lease import Lease
 from antiphon.loop import Parts, Run, supervised, training_of
 from antiphon.record.checkpoint import in_place
@@ -22,20 +25,28 @@ from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import Resumption, begin
 from antiphon.record.resume import resume as go_on
-from antiphon.record.run_dir import RunDirectory, writable
+from antiphon.record.run_dir import Life, RunDirectory, writable
 from antiphon.record.trackers import open_trackers
 from antiphon.registry import import_path
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.scheduler import Player
 from antiphon.rollout.shards import Shards
-from antiphon.rollout.siblings import Judge, Siblings
+from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig, check_same, check_servers
 from antiphon.seats import placed
 from antiphon.seeds import derive
-from antiphon.start import check_installed, graders, model_directory, start_models, start_rollouts, start_shards
+from antiphon.start import (
+    check_installed,
+    graders,
+    model_directory,
+    start_models,
+    start_rollouts,
+    start_shards,
+    start_trainer,
+    together,
+)
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.graders import Graders
@@ -45,6 +56,7 @@ from antiphon.tasks.rendering import Renderer
 from antiphon.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.waits import Waits
 from antiphon.weights.base import Exchange, shared_directory
+from antiphon.workers import WorkerHandle
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 
@@ -176,32 +188,41 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         grading, judges = await beside.enter_async_context(graders(cluster, config, waits, view.message, placement))
         if not resume:
             await _check_at_start(config, mixture, grading, view.message)
-        models, learners = await start_models(cluster, model, config, placement)
         response = config.sft.response if config.sft else ""
+        workers: Sequence[WorkerHandle | RemoteTrainer]
+        models: Models | RemoteTrainer
+        training: Training | RemoteTrainer
         pool: EnginePool | Shards
         episodes: Episodes | Shards
-        judge: Judge = grading.score_group
+        siblings: Siblings | None = None
         if config.rollout.workers:
             await beside.aclose()  # each worker has graders of its own
-            pool = episodes = await start_shards(cluster, model, config, directory.logs, waits, events, view.message)
-            renderer, judge = Renderer(model), episodes.score_group
+            trainer, shards = await asyncio.gather(
+                start_trainer(cluster, model, config, directory, waits, placement),
+                start_shards(cluster, model, config, Life(directory, lineage), waits, events, view.message),
+            )
+            models, training, workers = trainer, trainer, [trainer]
+            pool, episodes, renderer = shards, shards, Renderer(model)
         else:
+            models, workers = await start_models(cluster, model, config, placement)
+            training = training_of(config, models.learner, models.reference, models.critics, models.teachers)
             pool, episodes, renderer = await start_rollouts(
                 cluster, model, grading, config, waits, events, stack, view.message, placement
             )
+            siblings = together(episodes, grading, config, waits)
 
         yield Run(
             Parts(
                 config=config,
                 waits=waits,
-                workers=learners,
+                workers=workers,
                 models=models,
-                training=training_of(config, models.learner, models.reference, models.critics, models.teachers),
+                training=training,
                 pool=pool,
                 lease=Lease(models, pool, judges, shared=placement.shared),
                 judges=judges,
                 episodes=episodes,
-                siblings=_siblings(config, episodes, judge, waits),
+                siblings=siblings,
                 mixture=mixture,
                 next_example=lambda: renderer.encode_example(examples.next(), response),
                 validation=validation,
@@ -226,16 +247,10 @@ def _examples(config: RunConfig) -> Sequence[TaskConfig]:
     return (TaskConfig(name="sft", prompts=config.sft.prompts),)
 
 
-def _siblings(config: RunConfig, episodes: Player, judge: Judge, waits: Waits) -> Siblings | None:
-    rollout, tasks = config.rollout, config.judged_together
-    if not tasks:
-        return None
-    return Siblings(episodes, judge, tasks, rollout.group_size, waits, rollout.timeout)
-
-
 def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:
     """Go on with what the run directory has, and say so."""
-    found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message)
+    by_reference = config.rollout.workers > 0
+    found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message, refer=by_reference)
     if config.rollout.deterministic:
         # What is left of a wave would be computed in other company, and differ in the last bit.
         found.returning.kept.clear()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from antiphon.learning.learner import Models
+from antiphon.learning.remote import RemoteTrainer
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.shards import Shards
 
@@ -17,7 +18,7 @@ class Lease:
     """
 
     def __init__(
-        self, models: Models, pool: EnginePool | Shards, judges: Sequence[EnginePool], *, shared: bool
+        self, models: Models | RemoteTrainer, pool: EnginePool | Shards, judges: Sequence[EnginePool], *, shared: bool
     ) -> None:
         self.shared = shared
         self._models = models

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,9 +34,10 @@ from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import restored
 from antiphon.engines.base import InferenceEngine
 from antiphon.errors import StallError
-from antiphon.learning.batch import digest, samples_of, supervised_batch
+from antiphon.learning.batch import supervised_batch
 from antiphon.learning.learner import Models, Scorer, Trainer
-from antiphon.learning.stages import STAGES, Step, Training
+from antiphon.learning.remote import RemoteTrainer
+from antiphon.learning.stages import STAGES, Training
 from antiphon.lease import Lease
 from antiphon.points import reach
 from antiphon.record.checkpoint import draft, name_of, prune, publish
@@ -83,9 +85,9 @@ class Parts:
 
     config: RunConfig
     waits: Waits
-    workers: Sequence[WorkerHandle]  # whose death is the run's; that of an engine is the pool's to mend
-    models: Models
-    training: Training
+    workers: Sequence[WorkerHandle | RemoteTrainer]  # whose death is the run's; that of an engine is the pool's to mend
+    models: Models | RemoteTrainer
+    training: Training | RemoteTrainer
     pool: EnginePool | Shards
     lease: Lease
     judges: Sequence[EnginePool] = ()  # that rewards ask
@@ -356,12 +358,10 @@ class Run:
 
     async def _learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
-        parts = self.parts
-        step = Step(number=number, version=self.version.n, samples=samples_of(groups), training=parts.training)
-        for stage in parts.training.stages:
-            await self._wait(stage(step), "step", "the learner")
-        parts.ledger.batch(digest(step.batches))
-        return step.metrics
+        wait = partial(self._wait, name="step", on="the learner")
+        metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
+        self.parts.ledger.batch(batch)
+        return metrics
 
     async def _publish(self, owner: asyncio.TaskGroup, version: PolicyVersion) -> None:
         """Make the learner's weights known as `version`. Engines load them while the run goes on; a version is published

@@ -20,9 +20,7 @@ from typing import Any
 from antiphon.algorithms.rewards import Controllers, restored
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import AntiphonError, RecordError
-from antiphon.learning.batch import digest, samples_of
 from antiphon.learning.learner import Learner, Models
-from antiphon.learning.stages import Step
 from antiphon.loop import supervised, training_of
 from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import name_of, read_state
@@ -310,10 +308,8 @@ class _Again:
         return scheduler
 
     async def _train(self, groups: Sequence[Group], then: _Take, version: int) -> None:
-        step = Step(number=then.step, version=version, samples=samples_of(groups), training=self._training)
-        for stage in self._training.stages:
-            await stage(step)
-        if then.batch is not None and digest(step.batches) != then.batch:
+        _, batch = await self._training.learn(then.step, version, groups)
+        if then.batch is not None and batch != then.batch:
             raise Difference(f"step {then.step}: the batch is not the one that was trained on")
 
     async def _load(self, life: _Life, step: int) -> None:

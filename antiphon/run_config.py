@@ -391,7 +391,7 @@ def _joining(config: RunConfig) -> Found:
 
 def _workers(config: RunConfig) -> Found:
     """What cannot be divided among rollout workers."""
-    workers, replicas, placement = config.rollout.workers, config.engine.replicas, config.placement
+    workers, replicas = config.rollout.workers, config.engine.replicas
     if not workers:
         return
     if replicas % workers:
@@ -405,15 +405,22 @@ def _workers(config: RunConfig) -> Found:
             "weights.channel",
             "only Ray's own workers read its object store, and engines of rollout.workers are none: use distributed",
         )
+    yield from _beside_workers(config.placement)
+    for index, task in enumerate(config.tasks):
+        if task.judge is not None:
+            yield f"tasks.{index}.judge", "each of rollout.workers would have judge engines of its own: give 0"
+
+
+def _beside_workers(placement: PlacementConfig) -> Found:
     for role in ("reward", "environment", "auto"):
         if getattr(placement, role):
             yield (
                 f"placement.{role}",
                 "rewards and environments run beside their worker: leave it out with rollout.workers",
             )
-    for index, task in enumerate(config.tasks):
-        if task.judge is not None:
-            yield f"tasks.{index}.judge", "each of rollout.workers would have judge engines of its own: give 0"
+    for role in ("reference", "critic", "teacher"):
+        if placement.roles.get(role) == ANYWHERE:
+            yield f"placement.{role}", "'anywhere' is not the node of the learner, where rollout.workers have it be"
 
 
 def _critics(config: RunConfig) -> Found:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
-from antiphon.cluster.placement import ANYWHERE, Placement, resolve
+from antiphon.cluster.placement import ANYWHERE, TRAINING, Placement, resolve
 from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
@@ -46,6 +46,8 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
     _check_devices(config, found)
+    if config.rollout.workers:
+        _check_trainer(found, beside)
     if len({place.node for place in found.there("learner")}) > 1 and config.weights.host == LOOPBACK:
         raise ConfigError(
             "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
@@ -106,6 +108,17 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
             raise ConfigError(
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
                 f"({', '.join(RANKS)} in engine.options)"
+            )
+
+
+def _check_trainer(found: Placement, beside: Place) -> None:
+    """`ConfigError` unless all that the trainer starts is of one node."""
+    home = (found.place("learner") or beside).node
+    for role in TRAINING:
+        if any(place.node != home for place in found.there(role)):
+            raise ConfigError(
+                f"placement.{role}: with rollout.workers all models that are trained or asked are on one node, that of the "
+                "learner's first rank"
             )
 
 

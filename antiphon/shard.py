@@ -6,123 +6,121 @@ done; see `rollout.shards`.
 
 import asyncio
 import itertools
-import threading
-import traceback
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.engines.base import InferenceEngine
-from antiphon.errors import AntiphonError, WorkerDied
 from antiphon.loop import supervised
+from antiphon.questions import STARTED, AnsweringWorker, Does
 from antiphon.record.events import RARE, Events
+from antiphon.record.payloads import Files
+from antiphon.record.run_dir import Life
+from antiphon.rollout.alarms import wording
+from antiphon.rollout.episode import Episodes, Played
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.shards import STARTED, Counts, Word
+from antiphon.rollout.scheduler import Player
+from antiphon.rollout.shards import Counts
 from antiphon.run_config import RunConfig
 from antiphon.seats import Seat
-from antiphon.start import graders, start_rollouts
+from antiphon.start import graders, start_rollouts, together
+from antiphon.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.waits import Waits
-from antiphon.workers import Worker
 
 ENGINES = 1000  # that a worker may have in its life, for each to have a number of its own
 
 
-class RolloutWorker(Worker):
-    """Runs attempts on engines of its own. All that it says, its loop says."""
+class RolloutWorker(AnsweringWorker):
+    """Runs attempts on engines of its own."""
 
     def __init__(
-        self, serial: int, model: str, config: RunConfig, seats: Sequence[Seat], logs: Path | None, listening: bool
+        self,
+        serial: int,
+        model: str,
+        config: RunConfig,
+        seats: Sequence[Seat],
+        life: Life,
+        listening: bool,
     ) -> None:
         """`config` has as many engines as there are `seats`; `listening` says whether anybody reads all events."""
+        self._serial = serial
         self._model = Path(model)
         self._config = config
         self._seats = seats
-        self._logs = logs
+        self._record = life
         self._events = _Told(self._say, listening, serial * ENGINES)
         self._pool: EnginePool | None = None
-        self._does: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._life = self._loop.create_task(self._live())
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        super().__init__()
 
-    def start(self) -> None:
-        """Begin; a word tells when it has started."""
-        self._thread.start()
-
-    def ask(self, key: int, method: str, args: tuple[Any, ...]) -> None:
-        """Do something; a word tells when it is done, and what came of it."""
-        self._loop.call_soon_threadsafe(self._begin, key, method, args)
-
-    def cancel(self, key: int) -> None:
-        """Do something no more."""
-        self._loop.call_soon_threadsafe(self._stop, key)
-
-    def close(self) -> None:
-        """End all that it runs."""
-        self._loop.call_soon_threadsafe(self._life.cancel)
-        if self._thread.is_alive():
-            self._thread.join()
-        self._loop.close()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._life)
-        except asyncio.CancelledError:
-            pass  # it was closed
-        except BaseException as error:  # noqa: BLE001 - the boundary at which its end becomes a message
-            traceback.print_exc()
-            known = isinstance(error, AntiphonError)
-            with suppress(OSError):  # the controller is gone
-                self._say("died", value=error if known else WorkerDied(f"it failed:\n{traceback.format_exc()}"))
+    def _state(self) -> Counts:
+        if (pool := self._pool) is None:
+            return Counts()
+        return Counts(pool.version, pool.engines, pool.generated_tokens, pool.requeued_tokens)
 
     async def _live(self) -> None:
+        waits, config, (directory, lineage) = Waits(), self._config, self._record
+        name = f"rollout-{self._serial}"
         async with AsyncExitStack() as stack:
-            waits, config = Waits(), self._config
-            cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, self._logs)
+            cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, directory.logs / name)
             stack.push_async_callback(cluster.close)
             tell = partial(self._say, "message", STARTED)
             grading, _ = await stack.enter_async_context(graders(cluster, config, waits, tell))
             self._pool, episodes, _ = await start_rollouts(
                 cluster, self._model, grading, config, waits, self._events, stack, tell, seats=self._seats.__getitem__
             )
-            pool = self._pool
-            able: list[Callable[..., Coroutine[Any, Any, Any]]] = [episodes.run, episodes.play, episodes.score]
-            able += [grading.score_group, pool.load, pool.catch_up, pool.lend, pool.take_back]
-            self._does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
-            await supervised([pool.watch(self._ask_for_weights)], self._serve)
-
-    async def _serve(self, owner: asyncio.TaskGroup) -> None:
-        self._owner = owner
-        self._say("result")
-        await asyncio.Event().wait()  # until it is closed
+            files = Files(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
+            stack.push_async_callback(files.close)
+            pool, player = self._pool, together(episodes, grading, config, waits) or episodes
+            keeping = _Keeping(episodes, player, files)
+            able: list[Does] = [
+                keeping.run,
+                player.play,
+                keeping.score,
+                pool.load,
+                pool.catch_up,
+                pool.lend,
+                pool.take_back,
+            ]
+            does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
+            await supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
 
     async def _ask_for_weights(self, engine: InferenceEngine) -> None:
         self._say("stale")
 
-    def _begin(self, key: int, method: str, args: tuple[Any, ...]) -> None:
-        self._tasks[key] = self._owner.create_task(self._answer(key, method, args), name=method)
 
-    async def _answer(self, key: int, method: str, args: tuple[Any, ...]) -> None:
-        try:
-            self._say("result", key, await self._does[method](*args))
-        except AntiphonError as error:
-            self._say("error", key, error)
-        finally:
-            del self._tasks[key]
+class _Keeping:
+    """Plays attempts, keeps what comes of them in `files`, and has references to it instead."""
 
-    def _stop(self, key: int) -> None:
-        if (task := self._tasks.get(key)) is not None:
-            task.cancel()
+    def __init__(self, episodes: Episodes, player: Player, files: Files) -> None:
+        """`episodes` plays attempts of evaluations, `player` all others."""
+        self._episodes = episodes
+        self._player = player
+        self._files = files
 
-    def _say(self, kind: str, key: int = STARTED, value: Any = None) -> None:
-        pool, counts = self._pool, Counts()
-        if pool is not None:
-            counts = Counts(pool.version, pool.engines, pool.generated_tokens, pool.requeued_tokens)
-        self.emit(Word(kind, key, value, counts))
+    async def run(
+        self,
+        prompt: Prompt,
+        attempt: AttemptId,
+        started: PolicyVersion,
+        sampling: Sampling | None = None,
+        priority: int = 0,
+    ) -> Trajectory:
+        """See `Shards.run`. Of an evaluation nothing is kept but the meta."""
+        if attempt.group < 0:
+            return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
+        return await self._keep(await self._player.run(prompt, attempt, started))
+
+    async def score(self, played: Played) -> Trajectory:
+        """See `Shards.score`."""
+        return await self._keep(await self._player.score(played))
+
+    async def _keep(self, trajectory: Trajectory) -> Trajectory:
+        meta = replace(trajectory.meta, wording=wording(trajectory.segments))
+        return await self._files.keep(replace(trajectory, meta=meta))
 
 
 class _Told(Events):

@@ -15,7 +15,9 @@ from antiphon.errors import ConfigError, DataError, WorkerDied
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.learning.ranks import Ranks
+from antiphon.learning.remote import RemoteTrainer
 from antiphon.record.events import Events
+from antiphon.record.run_dir import Life, RunDirectory
 from antiphon.registry import import_path
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
 from antiphon.rollout.config import RolloutConfig
@@ -25,6 +27,7 @@ from antiphon.rollout.gateway.sessions import Model as ModelBehind
 from antiphon.rollout.judge import asking
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.shards import Shard, Shards
+from antiphon.rollout.siblings import Siblings
 from antiphon.rollout.worlds import Worlds
 from antiphon.run_config import RunConfig, check_weights, model_shape
 from antiphon.sandbox.box_config import BoxConfig
@@ -41,6 +44,7 @@ from antiphon.workers import Worker, WorkerHandle
 
 NOWHERE = Placement()  # in particular
 ROLLOUT_WORKER = "antiphon.shard:RolloutWorker"
+TRAINER, TRAINER_WORKER = "trainer", "antiphon.trainer:TrainerWorker"
 
 
 async def start_models(
@@ -96,6 +100,18 @@ async def start_models(
     )
     await asyncio.gather(*meetings)
     return models, handles
+
+
+async def start_trainer(
+    cluster: Cluster, model: Path, config: RunConfig, directory: RunDirectory, waits: Waits, placement: Placement
+) -> RemoteTrainer:
+    """What starts the models with `start_models`, on the learner's node."""
+    at = placement.place("learner")
+    args = (str(model), config, directory, placement)
+    trainer = RemoteTrainer(cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=at and Place(node=at.node)))
+    on, deadline = "the trainer to start its models", config.rollout.timeout
+    await waits.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline)
+    return trainer
 
 
 def check_tokenizers(model: Path, other: Path) -> None:
@@ -204,11 +220,19 @@ async def start_rollouts(
     return pool, episodes, renderer
 
 
+def together(episodes: Episodes, grading: Graders, config: RunConfig, waits: Waits) -> Siblings | None:
+    """What plays the attempts of tasks whose siblings are judged together, and all others, if there are such tasks."""
+    rollout, tasks = config.rollout, config.judged_together
+    if not tasks:
+        return None
+    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, rollout.timeout)
+
+
 async def start_shards(
     cluster: Cluster,
     model: Path,
     config: RunConfig,
-    logs: Path,
+    life: Life,
     waits: Waits,
     events: Events,
     tell: Callable[[str], None],
@@ -228,7 +252,7 @@ async def start_shards(
         place = at and Place(node=at.node, anywhere=at.anywhere)
         serial = next(serials)
         name = f"rollout-{serial}"
-        args = (serial, str(model), own, seats, logs / name, events.on)
+        args = (serial, str(model), own, seats, life, events.on)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
         shard = Shard(handle, number, events, tell)
         await shard.started()

@@ -391,12 +391,19 @@ class Failure:
 class AttemptId(NamedTuple):
     """Which group, which sibling of it, and which try at that sibling. A tuple: it is hashed at every turn."""
 
-    group: int
+    group: int  # below 0: of an evaluation, of which nothing is recorded
     sibling: int
     attempt: int
 
     def __str__(self) -> str:
         return f"{self.group}.{self.sibling}.{self.attempt}"
+
+
+class Wording(NamedTuple):
+    """What is known of the tokens that were sampled, where these are not at hand; see `rollout.alarms`."""
+
+    repetition: float
+    digest: int | None  # None: too few tokens to tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,13 +423,16 @@ class TrajectoryMeta:
     turns: int = 0
     truncated: bool = False
     timing: Timing = Timing()
+    wording: Wording | None = None  # if its payload does not travel with it
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadReference:
-    """Where a payload lives when it does not travel with its meta."""
+    """Where a payload lies when it does not travel with its meta: durable, in a file of the run's record."""
 
-    uri: str
+    file: str
+    attempt: AttemptId  # whose it is there: that which made it
+    digest: int  # see `record.trajectories.digest`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +446,7 @@ class Trajectory:
     def segments(self) -> tuple[Segment, ...]:
         """The segments; `ValueError` when they are held elsewhere."""
         if isinstance(self.payload, PayloadReference):
-            raise ValueError(f"the payload of attempt {self.meta.id} is held at {self.payload.uri}; fetch it first")
+            raise ValueError(f"the payload of attempt {self.meta.id} lies in {self.payload.file}; fetch it first")
         return self.payload
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -204,13 +205,13 @@ def main(descriptor: int, place: tuple[tuple[int, ...], tuple[str, ...]] | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     connection = Connection(descriptor)
     factory, args = pickle.loads(connection.recv_bytes())
-    _live(connection, factory, args)
+    _live(connection, factory, args, alone=True)
 
 
-def _live(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
-    """The worker's end of the pipe."""
+def _live(connection: Connection, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
+    """The worker's end of the pipe; `alone` in a process."""
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, inbox, alone), daemon=True).start()
     try:
         serve(factory, args, inbox, connection.send_bytes)
     finally:
@@ -219,9 +220,14 @@ def _live(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def _listen(connection: Connection, inbox: Inbox) -> None:
+def _listen(connection: Connection, inbox: Inbox, alone: bool) -> None:
+    gone = alone
     with suppress(EOFError, OSError):  # the controller is gone
         while (content := connection.recv_bytes()) != END:
             for message in pickle.loads(content):
                 inbox.put(message)
+        gone = False
     inbox.put(None)
+    if gone:  # nobody is there to end by force what does not end by itself
+        time.sleep(GRACE)
+        os._exit(1)

@@ -28,7 +28,7 @@ from antiphon.algorithms.advantages import (
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.algorithms.rhythm import amplified
-from antiphon.learning.batch import build_batch, pack_samples, split_packs
+from antiphon.learning.batch import build_batch, digest, pack_samples, samples_of, split_packs
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Scorer, Trainer
 from antiphon.registry import Registry
@@ -44,6 +44,7 @@ from antiphon.types import (
     TOKEN_AGE,
     VALUES,
     FloatArray,
+    Group,
     Pack,
     Sample,
     Streams,
@@ -58,6 +59,13 @@ STAGES = Registry(
         for name in ("annotate", "rewards", "advantages", "update_critics", "update_actor")
     },
 )
+
+
+Wait = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+async def _at_will(work: Awaitable[Any]) -> Any:
+    return await work
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +83,16 @@ class Training:
     stages: Sequence["Stage"]
     max_tokens: int  # of one completion
     controllers: Controllers = field(default_factory=Controllers)
+
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], wait: Wait = _at_will
+    ) -> tuple[dict[str, float], str]:
+        """Take step `number`, after `version`, through the stages; each is waited for with `wait`. Returns the metrics, and the
+        digest of what the learner was given."""
+        step = Step(number=number, version=version, samples=samples_of(groups), training=self)
+        for stage in self.stages:
+            await wait(stage(step))
+        return step.metrics, digest(step.batches)
 
 
 @dataclass(slots=True, kw_only=True)

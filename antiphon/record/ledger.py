@@ -1,9 +1,9 @@
 """The ledger: what became of every prompt, group, attempt and step of a run, in `ledger.db`; and their trajectories.
 
 The scheduler says what happens, as it happens; that costs a line in memory. `commit` makes everything said so far durable
-at once: trajectories first, in a Parquet file of their own, then all rows in one transaction. What is trained on was
-committed before. A crash so loses what was said since the last commit, and every attempt that it leaves alive is called
-lost by the next life of the run.
+at once: trajectories first, in a Parquet file of their own unless they lie in one, then all rows in one transaction. What is
+trained on was committed before. A crash so loses what was said since the last commit, and every attempt that it leaves alive is
+called lost by the next life of the run.
 
 One writer a run: a second one is refused as long as the first lives.
 """
@@ -24,7 +24,15 @@ from antiphon.points import reach
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
 from antiphon.record.run_dir import sync, unwritable
-from antiphon.types import AttemptId, AttemptStatus, GroupOutcome, PolicyVersion, Prompt, Trajectory
+from antiphon.types import (
+    AttemptId,
+    AttemptStatus,
+    GroupOutcome,
+    PayloadReference,
+    PolicyVersion,
+    Prompt,
+    Trajectory,
+)
 
 INTERVAL = 5.0  # seconds between commits that nobody waits for
 
@@ -57,7 +65,7 @@ class Store:
         except BaseException:
             self._lock.close()
             raise
-        self._files = 1 + max((int(file.stem) for file in self.rollouts.glob("*.parquet")), default=-1)
+        self._files = 1 + max((int(file.stem) for file in self.rollouts.glob("[0-9]*.parquet")), default=-1)
 
     def write(self, lineage: int, batch: Batch) -> None:
         """Make a batch durable: all of it or nothing."""
@@ -98,8 +106,8 @@ class Store:
         many("INSERT OR REPLACE INTO balance VALUES (?, ?, ?)", [(lineage, *row) for row in batch.balance.items()])
 
     def _played(self, lineage: int, played: Sequence[tuple[int, Trajectory]]) -> list[tuple[Any, ...]]:
-        """Write the trajectories to a file, and return the rows that point to it."""
-        kept = [trajectory for _, trajectory in played if trajectory.segments]
+        """Write the trajectories that lie nowhere yet to a file, and return the rows that point to it."""
+        kept = [each for _, each in played if each.payload and not isinstance(each.payload, PayloadReference)]
         name = f"{self._files:06d}.parquet"
         if kept:
             trajectories.write(self.rollouts / name, lineage, kept)
@@ -117,8 +125,8 @@ class Store:
                 meta.prompt_tokens,
                 meta.completion_tokens,
                 meta.timing.finished - meta.timing.queued,
-                name if trajectory.segments else None,
-                trajectories.digest(trajectory) if trajectory.segments else None,
+                _file(trajectory, name),
+                trajectories.digest(trajectory) if trajectory.payload else None,
                 *meta.id,
             )
             for arrival, trajectory in played
@@ -129,6 +137,13 @@ class Store:
         """Let others write."""
         self.connection.close()
         self._lock.close()
+
+
+def _file(trajectory: Trajectory, name: str) -> str | None:
+    """Where a trajectory lies; `name` if it was written just now."""
+    if isinstance(trajectory.payload, PayloadReference):
+        return trajectory.payload.file
+    return name if trajectory.payload else None
 
 
 Caller = Callable[..., Awaitable[None]]

@@ -19,7 +19,7 @@ from antiphon.errors import RecordError
 from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import newest, read_state, set_aside_later
 from antiphon.record.ledger import Store
-from antiphon.types import AttemptId, Prompt, Trajectory
+from antiphon.types import AttemptId, PayloadReference, Prompt, Trajectory
 
 Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
 
@@ -91,9 +91,11 @@ def begin(store: Store) -> None:
         db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?, NULL)", (code_version(),))
 
 
-def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None]) -> Resumption:
+def resume(
+    store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None], *, refer: bool = False
+) -> Resumption:
     """Open the next lineage. `max_age` is the age up to which a trajectory may be trained on; `tell` hears what was passed
-    over. `RecordError` if no checkpoint is whole."""
+    over; with `refer` the payloads of what returns stay where they are. `RecordError` if no checkpoint is whole."""
     checkpoint = newest(checkpoints, tell)
     set_aside_later(checkpoint)
     state = read_state(checkpoint)
@@ -118,34 +120,38 @@ def resume(store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], 
         checkpoint=checkpoint,
         lineage=lineage,
         state=state,
-        returning=returning(store.connection, store.rollouts, lineage, version, version - max_age),
+        returning=returning(store.connection, store.rollouts, lineage, version, version - max_age, refer=refer),
         lost=sum(count for _, count in lost),
     )
 
 
 def returning(
-    db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int
+    db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
 ) -> Returning:
     """What lives before `lineage` have finished with versions up to `newest_version` that still stand, started at
-    `oldest_start` or later."""
+    `oldest_start` or later; with `refer`, by reference."""
     rows = db.execute("SELECT lineage, parent, version FROM lineages").fetchall()
     lineages = Lineages({number: (parent, version) for number, parent, version in rows})
     finished = db.execute(
-        "SELECT a.lineage, a.grp, a.sibling, a.try, a.started, a.newest, a.file, a.origin, p.task, p.id, p.epoch"
+        "SELECT a.lineage, a.grp, a.sibling, a.try, a.started, a.newest, a.file, a.digest, a.origin, p.task, p.id, p.epoch"
         " FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts p USING (prompt)"
         " WHERE a.lineage < ? AND a.started >= ? AND a.newest <= ? AND a.file IS NOT NULL AND a.score IS NOT NULL"
         " ORDER BY a.lineage, a.grp, a.sibling, a.try",
         (lineage, oldest_start, newest_version),
     )
     content = cache(lambda file: trajectories.read(rollouts / file))
+    metas = cache(lambda file: trajectories.read_metas(rollouts / file))
     found_all = Returning()
-    for life, group, sibling, attempt, started, newest_token, file, origin, *identity in finished:
+    for life, group, sibling, attempt, started, newest_token, file, digest, origin, *identity in finished:
         if not lineages.stands(life, newest_token, lineage):
             continue
         origin = origin or f"{life}:{group}.{sibling}.{attempt}"
         made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
-        found = content(file)
-        kept = Kept(started, origin, file, found[made_by])
+        if refer:
+            found = Trajectory(meta=metas(file)[made_by], payload=PayloadReference(file, made_by, digest))
+        else:
+            found = content(file)[made_by]
+        kept = Kept(started, origin, file, found)
         task, name, epoch = identity
         found_all.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
     return found_all

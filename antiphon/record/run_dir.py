@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from antiphon.errors import ConfigError, RecordError
 from antiphon.points import reach
@@ -78,6 +78,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def rollouts(self) -> Path:
+        """Trajectories."""
+        return self.path / "rollouts"
+
+    @property
     def logs(self) -> Path:
         """What workers print."""
         return self.path / "logs"
@@ -103,6 +108,13 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace the summary."""
         write_json(self.summary, summary)
+
+
+class Life(NamedTuple):
+    """What writes to a run's record now."""
+
+    directory: RunDirectory
+    lineage: int
 
 
 def _clear(path: Path) -> None:

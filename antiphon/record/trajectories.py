@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 import msgspec
@@ -23,6 +23,7 @@ from antiphon.types import (
     AttemptId,
     AttemptStatus,
     Failure,
+    PayloadReference,
     PolicyVersion,
     Score,
     Segment,
@@ -32,6 +33,7 @@ from antiphon.types import (
     Trajectory,
     TrajectoryMeta,
     Turn,
+    Wording,
 )
 
 _STREAM = pa.struct(
@@ -63,7 +65,7 @@ SCHEMA = pa.schema(
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
-def write(path: Path, lineage: int, trajectories: Sequence[Trajectory]) -> None:
+def write(file: Path | IO[bytes], lineage: int, trajectories: Sequence[Trajectory]) -> None:
     """Write the trajectories of attempts of `lineage`. The file is not yet durable."""
     rows = [
         (trajectory.meta, index, segment, len(trajectory.segments))
@@ -90,7 +92,7 @@ def write(path: Path, lineage: int, trajectories: Sequence[Trajectory]) -> None:
     ]
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
     # Hardly a log-prob comes twice: dictionaries would take half of the time, and of the file.
-    pq.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
+    pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
 _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
@@ -98,6 +100,8 @@ _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
 
 def digest(trajectory: Trajectory) -> int:
     """A CRC-32 of what makes a trajectory what it is for the learner."""
+    if isinstance(trajectory.payload, PayloadReference):
+        return trajectory.payload.digest
     found = 0
     for segment in trajectory.segments:
         for name in _PER_TOKEN:
@@ -126,6 +130,11 @@ def read(path: Path) -> dict[AttemptId, Trajectory]:
     return {attempt: Trajectory(meta=metas[attempt], payload=tuple(found[attempt])) for attempt in found}
 
 
+def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
+    """The metas of the trajectories of a file, by attempt; no token is read."""
+    return {meta.id: meta for meta in map(_meta, pq.read_table(path, columns=["meta"]).column("meta").to_pylist())}
+
+
 def _meta(text: str) -> TrajectoryMeta:
     fields = _decode(text)
     return TrajectoryMeta(
@@ -138,6 +147,7 @@ def _meta(text: str) -> TrajectoryMeta:
             "score": msgspec.convert(fields["score"], Score),
             "failure": fields["failure"] and Failure(**fields["failure"]),
             "timing": Timing(**fields["timing"]),
+            "wording": Wording(*found) if (found := fields.get("wording")) else None,
         }
     )
 

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from antiphon.tasks.suspicions import MARK
-from antiphon.types import Group, IntArray, ScoreStatus, Trajectory, TrajectoryMeta
+from antiphon.types import Group, IntArray, PayloadReference, ScoreStatus, Segment, Trajectory, TrajectoryMeta, Wording
 
 WINDOW = 512  # answers of a task that are kept, the newest
 FEWEST = 64  # answers that it takes to say something
@@ -162,7 +162,7 @@ class Watch:
         for group in groups:
             if looked >= EACH_STEP:
                 break
-            self._task(group.prompt.task).answers.extend(map(_answer, group.trajectories))
+            self._task(group.prompt.task).answers.extend(filter(None, map(_answer, group.trajectories)))
             looked += len(group.trajectories)
 
     def look(self) -> tuple[dict[str, float], list[Alarm]]:
@@ -181,15 +181,24 @@ class Watch:
         return self._tasks.setdefault(name, _Task())
 
 
-def _answer(trajectory: Trajectory) -> Answer:
-    meta = trajectory.meta
-    sampled = [segment.tokens[segment.loss_mask] for segment in trajectory.segments]
+def wording(segments: Sequence[Segment]) -> Wording:
+    """All that is looked at of tokens."""
+    sampled = [segment.tokens[segment.loss_mask] for segment in segments]
     tokens = np.concatenate(sampled)[:LONGEST] if sampled else np.empty(0, np.int32)
+    return Wording(repetition(tokens), crc32(tokens.tobytes()) if len(tokens) >= TELLING else None)
+
+
+def _answer(trajectory: Trajectory) -> Answer | None:
+    meta, said = trajectory.meta, trajectory.meta.wording
+    if said is None:
+        if isinstance(trajectory.payload, PayloadReference):  # of a life that had its payload at hand
+            return None
+        said = wording(trajectory.payload)
     return Answer(
         group=meta.id.group,
         score=meta.score.value or 0.0,
         length=meta.completion_tokens,
-        repetition=repetition(tokens),
-        digest=crc32(tokens.tobytes()) if len(tokens) >= TELLING else None,
+        repetition=said.repetition,
+        digest=said.digest,
         marks=frozenset(part.removeprefix(MARK) for part in meta.score.parts if part.startswith(MARK)),
     )

@@ -1,29 +1,24 @@
-"""Rollout workers, as the controller sees them: attempts go there, trajectories come back.
+"""Rollout workers, as the controller sees them: attempts go there, references to trajectories come back.
 
 Each worker runs what otherwise runs beside the loop: episodes, environments, rewards, and a share of the engines with a pool of
-its own. A group goes to one worker, where the prefix of its prompt is. The attempts of a worker that dies begin again on the
-others, as the same attempts; another worker takes its place.
+its own; what comes of them it keeps in files of the record. A group goes to one worker, where the prefix of its prompt is.
+The attempts of a worker that dies begin again on the others, as the same attempts; another worker takes its place.
 """
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from antiphon.errors import AntiphonError, StallError, WorkerDied
+from antiphon.errors import StallError, WorkerDied
+from antiphon.questions import Asked, Word
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import Played
 from antiphon.rollout.pool import PAUSES
-from antiphon.tasks.base import Transcript
-from antiphon.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Score, Trajectory, WeightsUpdate
-from antiphon.waits import Waits, fail, succeed
+from antiphon.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
+from antiphon.waits import Waits
 from antiphon.workers import WorkerHandle
-
-STARTED = 0  # the question that every worker is asked first: has it started?
 
 
 class Counts(NamedTuple):
@@ -35,16 +30,7 @@ class Counts(NamedTuple):
     requeued_tokens: int = 0
 
 
-class Word(NamedTuple):
-    """What a worker says."""
-
-    kind: str  # result, error, stale, message, event or died
-    key: int  # of the question, if it is an answer
-    value: Any
-    counts: Counts
-
-
-class Shard:
+class Shard(Asked):
     """One worker. To `load`, it is like an engine."""
 
     def __init__(self, handle: WorkerHandle, number: int, events: Events, tell: Callable[[str], None]) -> None:
@@ -53,63 +39,38 @@ class Shard:
         self.counts = Counts()
         self.open: Counter[str] = Counter()  # group -> its attempts there
         self.on_stale: Callable[[Shard], None] = lambda shard: None  # an engine there lacks the newest weights
-        self._handle = handle
         self._events = events
         self._tell = tell
-        self._keys = itertools.count(STARTED + 1)
         self._engines: set[int] = set()  # their numbers
-        self._answers: dict[int, asyncio.Future[Any]] = {STARTED: asyncio.get_running_loop().create_future()}
-        handle.on_event(self._hear)
-        handle.on_death(self._end)
-        handle.send("start")
+        super().__init__(handle)
 
     @property
     def version(self) -> int:
         """What all of its engines hold."""
         return self.counts.version
 
-    async def started(self) -> None:
-        """Return once it can be asked."""
-        await self._answers[STARTED]
-
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give weights to those of its engines that lack them."""
         await self.ask("catch_up", update, mode)
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """The answer to a question; others are answered meanwhile. Cancelling this cancels what the worker does for it."""
-        key, answer = next(self._keys), asyncio.get_running_loop().create_future()
-        self._answers[key] = answer
-        try:
-            self._handle.send("ask", key, method, args)
-            return await answer
-        finally:
-            del self._answers[key]
-            if answer.cancelled():
-                with suppress(AntiphonError):  # it is dead
-                    self._handle.send("cancel", key)
-
     def kill(self) -> None:
         """End it by force, and its engines with it."""
-        self._handle.kill()
+        super().kill()
         for engine in sorted(self._engines):
             self._events.add("lost", engine=engine)
         self._engines.clear()
 
     def _hear(self, word: Word) -> None:
-        self.counts = word.counts
+        self.counts = word.state
         match word.kind:
-            case "result" | "error" if (answer := self._answers.get(word.key)) is not None:
-                (succeed if word.kind == "result" else fail)(answer, word.value)
             case "stale":
                 self.on_stale(self)
             case "message":
                 self._tell(word.value)
             case "event":
                 self._note(*word.value)
-            case "died":
-                self.kill()
-                self._end(word.value)
+            case _:
+                super()._hear(word)
 
     def _note(self, event: str, what: dict[str, Any]) -> None:
         if "request" in what and what["request"].partition(".")[0] not in self.open:
@@ -119,10 +80,6 @@ class Shard:
         elif event in ("lost", "retired"):
             self._engines.discard(what["engine"])
         self._events.add(event, **what)
-
-    def _end(self, error: AntiphonError) -> None:
-        for answer in self._answers.values():
-            fail(answer, error)
 
 
 class Shards:
@@ -278,7 +235,7 @@ class Shards:
         sampling: Sampling | None = None,
         priority: int = 0,
     ) -> Trajectory:
-        """See `Episodes.run`."""
+        """As `Episodes.run` and, where siblings are judged together, as `Siblings.run`. What comes back is durable."""
         return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
 
     async def play(
@@ -288,18 +245,11 @@ class Shards:
         return await self._ask(str(attempt.group), "play", prompt, attempt, started, sampling)
 
     async def score(self, played: Played) -> Trajectory:
-        """See `Episodes.score`. The tokens stay here."""
-        scored = await self._ask(str(played.attempt.group), "score", replace(played, segments=()))
-        return played.trajectory(scored.meta.score, asyncio.get_running_loop().time())
-
-    async def score_group(
-        self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
-    ) -> Sequence[Score]:
-        """See `Graders.score_group`."""
-        return await self._ask("", "score_group", prompt, transcripts, scores)
+        """See `Episodes.score`. What comes back is durable."""
+        return await self._ask(str(played.attempt.group), "score", played)
 
     async def _ask(self, group: str, method: str, *args: Any) -> Any:
-        """The answer of the worker that has the group, if it is for one; of another if that one dies."""
+        """The answer of the worker that has the group; of another if that one dies."""
         while True:
             shard = await self._home(group)
             shard.open[group] += 1
@@ -317,5 +267,5 @@ class Shards:
         while not self._shards:
             self._arrived.clear()
             await self._wait(self._arrived.wait(), "worker", "a rollout worker to take the place of the last")
-        having = [shard for shard in self._shards if group and group in shard.open]
+        having = [shard for shard in self._shards if group in shard.open]
         return min(having or self._shards, key=lambda shard: shard.open.total() / max(shard.counts.engines, 1))

@@ -1,8 +1,12 @@
-"""Whole runs whose episodes, environments and rewards are sharded over rollout workers."""
+"""Whole runs whose episodes, environments and rewards are sharded over rollout workers, and whose models are a trainer's."""
 
 import json
 import os
+import re
 import signal
+import sqlite3
+import textwrap
+from contextlib import closing
 from importlib.util import find_spec
 
 import psutil
@@ -10,10 +14,16 @@ import pytest
 import yaml
 
 from antiphon import build
+from antiphon.cluster.base import Gpu, Node
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
 from antiphon.config import import_folder, load
 from antiphon.errors import ConfigError
 from antiphon.record.audit import audit
+from antiphon.record.forensics import why
+from antiphon.replay import replay
 from antiphon.run_config import RunConfig
+from antiphon.seats import placed
 from antiphon.simulate.chaos import Books
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
@@ -41,6 +51,17 @@ def books_of(project, steps):
     return books
 
 
+def payloads_of(project, workers):
+    """Where the payloads of what was trained on lie: all of them in files of so many workers, none in the controller's."""
+    run = project.folder / "runs" / "run"
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        trained = db.execute("SELECT grp, sibling, try, file FROM attempts WHERE status = 'trained'").fetchall()
+    assert len({file[: -len("-000000.parquet")] for *_, file in trained}) == workers
+    assert not list((run / "rollouts").glob("[0-9]*")), "the controller had tokens to write"
+    attempt = ".".join(map(str, trained[0][:3]))
+    assert {"trajectory", "segment 0, turn 0", "token 2"} <= dict(why(run, f"{attempt}@2")).keys()
+
+
 def train(project, *, resume=False, **sections):
     path = project.config(**sections)
     import_folder(path)
@@ -54,6 +75,7 @@ def test_environments_and_groups_that_are_judged_together(project):
     tasks = [task | {"group_reward": "mytask:places"}, LENGTHS]
     train(project, steps=8, tasks=tasks, rollout=schedule(max_turns=3), **TWO)
     assert len(books_of(project, 8).engines) == 2
+    payloads_of(project, workers=2)
     assert all(step["engines/live"] == 2 for step in project.metrics())
     workers = {}
     for line in (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines():
@@ -70,8 +92,10 @@ def test_a_sampler_of_your_own(project):
         "    for _ in range(group.expected):\n"
         "        await group.reward(await group.generate(temperature=0.5))\n"
     )
-    train(project, rollout=schedule(sampler="mysampler:one_by_one", redundancy=0), **TWO)
+    warm = {"steps": 2, "batch_size": 4}
+    train(project, rollout=schedule(sampler="mysampler:one_by_one", redundancy=0), sft=warm, **TWO)
     books_of(project, 3)
+    payloads_of(project, workers=2)
 
 
 def test_a_resumed_run_may_have_other_workers(project):
@@ -80,6 +104,8 @@ def test_a_resumed_run_may_have_other_workers(project):
     assert audit(project.folder / "runs" / "run").violations == []
     assert [step["step"] for step in project.metrics()] == [*range(1, 8)]
     assert all(step["age/max"] <= 1 for step in project.metrics())
+    run = project.folder / "runs" / "run"
+    assert replay(run, load(run / "config.yaml", model=RunConfig)) == 7, "the batches are those that the trainer made"
 
 
 def kill(process, worker):
@@ -115,8 +141,74 @@ def test_a_worker_and_an_engine_of_another_are_killed(project):
     books = books_of(project, project.summary()["steps"])
     assert books.engines.keys() == {0, 1000, 1001, 2000} and books.gone == {0, 1000}
     assert min(books.engines[1001], books.engines[2000]) > 0, "they hold newer weights"
+    nobody_is_left(project)
+
+
+def nobody_is_left(project):
+    """Processes of workers that were killed end by themselves."""
     left = [child for child in psutil.process_iter() if str(project.folder) in " ".join(output_of(child))]
-    assert not psutil.wait_procs(left, timeout=60)[1], "engines of the worker that was killed"
+    assert not psutil.wait_procs(left, timeout=60)[1]
+
+
+# Orders that are carried out once, by whoever comes to it first: a file is the order.
+KILLS = """
+    import os
+    import signal
+    from pathlib import Path
+
+    import mytask
+    from antiphon import points
+    from antiphon.learning.torch_learner import TorchLearner
+
+    def ordered(who):
+        try:
+            Path(__file__).with_name(who).unlink()
+            return True
+        except FileNotFoundError:
+            return False
+
+    class Lengths(mytask.Lengths):
+        inline = True  # in the rollout worker
+
+        def reset(self, seed):
+            if ordered("rollout"):
+                points.arm("rollouts.write", 2)
+            return super().reset(seed)
+
+    class Learner(TorchLearner):
+        steps = 0
+
+        def step(self, batch):
+            self.steps += 1
+            if self.steps == 2 and ordered("trainer"):
+                os.kill(os.getppid(), signal.SIGKILL)
+            elif self.steps == 3 and ordered("rank"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(batch)
+"""
+
+
+def test_a_worker_that_writes_the_trainer_and_one_of_its_ranks_are_killed(project):
+    """In mid-write and in mid-step. What was not whole is not there, and the run goes on, at a checkpoint where it must."""
+    (project.folder / "kills.py").write_text(textwrap.dedent(KILLS))
+    for who in ("rollout", "trainer", "rank"):
+        (project.folder / who).touch()
+    learner = {"kind": "kills:Learner", "mesh": {"shard": 2}}
+    path = project.config(
+        steps=4,
+        tasks=[LENGTHS | {"environment": "kills:Lengths"}],
+        rollout=schedule(max_turns=3, workers=1),
+        learner=learner,
+        checkpoint={"every": 1},
+    )
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    for worker in ("rollout-0", "trainer", "learner-rank-[01]"):
+        assert re.search(f"worker {worker} was killed by SIGKILL", done.stdout), done.stdout
+    run = project.folder / "runs" / "run"
+    assert audit(run).violations == [] and project.summary()["lineage"] == 2
+    assert [file.name[:10] for file in (run / "rollouts").glob(".*")] == [".lineage-0"], "what the worker had begun"
+    nobody_is_left(project)
 
 
 @pytest.mark.ray
@@ -140,6 +232,10 @@ def test_on_ray(project):
         ),
         ({"placement": {"reward": "cpu:1"}}, "placement.reward: rewards and environments run beside their worker"),
         ({"placement": "auto"}, "placement.auto: "),
+        (
+            {"placement": {"critic": "anywhere"}, "cluster": {"kind": "ray"}},
+            "placement.critic: 'anywhere' is not the node",
+        ),
         ({"tasks": [LENGTHS | {"judge": {"path": "x"}, "reward": "judge"}]}, "tasks.0.judge: each of rollout.workers"),
     ],
 )
@@ -149,3 +245,34 @@ def test_what_cannot_be_divided_is_refused(project, sections, message):
     with pytest.raises(ConfigError) as refused:
         load(path, model=RunConfig)
     assert message in str(refused.value)
+
+
+class TwoNodes(LocalCluster):
+    """As a Ray of two machines would say."""
+
+    def nodes(self):
+        return [Node(name, cores=(0, 1), gpus=(Gpu("0", "h800"), Gpu("1", "h800"))) for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("placement", "role"),
+    [
+        ({"learner": "node0.gpu:0, node1.gpu:0"}, "learner"),
+        ({"learner": "node1.gpu:0-1", "critic": "node0.gpu:0-1"}, "critic"),
+        ({"teacher": "node1.gpu:0-1"}, "teacher"),
+    ],
+)
+def test_models_are_on_the_node_of_their_trainer(project, placement, role):
+    sections = {"rollout": {"workers": 1}, "learner": {"mesh": {"shard": 2}}, "weights": {"channel": "distributed"}}
+    sections |= {"algorithm": {"recipe": "ppo"}, "critic": {"count": 1}} if role == "critic" else {}
+    sections |= (
+        {"teachers": [{"path": str(project.model)}], "algorithm": {"teacher_coefficient": 1}}
+        if role == "teacher"
+        else {}
+    )
+    config = load(project.config(placement=placement, **sections), model=RunConfig)
+    with pytest.raises(ConfigError, match=f"placement.{role}: with rollout.workers all models"):
+        placed(TwoNodes(ClusterConfig()), config)
+    apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"workers": 0})})
+    if role != "learner":
+        assert placed(TwoNodes(ClusterConfig()), apart).there(role)

@@ -126,9 +126,11 @@ def test_a_turn_outside_its_segment_is_refused():
 
 
 def test_a_payload_behind_a_reference_says_where_it_is():
-    trajectory = Trajectory(meta=meta(), payload=PayloadReference("ray://object/17"))
+    trajectory = Trajectory(
+        meta=meta(), payload=PayloadReference("lineage-0-rollout-1-000002.parquet", AttemptId(1, 0, 0), 7)
+    )
     assert trajectory.meta.score.value == 1.0  # the scheduler needs no payload
-    with pytest.raises(ValueError, match=r"attempt 3\.1\.0 is held at ray://object/17"):
+    with pytest.raises(ValueError, match=r"attempt 3\.1\.0 lies in lineage-0-rollout-1-000002.parquet"):
         _ = trajectory.segments
 
 

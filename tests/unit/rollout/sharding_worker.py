@@ -1,6 +1,7 @@
 """A rollout worker that answers at once, or never."""
 
-from antiphon.rollout.shards import STARTED, Counts, Word
+from antiphon.questions import STARTED, Word
+from antiphon.rollout.shards import Counts
 from antiphon.workers import Worker
 
 

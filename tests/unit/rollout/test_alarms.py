@@ -23,6 +23,7 @@ from antiphon.rollout.alarms import (
     measures,
     raised,
     repetition,
+    wording,
 )
 from antiphon.types import (
     AttemptId,
@@ -30,6 +31,7 @@ from antiphon.types import (
     Failure,
     Group,
     GroupOutcome,
+    PayloadReference,
     PolicyVersion,
     Prompt,
     Sampling,
@@ -240,6 +242,24 @@ def test_few_answers_say_nothing() -> None:
         ]
     )
     assert watch.look() == ({"reward/ungraded": 0.0, "reward/alarms": 0.0}, [])
+
+
+def test_tokens_need_not_be_at_hand() -> None:
+    """Who has them says what alarms need of them; what nobody has looked at yet is left out."""
+    random = np.random.default_rng(0)
+    here = [trajectory(number, 0, float(number % 2), random.integers(0, 4, 40).tolist()) for number in range(FEWEST)]
+    known = [replace(each.meta, wording=wording(each.segments)) for each in here]
+    lie = PayloadReference("lineage-0-rollout-0-000000.parquet", AttemptId(0, 0, 0), 0)
+    there = [Trajectory(meta=meta, payload=lie) for meta in known]
+    unknown = [Trajectory(meta=each.meta, payload=lie) for each in here]
+
+    def measured(trajectories: list[Trajectory]) -> dict[str, float]:
+        watch, prompt = Watch(), Prompt(id="p", task="t", messages=())
+        for each in trajectories:
+            watch.trained([Group(id=0, prompt=prompt, trajectories=(each,), outcome=GroupOutcome.COMPLETE)])
+        return watch.look()[0]
+
+    assert measured(there + unknown) == measured(here)
 
 
 @given(st.dictionaries(st.sampled_from([*THRESHOLDS, "stuffed"]), st.floats(-1, 1)))

@@ -1,0 +1,163 @@
+"""Trajectories that are kept where they end: one file for what comes together, and references to it."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from antiphon import points
+from antiphon.errors import RecordError
+from antiphon.record import trajectories
+from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.payloads import Files, Payloads
+from antiphon.types import (
+    AttemptId,
+    AttemptStatus,
+    Group,
+    GroupOutcome,
+    PayloadReference,
+    PolicyVersion,
+    Prompt,
+    Sampling,
+    Score,
+    Segment,
+    Trajectory,
+    TrajectoryMeta,
+    Turn,
+    Wording,
+)
+
+NOW = PolicyVersion(2, 0)
+PROMPT = Prompt(id="task/1", task="task", messages=())
+
+
+def made(sibling, length=4):
+    segment = Segment(
+        tokens=np.arange(length, dtype=np.int32) + sibling,
+        loss_mask=np.ones(length, np.bool_),
+        logprobs=np.full(length, -0.5, np.float32),
+        versions=np.zeros(length, np.int32),
+        turns=(Turn(start=0, stop=length, sampling=Sampling(max_tokens=9)),),
+    )
+    meta = TrajectoryMeta(
+        id=AttemptId(1, sibling, 0),
+        prompt_id=PROMPT.id,
+        task=PROMPT.task,
+        started=NOW,
+        newest=NOW,
+        status=AttemptStatus.FINISHED,
+        score=Score.of(1.0),
+        wording=Wording(0.25, 7),
+    )
+    return Trajectory(meta=meta, payload=(segment,))
+
+
+def group(*members):
+    return Group(id=1, prompt=PROMPT, trajectories=members, outcome=GroupOutcome.COMPLETE)
+
+
+def kept(folder, *siblings):
+    async def body():
+        files = Files(folder, "lineage-2-rollout-0", 2)
+        return await asyncio.gather(*(files.keep(made(sibling)) for sibling in siblings))
+
+    return asyncio.run(body())
+
+
+@pytest.fixture
+def held():
+    """The first file is not written to its end before this is set."""
+    release, first = threading.Event(), threading.Event()
+
+    def look(point, path):
+        if point == "rollouts.write" and not first.is_set():
+            first.set()
+            assert release.wait(60)
+
+    points.watch(look)
+    yield first, release
+    points.watch(None)
+
+
+def test_what_ends_while_a_file_is_written_goes_into_the_next(tmp_path, held):
+    first, release = held
+
+    async def body():
+        files = Files(tmp_path, "lineage-2-rollout-0", 2)
+        alone = asyncio.create_task(files.keep(made(0)))
+        await asyncio.to_thread(first.wait, 60)
+        others = [asyncio.create_task(files.keep(made(sibling))) for sibling in (1, 2, 3)]
+        await asyncio.sleep(0)
+        alone.cancel()
+        others[0].cancel()
+        assert [file.name[0] for file in tmp_path.iterdir()] == ["."], "a file that is not whole has no name of its own"
+        release.set()
+        rest = await asyncio.gather(*others[1:])
+        await files.close()
+        return rest
+
+    rest = asyncio.run(body())
+    assert [each.payload.file for each in rest] == ["lineage-2-rollout-0-000001.parquet"] * 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"lineage-2-rollout-0-00000{n}.parquet" for n in (0, 1)]
+    assert len(trajectories.read(tmp_path / "lineage-2-rollout-0-000001.parquet")) == 3, (
+        "who was cancelled takes nobody along"
+    )
+
+
+def test_what_is_fetched_is_what_was_kept(tmp_path):
+    referred = kept(tmp_path, 0, 1)
+    taken_over = trajectories.renamed(referred[1], AttemptId(8, 0, 0))
+    (fetched,) = Payloads(tmp_path).fetch([group(referred[0], taken_over, made(2))])
+    assert [each.meta for each in fetched.trajectories] == [made(0).meta, taken_over.meta, made(2).meta]
+    for sibling, each in enumerate(fetched.trajectories):
+        assert trajectories.digest(each) == trajectories.digest(made(sibling))
+    assert trajectories.read_metas(tmp_path / referred[0].payload.file)[AttemptId(1, 0, 0)] == made(0).meta
+
+
+def test_what_is_not_as_it_was_recorded_is_not_trained_on(tmp_path):
+    (referred,) = kept(tmp_path, 0)
+    trajectories.write(tmp_path / referred.payload.file, 2, [made(0, length=5)])
+    with pytest.raises(
+        RecordError, match=r"rollout-0-000000.parquet: the trajectory of attempt 1\.0\.0 is not the one"
+    ):
+        Payloads(tmp_path).fetch([group(referred)])
+    (tmp_path / referred.payload.file).unlink()
+    with pytest.raises(RecordError, match="cannot be read where the learner is: "):
+        Payloads(tmp_path).fetch([group(referred)])
+
+
+def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
+    with pytest.raises(RecordError, match="cannot be written"):
+        kept(tmp_path / "nowhere", 0)
+
+
+def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_path):
+    async def body():
+        store = Store(tmp_path)
+        referred = (await Files(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
+        ledger = Ledger(store, Events(), lineage=2, run=at_once)
+        ledger.admit(1, PROMPT, NOW)
+        for sibling, payload in enumerate((referred, made(1).payload, ())):
+            ledger.start(AttemptId(1, sibling, 0), NOW)
+            ledger.play(replace(made(sibling), payload=payload))
+        ledger.start(AttemptId(1, 3, 0), NOW)
+        older = PayloadReference("lineage-1-rollout-4-000007.parquet", AttemptId(5, 0, 0), 99)
+        ledger.take_over(replace(made(3), payload=older), "1:5.0.0", older.file)
+        await ledger.commit()
+        rows = store.connection.execute("SELECT file, digest, origin FROM attempts ORDER BY sibling").fetchall()
+        await ledger.close()
+        return referred, rows
+
+    referred, rows = asyncio.run(body())
+    own = trajectories.digest(made(1))
+    assert rows == [
+        (referred.file, referred.digest, None),
+        ("000000.parquet", own, None),
+        (None, None, None),
+        ("lineage-1-rollout-4-000007.parquet", 99, "1:5.0.0"),
+    ]
+    Store(tmp_path).close()  # numbers its files on
+    assert len(list((tmp_path / "rollouts").iterdir())) == 2
