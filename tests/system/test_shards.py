@@ -272,7 +272,7 @@ def test_models_are_on_the_node_of_their_trainer(project, placement, role):
     )
     config = load(project.config(placement=placement, **sections), model=RunConfig)
     with pytest.raises(ConfigError, match=f"placement.{role}: with rollout.workers all models"):
-        placed(TwoNodes(ClusterConfig()), config)
+        placed(TwoNodes(ClusterConfig()).nodes(), config)
     apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"workers": 0})})
     if role != "learner":
-        assert placed(TwoNodes(ClusterConfig()), apart).there(role)
+        assert placed(TwoNodes(ClusterConfig()).nodes(), apart).there(role)
