@@ -154,9 +154,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         store = Store(directory.path)
         stack.callback(store.close)
         directory.write_config(dump(config))
-        view.start(
-            config.name, f"{config.rollout.capacity} groups alive, asynchronous ratio {config.rollout.async_ratio:g}"
-        )
+        asynchronous = f"asynchronous ratio {config.rollout.async_ratio:g}"
+        view.start(config.name, f"{config.rollout.capacity} groups alive, {asynchronous}")
         stack.callback(view.close)
         resumption = _resume(store, directory, config, view) if resume else None
         if resumption is None:
@@ -173,9 +172,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         events = Events(asyncio.get_running_loop().time, sink)
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
-        exchange = Exchange(
-            shared_directory(config.name, config.weights.directory), config.weights.channel, config.weights.host
-        )
+        place = shared_directory(config.name, config.weights.directory)
+        exchange = Exchange(place, config.weights.channel, config.weights.host)
         stack.callback(shutil.rmtree, exchange.directory)
 
         waits = Waits()

@@ -61,7 +61,7 @@ STAGES = Registry(
 )
 
 
-Wait = Callable[[Awaitable[Any]], Awaitable[Any]]
+Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # with a deadline
 
 
 async def _at_will(work: Awaitable[Any]) -> Any:

@@ -147,10 +147,8 @@ def returning(
             continue
         origin = origin or f"{life}:{group}.{sibling}.{attempt}"
         made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
-        if refer:
-            found = Trajectory(meta=metas(file)[made_by], payload=PayloadReference(file, made_by, digest))
-        else:
-            found = content(file)[made_by]
+        lies = PayloadReference(file, made_by, digest)
+        found = Trajectory(meta=metas(file)[made_by], payload=lies) if refer else content(file)[made_by]
         kept = Kept(started, origin, file, found)
         task, name, epoch = identity
         found_all.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)

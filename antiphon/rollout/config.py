@@ -86,8 +86,8 @@ class RolloutConfig(Config):
     engine_restarts: int = Field(3, ge=0)
     """Dead engines that are replaced in one run; of dead rollout workers as many, and as many engines in the life of each."""
     workers: int = Field(0, ge=0)
-    """Processes that run episodes, environments and rewards, each with its share of the engines, on the node where these are; 0
-    runs all that beside the loop, and the engines wherever they are placed."""
+    """Processes that run episodes, environments and rewards, each with its share of the engines, on the node where these are;
+    stages of a step then run on the learner's node. 0 runs all that beside the loop, and engines wherever they are placed."""
     environment_timeout: float = Field(120.0, gt=0.0)
     """Seconds an environment may take to reset or to step; then the attempt has failed."""
     episode_tokens: int = Field(0, ge=0)
