@@ -165,11 +165,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
         for tracker in trackers:
             stack.callback(tracker.close)
-        sink = None
-        if config.record.events:
-            stack.callback(write_trace, directory.events, directory.trace)
-            sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
-        events = Events(asyncio.get_running_loop().time, sink)
+        events = _events(config, directory, stack)
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
         place = shared_directory(config.name, config.weights.directory)
@@ -236,6 +232,15 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
                 view=view,
             )
         )
+
+
+def _events(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack) -> Events:
+    """What notes events; in the end, if they are wanted, a trace is made of them."""
+    sink = None
+    if config.record.events:
+        stack.callback(write_trace, directory.events, directory.trace)
+        sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
+    return Events(asyncio.get_running_loop().time, sink)
 
 
 def _examples(config: RunConfig) -> Sequence[TaskConfig]:

@@ -102,6 +102,7 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
         "kimi_tau": Setting(0.1, *NOT_NEGATIVE),
         "aggregation": Setting("token_mean", ("sequence_mean_token_sum",), ("mean",)),
         "entropy_coefficient": Setting(0.0, (-1.0, 1.0)),
+        "expert_balance": Setting(0.0, *NOT_NEGATIVE),
         "streams": Setting((), (("values",),), (("entropy",),)),
     },
     PreferenceConfig: {
