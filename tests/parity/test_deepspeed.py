@@ -1,6 +1,5 @@
 """Ranks of DeepSpeed learn what one rank of torch does, at every stage of ZeRO."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,12 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.cluster.config import ClusterConfig
-from antiphon.cluster.local import LocalCluster
-from antiphon.learning.config import LearnerConfig, MeshConfig, OptimizerConfig
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.record.audit import audit
 from antiphon.types import Update
-from tests.parity.test_meshes import ALGORITHM, MODELS, apart, batch_for, deviations, kept, on_mesh, trained
+from tests.parity.test_meshes import alone, apart, deviations, kept, on_mesh, saved_models, trained
+from tests.parity.test_meshes import ranks as ranks_of
 from tests.parity.workbench import Arrays, Workbench
 
 pytestmark = pytest.mark.skipif(
@@ -78,39 +76,17 @@ class ZeroBench(Workbench):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    torch.set_num_threads(1)
-    found = {}
-    for name, make in MODELS.items():
-        torch.manual_seed(3)
-        found[name] = str(tmp_path_factory.mktemp(name))
-        make().save_pretrained(found[name])
-    return found
+    return saved_models(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def bench():
-    """Three ranks."""
-
-    async def spawn():
-        cluster = LocalCluster(ClusterConfig())
-        return cluster, [cluster.spawn(f"rank-{rank}", "tests.parity.test_deepspeed:ZeroBench") for rank in range(3)]
-
-    with asyncio.Runner() as runner:
-        cluster, members = runner.run(spawn())
-        yield runner, members
-        runner.run(cluster.close())
-
-
-def alone(model, method, *args, **config):
-    """What one rank of torch makes of it."""
-    bench = Workbench()
-    bench.open(model, LearnerConfig(**config), 0, "")
-    return getattr(bench, method)(*args, ALGORITHM, batch_for(MeshConfig()))
+    yield from ranks_of(f"{__name__}:{ZeroBench.__name__}")
 
 
 @pytest.fixture(scope="module")
 def references(models):
-    return {name: alone(model, "train") for name, model in models.items()}
+    return alone(models)
 
 
 def zero(stage, **config):
@@ -152,7 +128,7 @@ def test_ranks_learn_adapters_as_one_does(bench, models, stage):
     runner, members = bench
     lora = {"lora": {"rank": 4}}
     ours = runner.run(trained(members, models["llama"], {"shard": 2}, **zero(stage), **lora))
-    theirs = alone(models["llama"], "train", **lora)
+    theirs = alone({"llama": models["llama"]}, **lora)["llama"]
     assert all("lora" in name for name in ours["gradient"])
     assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
     assert apart(ours["moved"], theirs["moved"]) <= 1e-5

@@ -153,12 +153,12 @@ def references(models):
     return alone(models)
 
 
-def alone(models):
+def alone(models, **config):
     """What one process makes of it."""
     found = {}
     for name, model in models.items():
         bench = Workbench()
-        bench.open(model, LearnerConfig(), 0, "")
+        bench.open(model, LearnerConfig(**config), 0, "")
         batch = batch_for(MeshConfig())
         found[name] = bench.train(ALGORITHM, batch)
     return found
