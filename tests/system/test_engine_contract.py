@@ -149,13 +149,13 @@ class Server(Processes):
 
 
 class SGLang(Server):
-    """What stands in for SGLang's server."""
+    """What stands in for SGLang's server, telling what is new: with all there is each time, long requests take minutes."""
 
     tied = True
     flavour = "sglang"
 
     def _serve(self) -> InferenceServer:
-        return sglang(self.folder / "model", self.folder / "log")
+        return sglang(self.folder / "model", self.folder / "log", "--incremental")
 
 
 class Simulated:
