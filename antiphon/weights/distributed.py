@@ -105,7 +105,8 @@ class _Receiver:
         host, _, port = location.rpartition(":")
         with socket.create_connection((host, int(port)), TIMEOUT.total_seconds()) as way:
             self._host = way.getsockname()[0]
-        self._store = distributed.TCPStore(host, int(port), is_master=False, timeout=2 * TIMEOUT)
+        # Who is served before may die when it is joined, and once more in a broadcast.
+        self._store = distributed.TCPStore(host, int(port), is_master=False, timeout=3 * TIMEOUT)
         self._name = uuid4().hex
         self._asked = itertools.count()
         self._group: tuple[str, Any] = "", None  # the last, with its name

@@ -258,7 +258,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_models_are_loaded(pr
     words = written["model"]["vocab"]
     words["a"], words["b"] = words["b"], words["a"]
     (teacher / "tokenizer.json").write_text(json.dumps(written))
-    (teacher / "model.safetensors").unlink()  # that it is not there is not noticed
+    (teacher / "model.safetensors").write_bytes(b"")  # that nothing is there is not noticed
     with pytest.raises(DataError, match=r"teacher: its tokenizer is not that of .*'a' is token 11 there and 12 here"):
         run(project, "distill", data={"source": "mytask:problems"}, distill={"teacher": str(teacher)})
 

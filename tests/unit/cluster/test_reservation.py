@@ -96,6 +96,7 @@ def test_what_others_have_is_refused_before_anything_starts(project, address, ta
         cluster={"kind": "ray", "address": address},
         weights={"channel": "object_store"},
         placement={"engine": "node1.gpu:0-3"},
+        engine={"replicas": 4},
     )
     done = project.run("train", config)
     assert done.returncode == 2, done.stdout + done.stderr
