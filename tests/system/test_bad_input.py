@@ -193,7 +193,7 @@ def test_an_engine_of_another_vocabulary_is_refused(project):
     assert "Traceback" not in done.stderr
 
 
-def wait_for_line(process, start: str) -> None:
+def wait_for_line(process, start: str | tuple[str, ...]) -> None:
     """Read until the run has made its first steps."""
     seen = []
     for line in process.stdout:
