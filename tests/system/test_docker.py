@@ -89,9 +89,9 @@ def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms)
         with pytest.raises(SandboxError, match="no-such-image"):
             await Box.start(rooms, BoxConfig(image="no-such-image"), Waits())
 
-    before = containers()
+    before = containers()  # one of another test may be on its way out
     asyncio.run(body())
-    assert containers() == before
+    assert {*containers()} <= {*before}
 
 
 CONTROLLER = """
