@@ -145,6 +145,10 @@ def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> 
 Engine = WorkerEngine | ServerEngine
 
 
+class _NowhereError(WorkerDied):
+    """The devices of a seat are not there."""
+
+
 class EngineStarter:
     """Starts the engines of a pool that run the model in a directory."""
 
@@ -189,6 +193,8 @@ class EngineStarter:
                 try:
                     return await self._start(seat)
                 except WorkerDied as error:
+                    if self._config.servers is None and not isinstance(error, _NowhereError):
+                        raise  # it died as it started, which somebody is to hear of
                     lost = error
         raise lost
 
@@ -213,7 +219,7 @@ class EngineStarter:
             place, lent = self._seat_of(seat)
             await self._cluster.reserve([place] if place else [])
         except ConfigError as error:  # a node has left, or has not come yet
-            raise WorkerDied(f"{self._name}-{seat} has nowhere to run: {error}") from error
+            raise _NowhereError(f"{self._name}-{seat} has nowhere to run: {error}") from error
         args = (self._config.kind, str(self._model), self._config, self._channel)
         handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=self._config.python, place=place)
         return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
