@@ -34,7 +34,7 @@ parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with
 	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py tests/parity/test_megatron.py
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
-	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere or rollout_worker or join" --kills 60 --seed $(or $(SEED),0)
+	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere or rollout_worker or join or two_nodes" --kills 60 --seed $(or $(SEED),0)
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
 	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/test_engine_contract.py tests/system/test_vllm.py

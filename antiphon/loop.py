@@ -319,7 +319,8 @@ class Run:
         config = self.config
         for step in range(done + 1, config.steps + 1):
             began, waited, recorded = _now(), self._spent("groups"), self._spent("commit")
-            groups = await self._unless_stopped(scheduler.next_step())
+            # Not asked, once it is to stop: where generation is ahead of the learner, groups are there at once, every time.
+            groups = None if self._stopping.is_set() else await self._unless_stopped(scheduler.next_step())
             if groups is None:
                 return step - 1
             waited = self._spent("groups") - waited

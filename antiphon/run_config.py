@@ -344,10 +344,15 @@ def _ranks(config: RunConfig) -> Found:
         return
     if config.cluster.debug:
         yield "cluster.debug", f"the {learner.mesh.world} ranks of learner.mesh are processes"
-    if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data:
+    if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data and learner.kind in OPTIONS:
         yield (
             "learner.mesh",
-            f"algorithm {algorithm.recipe!r} reads attention, all of which must be on one rank: replicate and shard only",
+            f"attention (algorithm {algorithm.recipe!r}) is read on replicate and shard only by {learner.kind!r}",
+        )
+    if algorithm.rhythm.reads_attention and learner.mesh.context > 1 and learner.mesh.context_attention == "keys":
+        yield (
+            "learner.mesh.context_attention",
+            f"'keys', and algorithm {algorithm.recipe!r} reads attention: by 'heads' only",
         )
     told = {"engine.routed_experts": config.engine.routed_experts, "algorithm.expert_balance": algorithm.expert_balance}
     if learner.mesh.pipeline > 1 and learner.gradient_checkpointing:

@@ -71,7 +71,7 @@ async def start_models(
         handles.extend(members)
         if ranks == 1:
             return WorkerLearner(members[0])
-        together = Ranks(members)
+        together = Ranks(members, settings.mesh)
         meetings.append(together.meet(config.weights.host))
         return WorkerLearner(together)
 
@@ -85,6 +85,7 @@ async def start_models(
         check_tokenizers(model, path)
     for path in {model, *paths, began}:
         check_mesh(path, config.learner)
+        check_shares(path, config.learner)
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     unadapted = config.learner.model_copy(update={"lora": None})
@@ -135,6 +136,15 @@ def check_mesh(model: Path, learner: LearnerConfig) -> None:
     """`ConfigError` unless the model in a directory can be learned so, on such a mesh."""
     for key, message in learner.misfits(model_shape(model)):
         raise ConfigError(f"learner.{key}: of the model at {model}, {message}")
+
+
+def check_shares(model: Path, learner: LearnerConfig) -> None:
+    """`ConfigError` unless each rank can read its share of the weights in a directory; see `learning.models.Checkpoint`."""
+    if learner.mesh.world > 1 and learner.kind not in OPTIONS and not any(model.glob("*.safetensors")):
+        raise ConfigError(
+            f"learner.mesh: the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
+            "share; transformers' save_pretrained writes them"
+        )
 
 
 @asynccontextmanager

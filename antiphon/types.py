@@ -25,6 +25,10 @@ def _require_length(owner: str, length: int, **arrays: NDArray[Any]) -> None:
             raise ValueError(f"{owner}.{name} has shape {array.shape}, expected ({length},)")
 
 
+def _within(indices: NDArray[Any], array: NDArray[Any]) -> bool:
+    return bool(((indices >= 0) & (indices < len(array))).all())
+
+
 # --- versions and sampling ---------------------------------------------------------------------------------------------
 
 
@@ -492,14 +496,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Sequences laid end to end without padding: one micro-batch. A prompt that several sequences share is there once:
-    the pack is a forest of pieces, and a sequence is the path from a root to a leaf. `coefficients` carry everything
-    that multiplies a token's loss, divided by the counts of the whole update, so that a sum over packs is the update's
-    loss however it was cut."""
+    """Samples laid end to end without padding: one micro-batch. What several begin with alike is there once: the pack is a
+    forest of pieces, and a sample is the path from a root to its last piece. `coefficients` carry everything that
+    multiplies a token's loss, divided by the counts of the whole update, so that a sum over packs is the update's loss
+    however it was cut."""
 
     tokens: IntArray  # [T]
     lengths: IntArray  # [S] of the pieces, sums to T
     parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
+    owners: IntArray  # [S] the sample whose loss each piece has
+    ends: IntArray  # [samples] the last piece of each
     loss_mask: BoolArray  # [T]
     logprobs: FloatArray  # [T] of the behaviour policy
     advantages: FloatArray  # [T]
@@ -524,16 +530,21 @@ class Pack:
             raise ValueError(
                 f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order"
             )
+        if len(self.owners) != len(self.lengths) or not _within(self.owners, self.ends):
+            raise ValueError(f"Pack.owners {self.owners.tolist()} are not those of {len(self.lengths)} pieces")
+        if not _within(self.ends, self.lengths):
+            raise ValueError(f"Pack.ends {self.ends.tolist()} are none of {len(self.lengths)} pieces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One optimiser step: packs for each data-parallel rank, and the counts of the whole."""
+    """One optimiser step: packs for each data-parallel rank, which gets no others, and the counts of the whole."""
 
     packs: tuple[tuple[Pack, ...], ...]  # [ranks][micro-batches]
     loss_tokens: int
     samples: int
     groups: int
+    sequences: int  # segments that are computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

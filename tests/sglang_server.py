@@ -22,6 +22,8 @@ options = parser.parse_args()
 
 app = FastAPI()
 served = {"path": options.model, "version": "default", "running": 0}
+idle = asyncio.Event()
+idle.set()
 model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
 
 
@@ -42,8 +44,7 @@ async def model_info():
 
 @app.post("/update_weights_from_disk")
 async def update(body: dict):
-    while served["running"]:  # it takes weights when nothing runs
-        await asyncio.sleep(0.001)
+    await idle.wait()  # it takes weights when nothing runs
     try:
         fresh = AutoModelForCausalLM.from_pretrained(body["model_path"], dtype=torch.float32)
         model.load_state_dict(fresh.state_dict())
@@ -74,6 +75,7 @@ async def said(body, request):
     pairs, tops, finish, cache = [], [], None, DynamicCache(config=model.config)
     top = body.get("top_logprobs_num", 0)
     served["running"] += 1
+    idle.clear()
     try:
         while finish is None and not await request.is_disconnected():
             pair, likeliest = await asyncio.to_thread(sampled, tokens, cache, sampling, top)
@@ -94,6 +96,8 @@ async def said(body, request):
             }
     finally:
         served["running"] -= 1
+        if not served["running"]:
+            idle.set()
 
 
 @app.post("/generate")

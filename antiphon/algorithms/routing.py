@@ -12,7 +12,8 @@ way of its own through a model that is cut into stages. Source: DeepSeek-V3, arX
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +47,15 @@ class Balance:
     members: Tensor  # [S, T], see `balance_loss`
     weight: float  # of a sequence
     gather: Callable[[Tensor], Tensor]  # rows of all tokens, from those that are computed here
+    found: dict[int, Tensor] = field(default_factory=dict)  # of each layer, the `balance_loss`
 
-    def attach(self, values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
+    def attach(self, layer: int, values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
         """`values`, whose gradient brings that of the loss of a layer along."""
         chosen = torch.zeros_like(scores).scatter(1, indices, 1.0)
         scores, chosen = self.gather(torch.cat([scores, chosen], 1)).chunk(2, 1)
-        attached: Tensor = _Attached.apply(values, self.weight * balance_loss(scores, chosen, self.members))
+        loss = balance_loss(scores, chosen, self.members)
+        self.found[layer] = loss.detach()  # the same, where a layer is computed again
+        attached: Tensor = _Attached.apply(values, self.weight * loss)
         return attached
 
 
@@ -99,7 +103,8 @@ class Routers:
                 raise UnsupportedError(
                     f"{name} balances its experts by a bias of its own: not with algorithm.expert_balance"
                 )
-            choice = _Choice(experts, None if self.replayed is None else self.replayed[:, layer], balance)
+            attach = None if balance is None else partial(balance.attach, layer)
+            choice = _Choice(experts, None if self.replayed is None else self.replayed[:, layer], attach)
             with choice:
                 result = forward(*args, **options)
             if choice.chosen is None:
@@ -113,10 +118,10 @@ class Routers:
 class _Choice(TorchFunctionMode):
     """Sees, and may change, what `torch.topk` finds among all `experts` of a layer."""
 
-    def __init__(self, experts: int, given: Tensor | None, balance: Balance | None) -> None:
+    def __init__(self, experts: int, given: Tensor | None, attach: Callable[..., Tensor] | None) -> None:
         super().__init__()
         self.chosen: Tensor | None = None
-        self._experts, self._given, self._balance = experts, given, balance
+        self._experts, self._given, self._attach = experts, given, attach
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -126,7 +131,7 @@ class _Choice(TorchFunctionMode):
         if self._given is not None:
             indices = torch.where(self._given < 0, indices, self._given.to(indices.dtype))
             values = args[0].gather(1, indices)
-        if self._balance is not None:
-            values = self._balance.attach(values, args[0], indices)
+        if self._attach is not None:
+            values = self._attach(values, args[0], indices)
         self.chosen = indices.detach()
         return torch.return_types.topk((values, indices))

@@ -103,7 +103,10 @@ class RayCluster:
 
     def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
         wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
-        numbers = {node.id: number for number, node in enumerate(self.nodes())}
+        numbered = ((node["NodeID"], node["NodeName"]) for node in self._ray.nodes())  # some may have left meanwhile
+        numbers = {node: 1 + self._names.index(name) for node, name in numbered if name in self._names} | {
+            self._here: 0
+        }
         free = self._ray._private.state.available_resources_per_node()  # Ray has nothing public that says it of each
         missing = [
             f"{count} {kind}s of node{numbers[node]}, where {free.get(node, {}).get(kind, 0):g} are free"

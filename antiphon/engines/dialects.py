@@ -70,8 +70,8 @@ class OpenAI:
         self.read(told, 0)
         return sorted(told["choices"][0]["logprobs"]["top_logprobs"][0].values())[-5:]
 
-    async def require_reloadable(self, call: Call, tied: bool) -> None:
-        """`UnsupportedError` if the server does not take weights, or does not take them as they are."""
+    async def require_reloadable(self, call: Call, model: Any) -> None:
+        """`UnsupportedError` if the server does not take weights, or does not take those of a model of this configuration."""
         raise UnsupportedError(f"{self._url}: a server of flavour 'openai' cannot be given weights")
 
     async def give(self, call: Call, folder: str, epoch: str) -> None:
@@ -86,7 +86,7 @@ class OpenAI:
 class VLLM(OpenAI):
     """vLLM in its development mode."""
 
-    async def require_reloadable(self, call: Call, tied: bool) -> None:
+    async def require_reloadable(self, call: Call, model: Any) -> None:
         """See `OpenAI.require_reloadable`."""
         try:
             info = await call("GET", "/server_info?config_format=json")
@@ -94,10 +94,12 @@ class VLLM(OpenAI):
             raise UnsupportedError(
                 f"{error}; to be given weights, vLLM must be started with VLLM_SERVER_DEV_MODE=1"
             ) from error
-        if tied and info["vllm_config"]["device_config"]["device"] == "cpu":
+        odd = ["a head that is tied to the embedding"] * model.tie_word_embeddings
+        odd += ["experts"] * hasattr(model, "num_experts_per_tok")
+        if odd and info["vllm_config"]["device_config"]["device"] == "cpu":
             raise UnsupportedError(
-                f"{self._url} runs on a CPU, where vLLM's reloading leaves a head that is tied to the embedding as it was: use "
-                "engine.kind=vllm, which knows how"
+                f"{self._url} runs on a CPU, where vLLM's reloading does not know how to pack {' and '.join(odd)}: use "
+                "engine.kind=vllm, which does"
             )
 
     async def give(self, call: Call, folder: str, epoch: str) -> None:
@@ -149,7 +151,7 @@ class SGLang(OpenAI):
         self.read(told, 0)
         return sorted(each[0] for each in told["meta_info"]["output_top_logprobs"][0])
 
-    async def require_reloadable(self, call: Call, tied: bool) -> None:
+    async def require_reloadable(self, call: Call, model: Any) -> None:
         """See `OpenAI.require_reloadable`: every one is."""
         await self.epoch(call)
 

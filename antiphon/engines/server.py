@@ -62,9 +62,8 @@ class ServerEngine:
         self.max_length = config.max_length
         self.dead = False
         self.url = options.urls[number].rstrip("/").removesuffix("/v1")
-        shape = AutoConfig.from_pretrained(model).get_text_config()
-        self.vocabulary: int = shape.vocab_size
-        self._tied: bool = shape.tie_word_embeddings
+        self._shape = AutoConfig.from_pretrained(model).get_text_config()
+        self.vocabulary: int = self._shape.vocab_size
         self._options = options
         self._model = model
         self._name = options.model
@@ -103,7 +102,7 @@ class ServerEngine:
         self.max_length = min(limits)
         await self._probe()
         if self._loads:
-            await self._dialect.require_reloadable(self._call, self._tied)
+            await self._dialect.require_reloadable(self._call, self._shape)
             await self._give(0, self._copy_model, OnUpdate.DRAIN)
 
     async def _probe(self) -> None:
@@ -275,11 +274,12 @@ class ServerEngine:
         """All is checked before the server hears of it: vLLM takes what it knows, and leaves what is missing as it is."""
         from safetensors.torch import save_file  # torch, which the controller does without if it can
 
-        from antiphon.weights.tensors import layout, require_layout
+        from antiphon.weights.files import Files
 
         tensors = dict(CHANNELS.resolve(self._channel).receive(update))
-        require_layout(tensors, layout(self._model, self._tied), update.version)
-        save_file(tensors, folder / "model.safetensors")
+        files = Files(self._model, self._shape.tie_word_embeddings)
+        files.require(tensors, update.version)
+        save_file(dict(files.named(tensors)), folder / "model.safetensors")
 
     async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
         """What goes wrong here leaves weights that nobody knows."""

@@ -20,11 +20,12 @@ from antiphon.engines.stops import Decoder, StopRule, read_decoder
 from antiphon.errors import ConfigError, StateError, UnsupportedError
 from antiphon.seeds import derive
 from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
-from antiphon.weights.tensors import Layout, layout, require_layout
+from antiphon.weights.files import Files
 
 try:
     from vllm import EngineArgs, SamplingParams, envs
     from vllm.inputs import tokens_input
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
@@ -72,7 +73,7 @@ class VLLMEngine:
         settings = self._engine.model_config
         self.max_length: int = settings.max_model_len
         self.vocabulary: int = settings.get_vocab_size()
-        self._layout = layout(model, settings.hf_text_config.tie_word_embeddings)
+        self._files = Files(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
         self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
@@ -121,7 +122,7 @@ class VLLMEngine:
 
     def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         self._draining = None
-        self._engine.collective_rpc(_reload, args=(self._receive, update, self._layout))
+        self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
         self.version = update.version
         self._epoch += 1
         for name, running in self._running.items():
@@ -254,13 +255,17 @@ def _start(model: str, config: EngineConfig) -> Any:
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
 
 
-def _reload(worker: Any, receive: Receive, update: WeightsUpdate, wanted: Layout) -> None:
+def _reload(worker: Any, receive: Receive, update: WeightsUpdate, files: Files) -> None:
     """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
     what is missing as it is or, in fused layers, undefined, and says so in its log only."""
     tensors = dict(receive(update))
-    require_layout(tensors, wanted, update.version)
-    worker.reload_weights(weights_iterator=iter(tensors.items()))
+    files.require(tensors, update.version)
+    worker.reload_weights(weights_iterator=files.named(tensors))
     for module in worker.get_model().modules():
         if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.
             module.quant_method.process_weights_after_loading(module)
+        method = getattr(module, "quant_method", None)
+        if current_platform.is_cpu() and isinstance(method, UnquantizedFusedMoEMethod):
+            # The experts that a CPU computes with are packed, but for those that come in reloading.
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)

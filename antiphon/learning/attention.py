@@ -18,7 +18,8 @@ from transformers import AttentionInterface
 
 from antiphon.errors import UnsupportedError
 from antiphon.learning.mesh import copied, exchanged, gathered
-from antiphon.types import IntArray
+from antiphon.learning.transfer import sent
+from antiphon.types import IntArray, Pack
 
 NAME = "antiphon_packed"
 
@@ -37,7 +38,7 @@ class _Block:
     def of(device: torch.device | str, rows: NDArray[Any], valid: NDArray[np.bool_], *others: NDArray[Any]) -> "_Block":
         """From arrays; `valid` [n, width] says which slots' output is used."""
         arrays = rows, np.flatnonzero(valid), *others
-        return _Block(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+        return _Block(*(sent(array, device) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class PackLayout:
     order: torch.Tensor  # [T] where each token of the pack stands in the blocks' concatenated output
     piece: torch.Tensor  # [T] which piece it belongs to
     above: torch.Tensor  # [S, S] whether the second piece comes before the first in a sequence
+    longest: int  # tokens of a sequence
 
     @staticmethod
     def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> "PackLayout":
@@ -62,7 +64,7 @@ class PackLayout:
         if (over := int(lengths.sum()) % multiple) != 0:
             lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
         positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
-        for path in sequences(lengths, parents):
+        for path in _paths(lengths, parents):
             positions[path] = np.arange(len(path))
             previous[path] = np.concatenate([path[:1], path[:-1]])
         whole, after = _divided(lengths, parents)
@@ -89,8 +91,8 @@ class PackLayout:
                 above[own] = above[parent]
                 above[own, parent] = True
         arrays = (positions, previous, order, np.repeat(np.arange(len(lengths)), lengths), above)
-        at, before, order_there, piece, above_there = (torch.from_numpy(array).to(device) for array in arrays)
-        return PackLayout(at, before, tuple(blocks), order_there, piece, above_there)
+        at, before, order_there, piece, above_there = (sent(array, device) for array in arrays)
+        return PackLayout(at, before, tuple(blocks), order_there, piece, above_there, int(positions.max()) + 1)
 
     def visible(self, rows: slice) -> torch.Tensor:
         """Whether the tokens of these rows see each token of the pack: those before in a sequence, and themselves. [n, T]"""
@@ -99,31 +101,40 @@ class PackLayout:
         return self.above[own][:, self.piece] | before
 
 
-def sequences(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
-    """The tokens of each sequence of a forest of pieces: from a root to a leaf, in the order of the leaves.
+def trained(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The tokens of each sample of a pack that has a loss, and where among them those with its loss are."""
+    paths, owners = _paths(pack.lengths, pack.parents), np.repeat(pack.owners, pack.lengths)
+    found = []
+    for sample, end in enumerate(pack.ends):
+        path = paths[end]
+        own = np.flatnonzero(pack.loss_mask[path] & (owners[path] == sample))
+        if len(own):
+            found.append((path, own))
+    return found
 
-    >>> sequences(np.array([2, 1, 3]), np.array([-1, 0, 0]))
-    [array([0, 1, 2]), array([0, 1, 3, 4, 5])]
+
+def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
+    """The tokens from a root to the end of each piece.
+
+    >>> _paths(np.array([2, 1, 3]), np.array([-1, 0, 0]))
+    [array([0, 1]), array([0, 1, 2]), array([0, 1, 3, 4, 5])]
     """
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     paths: list[NDArray[np.int64]] = []
     for start, length, parent in zip(starts, lengths, parents, strict=True):
         own = np.arange(start, start + length)
         paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
-    return [paths[piece] for piece in sorted(set(range(len(lengths))) - set(parents.tolist()))]
+    return paths
 
 
 def _divided(
     lengths: IntArray, parents: IntArray
 ) -> tuple[list[NDArray[np.int64]], list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]]:
     """The sequences that are gathered whole; and what is shared otherwise, each time with tails of similar length."""
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     children = np.bincount(parents[parents >= 0], minlength=len(lengths))
-    paths: list[NDArray[np.int64]] = []
+    paths = _paths(lengths, parents)
     fresh: list[int] = []  # of each path, the last tokens that no other path has
-    for start, length, parent in zip(starts, lengths, parents, strict=True):
-        own = np.arange(start, start + length)
-        paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
+    for length, parent in zip(lengths, parents, strict=True):
         fresh.append(int(length) + (fresh[parent] if parent >= 0 and children[parent] == 1 else 0))
     whole, tails = [], defaultdict[int, list[int]](list)  # the last token that is shared -> paths
     for number, (path, new, below) in enumerate(zip(paths, fresh, children, strict=True)):
@@ -196,7 +207,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
     not a plain softmax over all that came before."""
-    _require_plain(module, options, int(layout.positions.max()) + 1)
+    _require_plain(module, options, layout.longest)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # [T, heads, head size]
@@ -207,9 +218,7 @@ def packed_attention(
             t.index_select(0, of.view(-1)).view(*of.shape, *t.shape[1:]).transpose(1, 2)
             for t, of in zip(flat, rows, strict=True)
         )
-        out = F.scaled_dot_product_attention(
-            q, k, v, block.mask, is_causal=block.mask is None, scale=scaling, enable_gqa=q.size(1) != k.size(1)
-        )
+        out = _attend(q, k, v, block.mask, scaling)
         outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, block.valid))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0), None
 
@@ -257,21 +266,33 @@ def attention_by_keys(
     """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
     heads that cannot be divided among ranks."""
     layout: PackLayout = options["layout"]
-    _require_plain(module, options, len(layout.positions))
+    _require_plain(module, options, layout.longest)
     here = query.size(2)
     rows = slice(context.rank() * here, (context.rank() + 1) * here)
     keys, values = (
         copied(gathered(t[0].transpose(0, 1), context), context).transpose(0, 1)[None] for t in (key, value)
     )
-    out = F.scaled_dot_product_attention(
-        query,
-        keys,
-        values,
-        attn_mask=layout.visible(rows),
-        scale=options.get("scaling"),
-        enable_gqa=query.size(1) != key.size(1),
-    )
+    out = _attend(query, keys, values, layout.visible(rows), options.get("scaling"))
     return out.transpose(1, 2), None
+
+
+def _attend(
+    query: torch.Tensor,  # [n, heads, tokens, head size]
+    key: torch.Tensor,  # [n, key heads, tokens, head size]
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention to what the mask says; to what came before, without one. [n, heads, tokens, head size]"""
+    heads = query.size(1) // key.size(1)  # that share keys
+    if heads > 1 and query.is_cuda and (mask is not None or value.dtype == torch.float32):
+        # There flash attention alone knows of shared keys, and neither of masks nor of single precision: what torch would
+        # fall back to keeps whole maps.
+        key, value = (t.repeat_interleave(heads, dim=1) for t in (key, value))
+        heads = 1
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=heads > 1
+    )
 
 
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:

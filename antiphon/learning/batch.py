@@ -1,7 +1,8 @@
 """From groups to packs: samples, counts, coefficients, mini-batches, micro-batches. Pure numpy."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from antiphon.types import (
 _Row = tuple[Sample, NDArray[np.float64]]  # and the coefficients of its tokens [L]
 # Pairs of tokens whose attention costs as much as all else of one token, in a dense model 4,096 wide.
 PAIRS = 50_000
+_ALONE = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}  # a pack of one piece
 _ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
 
 
@@ -56,22 +58,26 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def pack_samples(
     samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[str] = (), share: bool = True
 ) -> tuple[list[list[int]], list[Pack]]:
-    """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each. With `share` a
-    prompt is there once for all that it begins."""
-    members = _fill([[sample.segment] for sample in samples], tokens_per_pack, share)
+    """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each. With `share`
+    what samples begin with alike is there once for all of them."""
+    paths = _tree([sample.segment for sample in samples], share)
+    members = _fill([[path] for path in paths], tokens_per_pack)
     bare = [replace(sample, streams=sample.streams.only(streams)) for sample in samples]
-    return members, [_pack([(bare[i], _counted(bare[i])) for i in pack], share) for pack in members]
+    return members, [_pack([(bare[i], _counted(bare[i])) for i in pack], [paths[i] for i in pack]) for pack in members]
 
 
 def split_packs(
     samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray], share: bool = True
 ) -> list[FloatArray]:
     """Per-token results [T, …] of packs from `pack_samples`, cut back into those of the samples; 0 on prompts."""
+    paths = _tree([sample.segment for sample in samples], share)
     result = [np.zeros((len(sample.segment.tokens), *scored[0].shape[1:]), dtype=np.float32) for sample in samples]
     for indices, values in zip(members, scored, strict=True):
-        pieces = _pieces([samples[i].segment for i in indices], share)
-        for piece, part in zip(pieces, np.split(values, np.cumsum([len(p) for p in pieces])[:-1]), strict=True):
-            result[indices[piece.member]][piece.start : piece.stop] = part
+        spans = _owners([samples[i].segment for i in indices], [paths[i] for i in indices])
+        for (span, owner), part in zip(
+            spans.items(), np.split(values, np.cumsum([len(span) for span in spans])[:-1]), strict=True
+        ):
+            result[indices[owner]][span.start : span.stop] = part
     return result
 
 
@@ -88,8 +94,8 @@ def build_batch(
     ranks: int = 1,
     share: bool = True,
 ) -> TrainBatch:
-    """Cut the groups of a step into updates, and each update into packs of at most `tokens_per_pack` tokens. With `share` a
-    prompt is in a pack once for all that it begins.
+    """Cut the groups of a step into updates, and each update into packs of at most `tokens_per_pack` tokens. With `share` what
+    samples begin with alike, a prompt or an agent's history, is in a pack once for all of them.
 
     `max_tokens` is the constant divisor of `sequence_mean_token_sum_norm`. With `skip_zero_advantage` sequences without
     advantage are counted but not computed: right for losses that are zero there. With `whole_groups` those of a group are in
@@ -141,9 +147,19 @@ def _update(
     ]
     rows = [[row for row in group if row[1].any()] for group in rows]
     units = [group for group in rows if group] if whole_groups else [[row] for group in rows for row in group]
-    filled = _fill([[sample.segment for sample, _ in unit] for unit in units], tokens_per_pack, share)
-    packs = [_pack([row for i in members for row in units[i]], share) for members in filled]
-    return Update(packs=_shared(packs, ranks), loss_tokens=total, samples=len(trajectories), groups=len(groups))
+    paths = iter(_tree([sample.segment for unit in units for sample, _ in unit], share))
+    placed = [[(row, next(paths)) for row in unit] for unit in units]
+    packs = []
+    for members in _fill([[path for _, path in unit] for unit in placed], tokens_per_pack):
+        own = [pair for i in members for pair in placed[i]]
+        packs.append(_pack([row for row, _ in own], [path for _, path in own]))
+    return Update(
+        packs=_shared(packs, ranks),
+        loss_tokens=total,
+        samples=len(trajectories),
+        groups=len(groups),
+        sequences=sum(map(len, units)),
+    )
 
 
 def _shared(packs: Sequence[Pack], ranks: int) -> tuple[tuple[Pack, ...], ...]:
@@ -176,7 +192,7 @@ def _work(pack: Pack) -> float:
 def nothing(pack: Pack) -> Pack:
     """A token of a pack, and no loss."""
     first = {name: getattr(pack, name)[:1] for name in _ARRAYS}
-    alone = {"lengths": np.ones(1, np.int32), "parents": np.full(1, -1, np.int32)}
+    alone = {name: np.full(1, value, np.int32) for name, value in _ALONE.items()}
     quiet = {"loss_mask": np.zeros(1, np.bool_), "coefficients": np.zeros(1)}
     return Pack(**(first | alone | quiet), streams=Streams({spec: pack.streams[spec][:1] for spec in pack.streams}))
 
@@ -188,105 +204,163 @@ def _counted(sample: Sample) -> NDArray[np.float64]:
     return counted
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A span of one of a pack's segments: the prompt it begins with, or the rest."""
+@dataclass(slots=True, eq=False)
+class _Span:
+    """Tokens that some segments have alike after all that comes before: a node of the tree that segments make. The loss that is
+    there is that of one of them."""
 
-    member: int
+    owner: int  # which segment has that loss; if none has, the first that was here
     start: int
     stop: int
-    parent: int
+    parent: "_Span | None"
+    children: dict[int, list["_Span"]] = field(default_factory=dict)  # by their first tokens
 
     def __len__(self) -> int:
         return self.stop - self.start
 
 
-def _shared_length(segment: Segment, share: bool) -> int:
-    """Tokens that it may share with others: those before the first that was sampled."""
+_Path = list[_Span]  # from the beginning of a segment to its end
+
+
+def _tree(segments: Sequence[Segment], share: bool) -> list[_Path]:
+    """The spans of each segment; with `share` in a tree, else each has one."""
     if not share:
-        return 0
-    mask = segment.loss_mask
-    first = int(mask.argmax()) if len(mask) else 0
-    return first if len(mask) and mask[first] else len(mask)
+        return [[_Span(number, 0, len(segment.tokens), None)] for number, segment in enumerate(segments)]
+    root, ends = _Span(-1, 0, 0, None), []
+    for number, segment in enumerate(segments):
+        here = root
+        while here.stop < len(segment.tokens):
+            here = _next(here, number, segments)
+        ends.append(here)
+    return [_path(end) for end in ends]
 
 
-def _pieces(segments: Sequence[Segment], share: bool) -> list[_Piece]:
-    """The segments in pieces, equal prompts once."""
-    pieces: list[_Piece] = []
-    prompts: dict[bytes, int] = {}
-    for member, segment in enumerate(segments):
-        cut = _shared_length(segment, share)
-        key = segment.tokens[:cut].tobytes()
-        if cut and key not in prompts:
-            prompts[key] = len(pieces)
-            pieces.append(_Piece(member, 0, cut, -1))
-        if cut < len(segment.tokens):
-            pieces.append(_Piece(member, cut, len(segment.tokens), prompts.get(key, -1)))
-    return pieces
+def _next(here: _Span, number: int, segments: Sequence[Segment]) -> _Span:
+    """The span of a segment after the one it has come to: what it has alike with another, or the rest of it."""
+    own, start = segments[number], here.stop
+    alike = here.children.setdefault(int(own.tokens[start]), [])
+    stops = [_parting(own, segments[span.owner], start, span.stop) for span in alike]
+    stop = max(stops, default=start)
+    if stop == start:
+        alike.append(_Span(number, start, len(own.tokens), here))
+        return alike[-1]
+    span = alike[place := stops.index(stop)]
+    if stop < span.stop:
+        rest, after = span, int(segments[span.owner].tokens[stop])
+        span = alike[place] = _Span(rest.owner, start, stop, here, {after: [rest]})
+        rest.start, rest.parent = stop, span
+    if own.loss_mask[start:stop].any():
+        span.owner = number
+    return span
+
+
+def _parting(one: Segment, other: Segment, start: int, stop: int) -> int:
+    """Where two segments that are alike up to `start` part, at `stop` at the latest: where their tokens do, or where a span
+    that has the loss of one would get that of the other; never within tokens that were sampled together."""
+    if one.loss_mask[start] and other.loss_mask[start]:
+        return start
+    stop = min(stop, len(one.tokens))
+    differ = one.tokens[start:stop] != other.tokens[start:stop]
+    stop = start + int(differ.argmax()) if differ.any() else stop
+    first, second = (np.flatnonzero(segment.loss_mask[start:stop]) for segment in (one, other))
+    if len(first) and len(second):
+        stop = start + max(int(first[0]), int(second[0]))
+    for segment in (one, other):
+        stop = _between(segment.loss_mask, start, stop)
+    return stop
+
+
+def _between(mask: NDArray[np.bool_], start: int, stop: int) -> int:
+    """The last place from `start` to `stop` that does not part tokens of a loss [L] from the one before."""
+    while start < stop < len(mask) and mask[stop - 1] and mask[stop]:
+        stop -= 1
+    return stop
+
+
+def _path(end: _Span) -> _Path:
+    path, span = [end], end.parent
+    while span is not None and span.stop:  # not the root
+        path.append(span)
+        span = span.parent
+    return path[::-1]
+
+
+def _owners(segments: Sequence[Segment], paths: Sequence[_Path]) -> dict[_Span, int]:
+    """The spans of the segments of a pack, each after the one that it continues; and the segment whose loss it has."""
+    owners: dict[_Span, int] = {}
+    for number, (segment, path) in enumerate(zip(segments, paths, strict=True)):
+        for span in path:
+            if span not in owners or segment.loss_mask[span.start : span.stop].any():
+                owners[span] = number
+    return owners
 
 
 @dataclass(slots=True, eq=False)
 class _Bin:
     used: int = 0
     members: list[int] = field(default_factory=list)
-    prompts: set[bytes] = field(default_factory=set)
+    spans: set[_Span] = field(default_factory=set)
 
     def cost(self, unit: "_Unit") -> int:
-        return unit.rest + sum(cut for prompt, cut in unit.prompts.items() if prompt not in self.prompts)
+        return unit.rest + sum(len(span) for span in unit.shared if span not in self.spans)
 
 
 class _Unit:
-    """Segments that are packed together: their prompts, each with its length, and how many tokens follow them in all."""
+    """Segments that are packed together: the spans that others have, too, and how many tokens are theirs alone."""
 
-    __slots__ = ("prompts", "rest")
+    __slots__ = ("rest", "shared")
 
-    def __init__(self, segments: Sequence[Segment], share: bool) -> None:
-        cuts = [_shared_length(segment, share) for segment in segments]
-        self.prompts = {s.tokens[:cut].tobytes(): cut for s, cut in zip(segments, cuts, strict=True)}
-        self.rest = sum(len(segment.tokens) for segment in segments) - sum(cuts)
+    def __init__(self, paths: Sequence[_Path], places: Mapping[_Span, int]) -> None:
+        spans = dict.fromkeys(span for path in paths for span in path)
+        self.shared = [span for span in spans if span in places]
+        self.rest = sum(map(len, spans)) - sum(map(len, self.shared))
 
-    @property
-    def key(self) -> tuple[int, list[bytes], int]:
-        """In whose order units are packed: the longest prompts first, equal ones one after another."""
-        return -sum(self.prompts.values()), list(self.prompts), -self.rest
+    def key(self, places: Mapping[_Span, int]) -> tuple[int, list[int], int]:
+        """In whose order units are packed: those that share most first, what they share one after another."""
+        return -sum(map(len, self.shared)), [places[span] for span in self.shared], -self.rest
 
 
-def _fill(groups: Sequence[Sequence[Segment]], budget: int, share: bool) -> list[list[int]]:
-    """First-fit decreasing: indices of the groups of each pack; what shares its prompt with the pack costs only its rest. No
-    group is split, and one over the budget has a pack to itself."""
-    units = [_Unit(segments, share) for segments in groups]
+def _fill(groups: Sequence[Sequence[_Path]], budget: int) -> list[list[int]]:
+    """First-fit decreasing: indices of the groups of each pack; a span that the pack has costs nothing more. No group is split,
+    and one over the budget has a pack to itself."""
+    uses = Counter(span for paths in groups for span in {span for path in paths for span in path})
+    places = {span: place for place, span in enumerate(uses) if uses[span] > 1}
+    units = [_Unit(paths, places) for paths in groups]
     least = min((unit.rest for unit in units), default=0)
     bins: list[_Bin] = []
     open_: list[_Bin] = []  # those that the shortest may still fit in
-    for index in sorted(range(len(units)), key=lambda i: units[i].key):
+    for index in sorted(range(len(units)), key=lambda i: units[i].key(places)):
         unit = units[index]
         fitting = [b for b in open_ if b.used + b.cost(unit) <= budget]
         if not fitting:
             fitting = [_Bin()]
             bins += fitting
             open_ += fitting
-        chosen = min(fitting, key=lambda b: b.cost(unit))  # where the prompt is, else the first
+        chosen = min(fitting, key=lambda b: b.cost(unit))  # where most of it is, else the first
         chosen.used += chosen.cost(unit)
         chosen.members.append(index)
-        chosen.prompts |= unit.prompts.keys()
+        chosen.spans |= set(unit.shared)
         if chosen.used + least > budget:
             open_.remove(chosen)
     return [b.members for b in bins]
 
 
-def _pack(rows: Sequence[_Row], share: bool) -> Pack:
+def _pack(rows: Sequence[_Row], paths: Sequence[_Path]) -> Pack:
     samples = [sample for sample, _ in rows]
     segments = [sample.segment for sample in samples]
-    pieces = _pieces(segments, share)
+    owners = _owners(segments, paths)
+    places: dict[_Span | None, int] = {span: place for place, span in enumerate(owners)}
     specs = dict.fromkeys(spec for sample in samples for spec in sample.streams)
 
     def laid(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([arrays[piece.member][piece.start : piece.stop] for piece in pieces])
+        return np.concatenate([arrays[owner][span.start : span.stop] for span, owner in owners.items()])
 
     return Pack(
         tokens=laid([segment.tokens for segment in segments]),
-        lengths=np.array([len(piece) for piece in pieces], dtype=np.int32),
-        parents=np.array([piece.parent for piece in pieces], dtype=np.int32),
+        lengths=np.array([len(span) for span in owners], dtype=np.int32),
+        parents=np.array([places.get(span.parent, -1) for span in owners], dtype=np.int32),
+        owners=np.array(list(owners.values()), dtype=np.int32),
+        ends=np.array([places[path[-1]] for path in paths], dtype=np.int32),
         loss_mask=laid([coefficients != 0 for _, coefficients in rows]),
         logprobs=laid([segment.logprobs for segment in segments]),
         advantages=laid([sample.advantages for sample in samples]),

@@ -69,6 +69,12 @@ class MeshConfig(Config):
         """Shares that packs are divided into."""
         return self.replicate * self.shard
 
+    def data_of(self, rank: int) -> int:
+        """Which share of the packs a rank computes; see `learning.mesh` for how ranks are laid out."""
+        around, expert = divmod(rank // self.tensor, self.expert)
+        copy, shard = divmod(around // self.context, self.shard // self.expert)
+        return copy % self.replicate * self.shard + shard * self.expert + expert
+
     def beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
         """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
         if self.shard == 1:
@@ -127,7 +133,7 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
         "lora": (learner.lora is not None, "it trains all weights"),
         "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer is how it keeps less on each device"),
         "mesh.replicate": (mesh.replicate > 1, "ranks of mesh.shard all have a copy of the weights"),
-        "mesh.context": (mesh.context > 1, "a pack is on one rank, or on all of mesh.tensor"),
+        "mesh.context": (mesh.context > 1 and mesh.expert > 1, "context is divided, or experts are"),
         "mesh.pipeline_chunks": (mesh.pipeline_chunks > 1, "each rank has one stage"),
     }
     for key, (there, instead) in asked.items():
@@ -172,14 +178,16 @@ class LearnerConfig(Config):
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
     options: dict[str, Any] = {}
     """What is special to this kind of learner: of `deepspeed`: stage; of `megatron`: distributed_optimizer."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
     device: str = "auto"
     threads: int = Field(1, gt=0)
     """CPU threads of the learner process."""
     tokens_per_pack: int = Field(4096, gt=0)
     """Token budget of one micro-batch. Changing it changes memory and speed, never the gradient."""
-    share_prompts: bool = True
-    """Compute a prompt that siblings share once for all of them in a pack. It changes speed and memory, never the gradient."""
+    share_prefixes: bool = True
+    """Compute what samples begin with alike, a prompt or an agent's history, once for all of them in a pack. It changes speed
+    and memory, never the gradient."""
     logits_chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False

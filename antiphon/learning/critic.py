@@ -12,6 +12,7 @@ from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.logprobs import plain_logits
 from antiphon.learning.models import load_model
 from antiphon.learning.torch_learner import PackLearner
+from antiphon.learning.transfer import sums_of
 from antiphon.types import OLD_VALUE, RETURNS, Pack
 
 
@@ -22,7 +23,7 @@ class ScalarLearner(PackLearner):
         model = load_model(
             self.model_path,
             attention=PACKED_ATTENTION,
-            device=self.device,
+            device=self._begins_on,
             kind=AutoModelForSequenceClassification,
             num_labels=1,
         )
@@ -43,10 +44,11 @@ class CriticLearner(ScalarLearner):
 
     def _load(self) -> PreTrainedModel:
         model = super()._load()
-        torch.nn.init.zeros_(model.score.weight)  # before it has learned anything, it says nothing
+        # Before it has learned anything, it says nothing.
+        model.score.weight = torch.nn.Parameter(torch.zeros(model.score.weight.shape, device=self.device))
         return model
 
-    def _backward(self, pack: Pack) -> dict[str, float]:
+    def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)
         (values,) = self._forward(pack, targets)
         returns, old = (self._tensor(pack.streams[spec])[targets] for spec in (RETURNS, OLD_VALUE))
@@ -55,11 +57,8 @@ class CriticLearner(ScalarLearner):
         ).sum()
         loss.backward()
         with torch.no_grad():
-            sums = {"value": values, "return": returns, "squared_error": (values - returns).square()}
-            return {name: value.sum().item() for name, value in sums.items()} | {
-                "loss": loss.item(),
-                "tokens": float(len(values)),
-            }
+            measures = {"value": values, "return": returns, "squared_error": (values - returns).square()}
+            return sums_of(loss, measures, len(values))
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
         """Values of the states in which the loss tokens were chosen, [N]."""

@@ -23,7 +23,7 @@ from antiphon.config import parse, set_environment
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import DeepSpeedOptions, LearnerConfig, OptimizerConfig
 from antiphon.learning.sharding import PassOn, ShardedModel
-from antiphon.learning.torch_learner import TorchLearner, trim_memory
+from antiphon.learning.torch_learner import Ask, TorchLearner, trim_memory
 from antiphon.types import Pack
 
 T = TypeVar("T")
@@ -125,6 +125,7 @@ class DeepSpeedLearner(TorchLearner):
 
     sharded = ZeroModel
     shards: ZeroModel
+    loads_whole = True
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """See `PackLearner.begin`."""
@@ -150,11 +151,12 @@ class DeepSpeedLearner(TorchLearner):
         engine.step()  # which makes none where the norm is not finite
         return float(engine.get_global_grad_norm())
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
         steps = next(iter(self.optimizer.state.values()))["step"]
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                yield name, {"step": steps} | {key: self.shards.moment(parameter, key) for key in MOMENTS}
+                found = {key: partial(self.shards.moment, parameter, key) for key in MOMENTS}
+                yield name, {"step": lambda: steps} | found
 
     def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         for key in MOMENTS if kept else ():

@@ -1,9 +1,11 @@
 """Layers that keep less for the backward pass than transformers' own: same values, same gradients, less memory and time.
 
 Two patterns that decoder models share are swapped in place: the root-mean-square norm, and the gated projection that ends
-the feed-forward block, `down(silu(gate) * up)`. What they need again is cheap to compute again: no matrix product is.
+the feed-forward block, `down(silu(gate) * up)`. What they need again is cheap to compute again: no matrix product is. Under
+autocast they compute in the precision that the layers they replace do.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -65,26 +67,50 @@ def _lean_forward(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """The forward to use instead, once it has shown that it computes what the module does."""
     kind = type(module).__name__
     if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        return _if_equal(module, _lean_norm(module), module.weight.shape[-1])
+        return _if_equal(module, _lean_norm, module.weight.shape[-1])
+    projections: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if (
         kind.endswith("MLP")
-        and isinstance(getattr(module, "down_proj", None), nn.Linear)
-        and module.down_proj.bias is None
+        and all(isinstance(each, nn.Linear) for each in projections)
+        and projections[-1].bias is None
     ):
-        return _if_equal(module, _lean_feed_forward(module), module.gate_proj.in_features)
+        return _if_equal(module, _lean_feed_forward, module.gate_proj.in_features)
     return None
 
 
 def _lean_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: _RMSNorm.apply(x, module.weight, module.variance_epsilon)
+    plain = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dtype in (torch.bfloat16, torch.float16):  # of which a norm of transformers computes in single precision
+            return plain(x)
+        return _RMSNorm.apply(x, module.weight, module.variance_epsilon)
+
+    return forward
 
 
 def _lean_feed_forward(module: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: _GatedProjection.apply(module.gate_proj(x), module.up_proj(x), module.down_proj.weight)
+    def forward(x: Tensor) -> Tensor:
+        gate = module.gate_proj(x)
+        return _GatedProjection.apply(gate, module.up_proj(x), module.down_proj.weight.to(gate.dtype))
+
+    return forward
 
 
-def _if_equal(module: nn.Module, lean: Callable[[Tensor], Tensor], width: int) -> Callable[[Tensor], Tensor] | None:
-    weight = next(module.parameters())
+def _if_equal(
+    module: nn.Module, make: Callable[[Any], Callable[[Tensor], Tensor]], width: int
+) -> Callable[[Tensor], Tensor] | None:
+    shown = _with_numbers(module) if any(parameter.is_meta for parameter in module.parameters()) else module
+    weight = next(shown.parameters())
     with torch.no_grad():
         probe = torch.linspace(-3, 3, 2 * width, dtype=weight.dtype, device=weight.device).view(2, width)
-        return lean if torch.allclose(lean(probe), module(probe), rtol=1e-4, atol=1e-5) else None
+        return make(module) if torch.allclose(make(shown)(probe), shown(probe), rtol=1e-4, atol=1e-5) else None
+
+
+def _with_numbers(module: nn.Module) -> nn.Module:
+    """A copy of a module that has no memory yet, with weights of its own."""
+    found = copy.deepcopy(module).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in found.parameters():
+        torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+    return found

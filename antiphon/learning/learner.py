@@ -136,7 +136,7 @@ class WorkerLearner:
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`."""
         metrics: dict[str, float] = await self._handle.call("step", batch)
-        return metrics
+        return metrics | {"tokens": float(batch.tokens)}
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """See `Learner.score`."""

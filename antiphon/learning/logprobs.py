@@ -32,10 +32,15 @@ def token_logprobs(
     """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N]
     each. Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept
     for the backward pass, beyond it they are computed again. Where each rank has some rows of the head, `vocabulary` says
-    which: no rank ever sees the logits of the others."""
-    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
-        hidden, weight, targets, temperatures, chunk, vocabulary
-    )
+    which: no rank ever sees the logits of the others. Under autocast matrix products, those of the backward pass too, are of
+    the precision that it chooses, and all else is of single precision."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    with torch.autocast(kind, enabled=False):
+        result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
+            hidden, weight, targets, temperatures, chunk, vocabulary
+        )
     return result
 
 
@@ -52,11 +57,12 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scale = temperatures.to(_precision(hidden.dtype)).reciprocal()
         targets, there = (targets, None) if vocabulary is None else vocabulary.rows(targets, len(weight))
+        head = weight.to(hidden.dtype)
         logprobs, entropies, normalisers = [], [], []
         probabilities = None
         for part in range(0, len(hidden), chunk):
             span = slice(part, part + chunk)
-            logits = _logits(hidden[span], weight, scale[span])
+            logits = _logits(hidden[span], head, scale[span])
             normaliser = _normaliser(logits, vocabulary)
             probabilities = (logits - normaliser[:, None]).exp_()
             chosen = logits.gather(-1, targets[span, None])[:, 0]
@@ -73,33 +79,38 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, there, scale, torch.cat(normalisers), entropy, kept)
         ctx.chunk, ctx.vocabulary = chunk, vocabulary
+        ctx.set_materialize_grads(False)
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         grad_logprobs, grad_entropies = gradients
         hidden, weight, targets, there, scale, normalisers, entropies, kept = ctx.saved_tensors
-        with_entropy = bool(grad_entropies.any())
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(entropies)
+        head = weight.to(hidden.dtype)
         grad_hidden, grad_weight = torch.empty_like(hidden), None
         of_targets = grad_logprobs if there is None else grad_logprobs * there
         for part in range(0, len(hidden), ctx.chunk):
             span = slice(part, part + ctx.chunk)
             p = kept
             if p is None:
-                p = _logits(hidden[span], weight, scale[span]).sub_(normalisers[span, None]).exp_()
+                p = _logits(hidden[span], head, scale[span]).sub_(normalisers[span, None]).exp_()
             # d logprob_y / d z = onehot_y - p;  d entropy / d z = -p (log p + entropy)
             gradient = p * -grad_logprobs[span, None]
-            if with_entropy:
+            if grad_entropies is not None:
                 gradient.sub_((torch.xlogy(p, p) + p * entropies[span, None]) * grad_entropies[span, None])
             gradient.scatter_add_(1, targets[span, None], of_targets[span, None])
             gradient = gradient.mul_(scale[span, None]).to(hidden.dtype)
-            grad_hidden[span] = gradient @ weight
+            grad_hidden[span] = gradient @ head
             if not ctx.needs_input_grad[1]:
                 continue
             if grad_weight is None:
-                grad_weight = gradient.T @ hidden[span]
-            else:
+                grad_weight = (gradient.T @ hidden[span]).to(weight.dtype)
+            elif weight.dtype == hidden.dtype:
                 grad_weight.addmm_(gradient.T, hidden[span])
+            else:
+                grad_weight += gradient.T @ hidden[span]
         if ctx.vocabulary is not None:
             distributed.all_reduce(grad_hidden, group=ctx.vocabulary.group)
         if grad_weight is None and ctx.needs_input_grad[1]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 from antiphon.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.weights.adapters import with_adapter
+
+T = TypeVar("T")
 
 NAME = "default"  # peft's, of the only adapter there is
 PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of what it saves
@@ -37,10 +39,25 @@ def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
     if not found:
         raise DataError(f"{type(model).__name__} has no linear layers called {', '.join(config.targets)}")
     model.requires_grad_(False)
-    _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
+    with _on_cpu([parameter for parameter in model.parameters() if parameter.is_meta]):
+        _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
 
 
-def pairs(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+@contextmanager
+def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
+    begin with numbers."""
+    seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
+    for parameter, other in zip(empty, seeming, strict=True):
+        torch.utils.swap_tensors(parameter, other)
+    try:
+        yield
+    finally:
+        for parameter, other in zip(empty, seeming, strict=True):
+            torch.utils.swap_tensors(parameter, other)
+
+
+def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
     """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
     parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
     stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
@@ -53,14 +70,11 @@ def pairs(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[torch.Te
 def merged(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
     found = {}
+    adapters = pairs(state.items())
     for name, tensor in state.items():
-        plain = name.replace(".base_layer.", ".")
-        stem = plain.removesuffix(".weight")
-        if f"{stem}.lora_A.{NAME}.weight" in state:
-            a, b = (state[f"{stem}.lora_{which}.{NAME}.weight"] for which in "AB")
-            found[plain] = with_adapter(tensor, a, b, scale)
-        elif f".{NAME}." not in name:
-            found[plain] = tensor
+        if f".{NAME}." not in name:
+            weight = weight_of(name)
+            found[weight] = with_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
     return found
 
 
@@ -91,6 +105,11 @@ def saved(place: Path) -> dict[str, torch.Tensor]:
     return {
         re.sub(r"\.(lora_[AB])\.", rf".\1.{NAME}.", name.removeprefix(PREFIX)): tensor for name, tensor in state.items()
     }
+
+
+def weight_of(name: str) -> str:
+    """The weight, by the name that it has without adapters, that a parameter of an adapted model is or is added to."""
+    return re.sub(rf"\.(base_layer|lora_[AB]\.{NAME})\.", ".", name)
 
 
 def _settings(config: LoraConfig, targets: list[str]) -> Any:

@@ -6,17 +6,18 @@ the tokens of all ranks already, so gradients are summed and never averaged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphon.config import parse
 from antiphon.errors import ConfigError, UnsupportedError
-from antiphon.learning.attention import PackLayout, Reader, packed_attention
+from antiphon.learning.attention import PackLayout, Reader
 from antiphon.learning.config import (
     LearnerConfig,
     MegatronOptions,
@@ -29,7 +30,7 @@ from antiphon.learning.megatron_names import Part, head_size, parts
 from antiphon.learning.mesh import LOOPBACK, Mesh, find_store
 from antiphon.learning.models import resolve_device
 from antiphon.learning.sharding import PassOn, ShardedModel, WholeModel
-from antiphon.learning.torch_learner import TorchLearner
+from antiphon.learning.torch_learner import Ask, TorchLearner
 from antiphon.types import Pack
 
 try:
@@ -63,6 +64,7 @@ class MegatronLearner(TorchLearner):
     """Trains a policy that Megatron-Core computes."""
 
     runs_on = "cuda"  # of Megatron-Core, much is written for nothing else
+    loads_whole = True
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
         for key, message in megatron_problems(config):
@@ -96,11 +98,11 @@ class MegatronLearner(TorchLearner):
     def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         return self.shards.optimize(config)
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
         step = torch.tensor(float(self.scheduler.last_epoch))
         for name in self.shards.parts:
-            found = {key: self.shards.moment(name, key) for key in MOMENTS}
-            yield name, found | {"step": step} if step else {}
+            found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
+            yield name, found | {"step": lambda: step} if step else {}
 
     def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         for key, whole in kept.items():
@@ -110,20 +112,21 @@ class MegatronLearner(TorchLearner):
         if device != self.device:
             raise UnsupportedError("the megatron learner cannot leave its device")
 
-    def _pass_on(self, pack: Pack) -> torch.Tensor:
+    def _pass_on(self, pack: Pack, reader: Reader | None = None) -> torch.Tensor:
         """As Megatron's stages send it, [n, 1, H]."""
         with self._autocast():
-            return self._run_layers(pack, self._layout(pack))[:, None]
+            return self._run_layers(pack, self._layout(pack), reader)[:, None]
 
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
-        model, tokens = self.shards.model, self._tensor(pack.tokens).long()[None]
-        begun = model.embedding(tokens, layout.positions[None]) if model.pre_process else None
-        angles = layout.positions[:, None] * self._frequencies
+        model, (here, context) = self.shards.model, self._context(len(layout.positions))
+        tokens, positions = self._tokens(pack, layout)[here], layout.positions[here]
+        begun = model.embedding(tokens[None], positions[None]) if model.pre_process else None
+        angles = positions[:, None] * self._frequencies
         hidden: torch.Tensor = model.decoder(
             begun,
             None,
             rotary_pos_emb=torch.cat([angles, angles], dim=-1)[:, None, None],
-            attention_bias=_Seen(layout, reader),  # which goes to attention as it is
+            attention_bias=_Seen(self.attention, layout, reader, context),  # which goes to attention as it is
         )
         return hidden[:, 0].float()
 
@@ -131,8 +134,10 @@ class MegatronLearner(TorchLearner):
 class _Seen(NamedTuple):
     """What attention is told of a pack."""
 
+    kind: str  # of attention
     layout: PackLayout
     reader: Reader | None
+    context: Any  # the ranks that have the other tokens, if not all are here
 
 
 class PackedAttention(nn.Module):
@@ -153,8 +158,9 @@ class PackedAttention(nn.Module):
     ) -> torch.Tensor:
         """[T, 1, heads x head size]."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out, _ = packed_attention(
-            self, query, key, value, None, layout=attention_bias.layout, reader=attention_bias.reader
+        kind, layout, reader, context = attention_bias
+        out, _ = ALL_ATTENTION_FUNCTIONS[kind](
+            self, query, key, value, None, layout=layout, reader=reader, context=context
         )
         return out[0].flatten(1)[:, None]
 
@@ -170,6 +176,7 @@ class MegatronModel(ShardedModel):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=sizes.tensor,
             pipeline_model_parallel_size=sizes.pipeline,
+            context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
         )
         WholeModel.__init__(self, _build(source.config, set(whole), config))
@@ -186,7 +193,7 @@ class MegatronModel(ShardedModel):
             self.take(name, piece, whole[name])
         self._pipeline = _Schedule(self)  # type: ignore[assignment]
         known = [(name, tensor.shape, tensor.dtype, True) for name, tensor in WholeModel.named(self)]
-        self._stages = dict(self._told((mesh.place("pipeline"), known)))
+        self._stages = dict(mesh.told((mesh.place("pipeline"), known)))
 
     def _place(self, shape: Any, whole: dict[str, torch.Size]) -> dict[str, Part]:
         """What this rank has, by name, and how it is cut. `UnsupportedError` if something has no place in Megatron's model."""
@@ -229,10 +236,14 @@ class MegatronModel(ShardedModel):
         several = self.mesh.config.pipeline > 1
         return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
 
+    def piece(self, name: str) -> torch.Tensor:
+        """See `WholeModel.piece`: of a fused parameter, a copy."""
+        return self.parts[name].read(self.fused[name])
+
     def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WholeModel.pieces`: of a fused parameter, a copy."""
-        for name, part in self.parts.items():
-            yield name, part.read(self.fused[name])
+        """See `WholeModel.pieces`."""
+        for name in self.parts:
+            yield name, self.piece(name)
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """See `WholeModel.take`: `piece` may be a copy, the parameter itself is set."""
@@ -302,7 +313,7 @@ class MegatronModel(ShardedModel):
 def _alike(parameter: nn.Parameter) -> Any:
     """The ranks that have the same parameter."""
     if getattr(parameter, "allreduce", True):
-        return parallel_state.get_data_parallel_group()
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
     return parallel_state.get_expert_data_parallel_group()
 
 
@@ -406,6 +417,7 @@ def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
         perform_initialization=False,
         tensor_model_parallel_size=mesh.tensor,
         pipeline_model_parallel_size=mesh.pipeline,
+        context_parallel_size=mesh.context,
         pipeline_dtype=torch.float32,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",

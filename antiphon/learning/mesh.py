@@ -11,9 +11,13 @@ Axes further down have the ranks that are closer to each other. Ranks that diffe
 `expert` compute other packs; those that do not compute the same packs together.
 """
 
+import fcntl
+import socket
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -22,9 +26,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from antiphon.config import set_environment
 from antiphon.learning.config import MeshConfig
 
+T = TypeVar("T")
+
 AXES = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
 TIMEOUT = timedelta(minutes=30)  # of one collective
 LOOPBACK = "127.0.0.1"
+SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface
 
 
 class Mesh:
@@ -39,8 +46,7 @@ class Mesh:
         self.axes = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
         self.axes["shard", "context", "expert"]._flatten("sharded")
         self.axes["shard", "context"]._flatten("around")  # which have the same experts
-        shard = self.place("shard") * config.expert + self.place("expert")
-        self.data = self.place("replicate") * config.shard + shard  # whose packs it computes
+        self.data = config.data_of(rank)
 
     def group(self, axis: str) -> Any:
         """This rank and those that differ from it on one axis alone."""
@@ -49,6 +55,13 @@ class Mesh:
     def place(self, axis: str) -> int:
         """Of this rank on an axis."""
         return int(self.axes[axis].get_local_rank())
+
+    def told(self, own: T, axis: str = "") -> list[T]:
+        """What all ranks have, or this one and those that differ from it on one axis alone."""
+        group = self.group(axis) if axis else None
+        told: list[Any] = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(told, own, group=group)
+        return told
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks."""
@@ -61,9 +74,21 @@ class Mesh:
 def find_store(address: str) -> Any:
     """The store at an address. What ranks send each other goes by the interface on which it is reached."""
     host, _, port = address.rpartition(":")
-    if host == LOOPBACK:
-        set_environment(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    if name := _interface(host, int(port)):
+        set_environment(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=name)
     return distributed.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+
+
+def _interface(host: str, port: int) -> str:
+    """Of this machine, where the way to a listener begins; empty where the system does not tell."""
+    with socket.create_connection((host, port), TIMEOUT.total_seconds()) as way:
+        here = way.getsockname()[0]
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
+            with suppress(OSError):  # it has no address of this kind
+                told = fcntl.ioctl(way, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
+                if socket.inet_ntoa(told[20:24]) == here:
+                    return name
+    return ""
 
 
 # --- collectives with a backward ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import torch
 
 from antiphon.learning.torch_learner import PackLearner
+from antiphon.learning.transfer import numbers, sums_of
 from antiphon.types import Pack
 
 
@@ -13,7 +14,7 @@ class OfflineLearner(PackLearner):
         """The pack's part of the update's loss, and measures [n] of each of the n things that the loss is a mean over."""
         raise NotImplementedError
 
-    def _backward(self, pack: Pack) -> dict[str, float]:
+    def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         loss, measures = self._loss(pack)
         loss.backward()
         return _sums(loss, measures)
@@ -22,10 +23,9 @@ class OfflineLearner(PackLearner):
         """The pack's part of the update's loss, the sums of its measures, and how many `tokens` they are sums over: what `step`
         adds up, and nothing is changed."""
         with torch.no_grad():
-            return _sums(*self._loss(pack))
+            return numbers(_sums(*self._loss(pack)))
 
 
-def _sums(loss: torch.Tensor, measures: dict[str, torch.Tensor]) -> dict[str, float]:
+def _sums(loss: torch.Tensor, measures: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     (count,) = {len(values) for values in measures.values()}
-    sums = {name: values.detach().sum().item() for name, values in measures.items()}
-    return sums | {"loss": loss.item(), "tokens": float(count)}
+    return sums_of(loss, measures, count)

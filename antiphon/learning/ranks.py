@@ -1,22 +1,27 @@
-"""The workers that are one learner together, as one worker."""
+"""The workers that are one learner together, as one worker. Packs go to those alone that compute them."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from antiphon.errors import AntiphonError
+from antiphon.learning.config import MeshConfig
+from antiphon.types import Pack, TrainBatch
 from antiphon.workers import WorkerHandle
 
 
 class Ranks:
-    """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first. What one says is heard
-    when all have said it, or said something else; the death of one is that of all."""
+    """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first, or what is said of all
+    packs that were asked of. What one says is heard when all have said it, or said something else; the death of one is that of
+    all."""
 
-    def __init__(self, members: Sequence[WorkerHandle]) -> None:
+    def __init__(self, members: Sequence[WorkerHandle], mesh: MeshConfig) -> None:
         self.name = members[0].name
         self._members = members
+        self._mesh = mesh
 
     async def meet(self, host: str) -> None:
         """Have them find each other, the first listening on an address of its machine."""
@@ -25,7 +30,20 @@ class Ranks:
 
     async def call(self, method: str, *args: Any) -> Any:
         """See `WorkerHandle.call`."""
-        return (await asyncio.gather(*(member.call(method, *args) for member in self._members)))[0]
+        shares = [args] * self._mesh.data
+        match args:
+            case (TrainBatch() as batch,):
+                shares = [(_own(batch, data),) for data in range(self._mesh.data)]
+            case ([Pack(), *_] as packs,):
+                shares = [(_every(packs, data, self._mesh.data),) for data in range(self._mesh.data)]
+        of_data = [self._mesh.data_of(rank) for rank in range(len(self._members))]
+        calls = (member.call(method, *shares[data]) for data, member in zip(of_data, self._members, strict=True))
+        answers = await asyncio.gather(*calls)
+        match args:
+            case ([Pack(), *_] as packs,):  # only where the last layers are is anything said
+                said = {data: answer for data, answer in zip(of_data, answers, strict=True) if answer}
+                return [said[number % len(shares)][number // len(shares)] for number in range(len(packs))]
+        return answers[0]
 
     def send(self, method: str, *args: Any) -> None:
         """See `WorkerHandle.send`."""
@@ -70,3 +88,19 @@ class Ranks:
         """See `WorkerHandle.kill`."""
         for member in self._members:
             member.kill()
+
+
+def _own(batch: TrainBatch, data: int) -> TrainBatch:
+    """A batch with the packs of one share alone."""
+    updates = (
+        replace(update, packs=tuple(packs if number == data else () for number, packs in enumerate(update.packs)))
+        for update in batch.updates
+    )
+    return TrainBatch(updates=tuple(updates))
+
+
+def _every(packs: Sequence[Pack], data: int, shares: int) -> list[Pack]:
+    """One share of packs: as many for each, because all compute at once, so here and there the last once more."""
+    return [
+        packs[min(number, len(packs) - 1)] for number in range(data, data + -(-len(packs) // shares) * shares, shares)
+    ]

@@ -17,6 +17,8 @@ Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,9 @@ from numpy.typing import NDArray
 
 from antiphon.algorithms.config import RhythmConfig
 from antiphon.errors import UnsupportedError
-from antiphon.learning.attention import sequences
+from antiphon.learning.attention import trained
+from antiphon.learning.mesh import Mesh
+from antiphon.learning.transfer import sent
 from antiphon.types import FloatArray, Pack
 
 LAYERS = 5
@@ -68,7 +72,7 @@ def head_sums(
     grouped = query.mul(scaling).unflatten(0, (key.size(0), -1))  # heads that share keys lie together
     spans, waad = query.new_zeros(heads), query.new_empty(heads, count)
     columns = query.new_zeros(heads, length)
-    places, counts = (torch.from_numpy(array).to(query.device) for array in (rows, lookers(rows, config)))
+    places, counts = (sent(array, query.device) for array in (rows, lookers(rows, config)))
     at_once = max(1, BLOCK // (heads * length))
     for block in (slice(begin, begin + at_once) for begin in range(0, count, at_once)):
         first, last = int(rows[block][0]), int(rows[block][-1])
@@ -106,26 +110,22 @@ def rhythm(sums: HeadSums) -> torch.Tensor:
 class _Sequence:
     tokens: torch.Tensor  # [L] its places in the pack
     rows: NDArray[np.int64]  # [R] where its loss tokens are, in the sequence
-    found: list[HeadSums] = field(default_factory=list)  # of each layer
+    found: list[tuple[tuple[int, ...], HeadSums]] = field(default_factory=list)  # by layer, and which of its heads
 
 
 class RhythmReader:
     """Reads the layers it was told to of one pack, when given as `reader` to the forward of a model with packed attention,
-    and then, if it `ends` it, ends that forward by `AllRead`. A loss token must be of one sequence only, as in all packs of
-    samples."""
+    and then ends that forward by `AllRead`. With a mesh it does not, because ranks gather what is sharded until the end; they
+    have read some heads or layers each, and tell each other."""
 
     def __init__(
-        self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device, *, ends: bool = True
+        self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device, mesh: Mesh | None = None
     ) -> None:
         self._left = set(layers)
-        self._ends = ends
+        self._mesh = mesh
         self._config = config
         self._length = len(pack.tokens)
-        self._sequences = [
-            _Sequence(torch.from_numpy(path).to(device), rows)
-            for path in sequences(pack.lengths, pack.parents)
-            if len(rows := np.flatnonzero(pack.loss_mask[path]))
-        ]
+        self._sequences = [_Sequence(sent(path, device), rows) for path, rows in trained(pack)]
 
     def read(
         self,
@@ -141,13 +141,19 @@ class RhythmReader:
         with torch.autocast(query.device.type, enabled=False):
             precise = torch.promote_types(query.dtype, torch.float32)
             for sequence in self._sequences:
-                queries = query[:, sequence.tokens[torch.from_numpy(sequence.rows).to(query.device)]].to(precise)
+                queries = query[:, sequence.tokens[sent(sequence.rows, query.device)]].to(precise)
                 keys = key[:, sequence.tokens].to(precise)
                 scale = query.size(-1) ** -0.5 if scaling is None else scaling
-                sequence.found.append(head_sums(queries, keys, sequence.rows, scale, self._config))
+                sums = head_sums(queries, keys, sequence.rows, scale, self._config)
+                sequence.found.append(((layer, *self._heads), sums))
         self._left.remove(layer)
-        if self._ends and not self._left:
+        if self._mesh is None and not self._left:
             raise AllRead
+
+    @property
+    def _heads(self) -> tuple[int, ...]:
+        """Which of a layer's heads this rank has: theirs are in this order."""
+        return () if self._mesh is None else (self._mesh.place("tensor"), self._mesh.place("context"))
 
     def values(self) -> FloatArray:
         """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. Errors as of `sums`."""
@@ -157,11 +163,16 @@ class RhythmReader:
         return result
 
     def sums(self) -> list[HeadSums]:
-        """What was read of each sequence that has loss tokens, over the heads of all layers; after the forward.
-        `UnsupportedError` if a layer was not read."""
+        """What was read of each sequence that has loss tokens, over the heads of all layers; after the forward. All ranks that
+        compute the pack must ask. `UnsupportedError` if a layer was not read."""
         if self._left:
             raise UnsupportedError(
                 f"the attention of layers {sorted(self._left)} cannot be read: it does not come from transformers' "
                 "attention interface, or has no layer_idx"
             )
-        return [HeadSums(*map(torch.cat, zip(*sequence.found, strict=True))) for sequence in self._sequences]
+        found = [sequence.found for sequence in self._sequences]
+        if (mesh := self._mesh) is not None:
+            for axis in ("context", "tensor", "pipeline"):
+                found = [list(chain(*parts)) for parts in zip(*mesh.told(found, axis), strict=True)]
+        of_all = ([sums for _, sums in sorted(parts, key=itemgetter(0))] for parts in found)
+        return [HeadSums(*map(torch.cat, zip(*parts, strict=True))) for parts in of_all]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +33,25 @@ from antiphon.learning.config import LearnerConfig
 from antiphon.learning.experts import dispatched
 from antiphon.learning.logprobs import Vocabulary
 from antiphon.learning.mesh import Mesh, copied, summed
-from antiphon.learning.models import decoder_layers
+from antiphon.learning.models import allocate, decoder_layers
 from antiphon.learning.pipeline import Pipeline
+from antiphon.learning.transfer import numbers
 from antiphon.types import Pack
+from antiphon.weights.tensors import Known
 
 T = TypeVar("T")
 PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
 
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
+
+
+class Spread(NamedTuple):
+    """A tensor of which ranks have pieces. All must ask for it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    detach: Callable[[], torch.Tensor]  # puts it together
 
 
 class WholeModel:
@@ -52,6 +63,10 @@ class WholeModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+
+    def has_layer(self, number: int) -> bool:
+        """Whether a layer is this rank's."""
+        return True
 
     def within(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that uses the model's parameters."""
@@ -78,11 +93,19 @@ class WholeModel:
         """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """All parameters, or those that are trained, whole: on the first rank. All ranks must ask."""
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+        """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
         for name, parameter in self.pieces():
             if parameter.requires_grad or not trained:
                 yield name, self.whole(name, parameter)
+
+    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+        """Those of `named` that are of the layers that this rank has."""
+        return self.named(trained=trained)
+
+    def piece(self, name: str) -> torch.Tensor:
+        """This rank's piece of a parameter."""
+        return self.model.get_parameter(name)
 
     def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's piece of each parameter that it has a piece of."""
@@ -102,8 +125,9 @@ class ShardedModel(WholeModel):
     """This rank's share of a model."""
 
     def __init__(self, model: PreTrainedModel, mesh: Mesh, config: LearnerConfig) -> None:
-        """Cut the model, which every rank has loaded whole. `UnsupportedError` if it cannot be."""
+        """Cut the model, which every rank has whole, if without memory. `UnsupportedError` if it cannot be."""
         super().__init__(model)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.mesh = mesh
         self.data = mesh.data
         # Parameters that are divided among the ranks of `tensor`: in which dimension, and how much each has of it.
@@ -118,9 +142,8 @@ class ShardedModel(WholeModel):
         self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
         if self._sharded:
             self._shard(config)
-        learns = {name: p.requires_grad for name, p in model.named_parameters()}
-        known = [(name, whole.shape, whole.dtype, learns[name]) for name, whole in super().named()]
-        self._stages = dict(self._told((mesh.place("pipeline"), known)))
+        known = [(name, shapes[name], p.dtype, p.requires_grad) for name, p in model.named_parameters()]
+        self._stages = dict(self.mesh.told((mesh.place("pipeline"), known)))
 
     # --- cutting -------------------------------------------------------------------------------------------------------
 
@@ -238,6 +261,10 @@ class ShardedModel(WholeModel):
 
     # --- computing -----------------------------------------------------------------------------------------------------
 
+    def has_layer(self, number: int) -> bool:
+        """See `WholeModel.has_layer`."""
+        return self.mesh.config.pipeline == 1 or not isinstance(decoder_layers(self.model)[number], nn.Identity)
+
     def within(self, function: Callable[..., T], *args: Any) -> T:
         """See `WholeModel.within`: meanwhile parameters are gathered."""
         found: T = self.model.within(function, *args) if self._sharded else function(*args)
@@ -255,28 +282,16 @@ class ShardedModel(WholeModel):
         return self._pipeline.train(packs, partial(self.within, pass_on), backward)
 
     def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.each`: every rank is asked of a share, and equally often, because all compute at once."""
-        ranks = self.mesh.config.data
-        share = range(self.data, -(-len(packs) // ranks) * ranks, ranks)
-        mine = [packs[min(i, len(packs) - 1)] for i in share]
+        """See `WholeModel.each`, of this rank's packs: where the last layers are."""
         if self._pipeline is None:
-            said = super().each(mine, pass_on, ask)
-        else:
-            said = self._pipeline.score(mine, partial(self.within, pass_on), ask)
-        of_data = {data: found for data, found in self._told((self.data, said)) if found}
-        return [of_data[i % ranks][i // ranks] for i in range(len(packs))]
+            return super().each(packs, pass_on, ask)
+        return self._pipeline.score(packs, partial(self.within, pass_on), ask)
 
     def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
         """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing."""
-        of_data = {data: known for data, known in self._told((self.data, dict(totals))) if known}
+        of_data = {data: known for data, known in self.mesh.told((self.data, dict(totals))) if known}
         names = next(iter(of_data.values()), {})
         return {name: sum(own[name] for own in of_data.values()) for name in names}
-
-    def _told(self, own: T) -> list[T]:
-        """What all ranks have."""
-        told: list[Any] = [None] * self.mesh.config.world
-        distributed.all_gather_object(told, own)
-        return told
 
     def clip(self, most: float) -> float:
         """See `WholeModel.clip`."""
@@ -288,8 +303,9 @@ class ShardedModel(WholeModel):
         if tied in gradients:
             assert self._pipeline is not None
             distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
-        squares = sum(g.double().square().sum().item() / self._holders(name) for name, g in gradients.items())
-        norm = math.sqrt(self.mesh.total([squares])[0])
+        squares = numbers({name: gradient.double().square().sum() for name, gradient in gradients.items()})
+        total = sum(square / self._holders(name) for name, square in squares.items())
+        norm = math.sqrt(self.mesh.total([total])[0])
         if norm > most:
             for gradient in gradients.values():
                 gradient.mul_(most / (norm + 1e-6))
@@ -319,30 +335,44 @@ class ShardedModel(WholeModel):
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
         if self._is_expert(name):
-            return torch.cat(_gather(tensor, self.mesh.group("expert")))
+            return _gather(tensor, self.mesh.group("expert"))
         if name not in self._cut:
             return tensor
         dim, sizes = self._cut[name]
         width = max(sizes)
         mine = F.pad(tensor.movedim(dim, 0), (0, 0) * (tensor.dim() - 1) + (0, width - tensor.shape[dim]))
-        parts = _gather(mine, self.mesh.group("tensor"))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, dim)
+        rows = _gather(mine, self.mesh.group("tensor"))
+        if len(rows) > sum(sizes):  # some of which only fill up
+            rows = torch.cat([part[:size] for part, size in zip(rows.split(width), sizes, strict=True)])
+        return rows.movedim(0, dim)
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
         """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
-        around = self.mesh.config.world // self.mesh.config.pipeline
-        leads = self.mesh.rank and self.mesh.rank % around == 0
-        for name, tensor in super().named(trained=trained):
-            if leads:
-                distributed.send(tensor.contiguous(), 0)
-            yield name, tensor
-        for stage, known in sorted(self._stages.items()) if self.mesh.rank == 0 else ():
-            for name, shape, dtype, learns in known if stage else ():
-                if learns or not trained:
-                    tensor = torch.empty(shape, dtype=dtype, device=next(self.model.parameters()).device)
-                    distributed.recv(tensor, stage * around)
-                    if name != self._tied:
-                        yield name, tensor
+        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.place("pipeline"))
+        for name, own in self.here(trained=trained):
+            yield name, own._replace(detach=partial(_handed_on, own)) if leads else own
+        for stage in sorted(self._stages)[1:] if self.mesh.rank == 0 else ():
+            yield from self._of_stage(stage, trained)
+
+    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Spread]]:
+        """See `WholeModel.here`: whole on all ranks that have the same layers."""
+        for name, own in self._of_stage(self.mesh.place("pipeline"), trained):
+            yield name, own._replace(detach=partial(self._whole, name))
+
+    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, Spread]]:
+        """The parameters that a stage has and none before it, as the first rank is handed them."""
+        device, tied = next(self.model.parameters()).device, self._tied
+        for name, shape, dtype, learns in self._stages[stage]:
+            if (learns or not trained) and not (stage and name == tied):
+                handed = partial(_handed_here, shape, dtype, device, self._leader(stage))
+                yield name, Spread(shape, dtype, device, handed)
+
+    def _leader(self, stage: int) -> int:
+        """The first rank of a stage."""
+        return stage * self.mesh.config.world // self.mesh.config.pipeline
+
+    def _whole(self, name: str) -> torch.Tensor:
+        return self.whole(name, self.piece(name))
 
     def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """See `WholeModel.take`."""
@@ -352,6 +382,17 @@ class ShardedModel(WholeModel):
             parts = whole.chunk(ranks.size())
             whole = parts[ranks.get_local_rank()] if ranks.get_local_rank() < len(parts) else whole[:0]
         _local(piece.detach()).copy_(whole)
+
+    def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
+        """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
+        them from whole tensors, one after another. These have the names of a model without adapters."""
+        empty = {name: piece for name, piece in self.pieces() if piece.is_meta}
+        for piece in empty.values():
+            allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)
+        # Where FSDP sees that its pieces are others, too.
+        self.model._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
+        for name, piece in empty.items():
+            self.take(name, piece, whole[lora.weight_of(name)])
 
     def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """What the ranks that this one shards with have of a tensor together."""
@@ -367,11 +408,25 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _gather(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    """What each rank of a group has, all of one shape."""
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    distributed.all_gather(parts, tensor.contiguous(), group=group)
-    return parts
+def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """The rows that the ranks of a group have, as many each, one after another."""
+    found = tensor.new_empty(group.size() * len(tensor), *tensor.shape[1:])
+    distributed.all_gather(list(found.chunk(group.size())), tensor.contiguous(), group=group)
+    return found
+
+
+def _handed_on(tensor: Spread) -> torch.Tensor:
+    """For the first rank."""
+    whole = tensor.detach().contiguous()
+    distributed.send(whole, 0)
+    return whole
+
+
+def _handed_here(shape: torch.Size, dtype: torch.dtype, device: torch.device, rank: int) -> torch.Tensor:
+    """What a rank hands on."""
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    distributed.recv(whole, rank)
+    return whole
 
 
 def _on_the_way_in(group: Any) -> Callable[..., Any]:

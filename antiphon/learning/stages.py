@@ -189,10 +189,10 @@ async def _taught(step: Step) -> list[FloatArray]:
 async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
     """What each of the models says of each token of each sample, [L, …]."""
     config = step.training.config
-    members, packs = pack_samples(samples, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prompts)
+    members, packs = pack_samples(samples, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # no other model has the policy's experts
     said = await asyncio.gather(*(ask(packs if ask == step.training.learner.score else bare) for ask in asked))
-    return [split_packs(samples, members, arrays, config.share_prompts) for arrays in said]
+    return [split_packs(samples, members, arrays, config.share_prefixes) for arrays in said]
 
 
 async def rewards(step: Step) -> None:
@@ -331,5 +331,5 @@ def _batch(
         tokens_per_pack=step.training.config.tokens_per_pack,
         skip_zero_advantage=skip_zero_advantage,
         ranks=step.training.config.mesh.data,
-        share=step.training.config.share_prompts,
+        share=step.training.config.share_prefixes,
     )

@@ -8,16 +8,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -26,23 +24,37 @@ from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.routing import Balance, Routers, routers_of
 from antiphon.errors import AntiphonError, DataError
 from antiphon.learning import lora
-from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, sequences
+from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, trained
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.hub_files import (
+    State,
+    block_of,
+    divided,
+    file_of,
+    sizes_in_files,
+    write_config,
+    write_index,
+    write_weights,
+)
 from antiphon.learning.lean import make_lean
 from antiphon.learning.learner import SAVED
 from antiphon.learning.logprobs import token_logprobs
 from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
-from antiphon.learning.models import head_weight, load_model, resolve_device, saved_weights
+from antiphon.learning.models import Checkpoint, head_weight, load_model, resolve_device
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
 from antiphon.learning.sharding import ShardedModel, WholeModel
+from antiphon.learning.transfer import numbers, sent, sums_of
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import MIXED_CACHE, ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.adapters import flat
 from antiphon.weights.base import Adapters, Exchange, channel
 from antiphon.weights.distributed import open_store
+from antiphon.weights.tensors import Known
 from antiphon.workers import Worker
+
+Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
 WRITER_PATIENCE = 0.005  # seconds that a call may have to wait for a look at the writer
@@ -53,10 +65,13 @@ class PackLearner(Worker):
     subclass's to say."""
 
     sharded = ShardedModel  # what it is on several ranks
+    loads_whole = False  # on several ranks too, to be cut then; else each reads its share
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
         """With a mesh of several ranks, the model is loaded by `join`."""
         torch.set_num_threads(config.threads)
+        # It takes up to a second to plan for shapes that it has not seen, and every pack has others.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.config = config
         self.model_path = model_path
         self.seed = seed
@@ -65,6 +80,7 @@ class PackLearner(Worker):
         self._routers: Routers | None = None  # once they are told something
         self._balance = 0.0  # the weight of what spreads sequences over experts
         self._sequences = 1  # in the update in hand
+        self._balances: list[Balance] = []  # of the same
         self._writer: threading.Thread | None = None  # of a checkpoint
         self._error: Exception | None = None  # that ended it
         if config.mesh.world == 1:
@@ -96,11 +112,18 @@ class PackLearner(Worker):
             for parameter in self._beside_adapters():
                 parameter.requires_grad_(True)
         self.model.train()
-        if config.dtype == "float32":  # under autocast layers run in the precision it chooses
-            make_lean(self.model)
+        make_lean(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.shards = self.sharded(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
+        if isinstance(self.shards, ShardedModel) and any(parameter.is_meta for parameter in self.model.parameters()):
+            files = Checkpoint(self.model_path, self._kind, self.model.config)
+            self.shards.fill(files, self.device, offload=config.cpu_offload)
+
+    @property
+    def _begins_on(self) -> torch.device:
+        """The device that the model is loaded on: none, if each of several ranks is to read its share."""
+        return self.device if self.mesh is None or self.loads_whole else torch.device("meta")
 
     @property
     def attention(self) -> str:
@@ -116,8 +139,8 @@ class PackLearner(Worker):
         """What is trained in any case: what the model was not loaded with."""
         return ()
 
-    def _backward(self, pack: Pack) -> dict[str, float]:
-        """Add the pack's gradient; returns sums over its loss tokens, `loss` and `tokens` among them."""
+    def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
+        """Add the pack's gradient; returns sums over its loss tokens, as `transfer.sums_of` does."""
         raise NotImplementedError
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -165,7 +188,6 @@ class PackLearner(Worker):
         metrics = {name: sum(values) / len(values) for name, values in found.items()}
         return metrics | {
             "seconds": time.perf_counter() - began,
-            "tokens": float(batch.tokens),
             "lr": self.scheduler.get_last_lr()[0],
         }
 
@@ -187,25 +209,12 @@ class PackLearner(Worker):
         """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
         Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._finish_writing()
-        rank, ranks = (self.mesh.rank if self.mesh else 0), self.config.mesh.world // self.config.mesh.pipeline
-        # All ranks take part in putting each tensor together. The first has the model, and each some of the moments.
-        weights = {name: _copy(tensor) for name, tensor in self._kept() if self._first}
-        training: dict[str, Any] = {
-            "moments": {},
-            "updates": self.scheduler.last_epoch,
-            "random": torch.get_rng_state(),
-        }
-        for number, (name, state) in enumerate(self._moments()):
-            if number % ranks == rank % ranks:  # of those that have the same layers
-                training["moments"][name] = {key: _copy(value) for key, value in state.items()}
+        cut = self._cut()
 
         def write() -> None:
             try:
                 with written(place):
-                    if self._first:
-                        self._write(place, weights)
-                    (place / TRAINING_STATE).mkdir(exist_ok=True)
-                    torch.save(training, place / TRAINING_STATE / f"{rank}.pt")
+                    self._write(place, cut)
                 reach("learner.saved")
             except Exception as error:  # noqa: BLE001 - raised again, or told of, in `_finish_writing`
                 self._error = error
@@ -214,13 +223,54 @@ class PackLearner(Worker):
         self._writer = threading.Thread(target=write, name="checkpoint")
         self._writer.start()
 
+    def _cut(self) -> "_Cut":
+        """What this rank keeps of now: all ranks take part in putting each tensor together, and each keeps some."""
+        rank, mesh = (self.mesh.rank if self.mesh else 0), self.config.mesh
+        alike = mesh.world // mesh.pipeline  # ranks, which have the same layers
+        keepers = divided(self._kept(), alike)
+
+        def mine(name: str) -> bool:
+            return keepers.get(block_of(name)) == rank % alike
+
+        weights, adapters, moments = State(), State(), dict[str, State]()
+        if self.config.lora is not None:
+            trained = {name: tensor.detach for name, tensor in self.shards.named(trained=True)}
+            adapters = _copies(trained, keep=self._first)
+        for name, tensor in self._kept():
+            if self.mesh is None and self.config.lora is not None:  # what is not trained is written from where it is
+                weights[name] = adapters.get(name, tensor.detach().cpu())
+            else:
+                weights |= _copies({name: tensor.detach}, keep=mine(name))
+        for name, state in self._moments():
+            copies = _copies(state, keep=mine(name))
+            if mine(name):
+                moments[name] = copies
+        training = {"moments": moments, "updates": self.scheduler.last_epoch, "random": torch.get_rng_state()}
+        sizes = self.mesh.told(sizes_in_files(self.model, self._merged(weights))) if self.mesh else [{}]
+        return _Cut(rank, weights, adapters, training, sizes)
+
+    def _write(self, place: Path, cut: "_Cut") -> None:
+        (place / TRAINING_STATE).mkdir(parents=True, exist_ok=True)
+        torch.save(cut.training, place / TRAINING_STATE / f"{cut.rank}.pt")
+        write_weights(self.model, self._merged(cut.weights), place / file_of(cut.rank, len(cut.sizes)))
+        if not self._first:
+            return
+        if self.config.lora is not None:
+            lora.save(cut.adapters, self.config.lora, place / ADAPTER)
+        write_index(cut.sizes, place)
+        write_config(self.model, self._kind, place)
+        _copy_tokenizer(Path(self.model_path), place)
+
+    def _merged(self, weights: State) -> State:
+        """Without adapters of their own."""
+        return weights if self.config.lora is None else lora.merged(weights, self.config.lora.scale)
+
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
-        if self.config.lora is not None:
-            files = [load_file(file) for file in directory.glob("*.safetensors")]  # what is trained beside adapters
-            weights = {name: tensor for own in files for name, tensor in own.items()} | lora.saved(directory / ADAPTER)
-        else:
-            weights = saved_weights(directory, self._kind)
+        files = Checkpoint(directory, self._kind, self.model.config)
+        if files.misfits:
+            raise DataError(f"{directory} is not a checkpoint of this model: {files.misfits[:3]}")
+        adapters = {} if self.config.lora is None else lora.saved(directory / ADAPTER)
         states = [
             torch.load(file, map_location="cpu", mmap=True)
             for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
@@ -230,7 +280,7 @@ class PackLearner(Worker):
             if not piece.requires_grad:
                 continue
             try:
-                self.shards.take(name, piece, weights[name])
+                self.shards.take(name, piece, adapters[name] if name in adapters else files[name])
                 self._take_moments(name, piece, moments[name])
             except (KeyError, RuntimeError) as error:
                 raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
@@ -254,27 +304,24 @@ class PackLearner(Worker):
     def _taken(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """This rank's piece of what is kept of each element of a parameter; a count of steps is one for all."""
         if not whole.dim():
-            return whole.clone()
+            return whole.to(parameter.device, copy=True)
         piece = torch.empty_like(parameter)
         self.shards.take(name, piece, whole)
         return piece
 
-    def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a checkpoint has of the model, under the names of a state dict: all of it once. Of an adapted model on one rank
-        what is trained: the rest does not change, and can be written from where it is."""
-        adapted = self.config.lora is not None and self.mesh is None
-        yield from self.shards.named(trained=adapted)
-        if adapted:
-            return
+    def _kept(self) -> Iterator[tuple[str, Known]]:
+        """What a checkpoint has of the layers of this rank, under the names of a state dict."""
+        yield from self.shards.here()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if not isinstance(tensor, torch.nn.Parameter):
                 yield name, tensor
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """What the optimiser keeps of each parameter."""
+    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+        """What the optimiser keeps of each parameter, whole when it is asked for, by all ranks."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state.get(parameter, {})
-            yield name, {key: self.shards.whole(name, value) if value.dim() else value for key, value in state.items()}
+            whole = partial(self.shards.whole, name)
+            yield name, {key: partial(whole, value) if value.dim() else value.detach for key, value in state.items()}
 
     # --- a device that others use too ----------------------------------------------------------------------------------
 
@@ -290,7 +337,7 @@ class PackLearner(Worker):
         self.model.to(device)
         for state in self.optimizer.state.values() if hasattr(self, "optimizer") else ():
             for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim():  # a count of steps stays where the optimiser has it
+                if isinstance(value, torch.Tensor):
                     state[name] = value.to(device)
         trim_memory()
         if self.device.type == "cuda":
@@ -320,24 +367,16 @@ class PackLearner(Worker):
             raise self._error
         self.emit(SAVED if self._error is None else str(self._error))
 
-    def _write(self, place: Path, state: dict[str, torch.Tensor]) -> None:
-        if self.config.lora is not None:
-            if self.mesh is None:
-                state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()} | state
-            lora.save(state, self.config.lora, place / ADAPTER)
-            state = lora.merged(state, self.config.lora.scale)
-        self.model.save_pretrained(place, state_dict=state)
-        _copy_tokenizer(Path(self.model_path), place)
-
     # --- one update ----------------------------------------------------------------------------------------------------
 
     def _update(self, update: Update) -> dict[str, float]:
-        self._sequences = sum(len(_members(pack)) for rank in update.packs for pack in rank) or 1
-        totals: dict[str, float] = defaultdict(float)
-        for sums in self.shards.train(update.packs[self.shards.data], self._pass_on, self._backward):
-            for name, value in sums.items():
-                totals[name] += value
-        totals = defaultdict(float, self.shards.sums(totals))
+        self._sequences = update.sequences or 1
+        self._balances.clear()
+        sums: dict[str, torch.Tensor] = {}
+        for own in self.shards.train(update.packs[self.shards.data], self._pass_on, self._backward):
+            for name, value in own.items():
+                sums[name] = sums[name] + value if name in sums else value
+        totals = self.shards.sums(numbers(sums))
         norm = self._descend()
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
@@ -347,7 +386,14 @@ class PackLearner(Worker):
         metrics = {"loss": loss, "grad_norm": norm} | {name: value / computed for name, value in totals.items()}
         if metrics.get("mixed_share"):
             metrics["mixed_mismatch_kl"] /= metrics["mixed_share"]  # over the flagged tokens alone
-        return metrics
+        return metrics | ({"expert_balance": self._balanced()} if self._balance else {})
+
+    def _balanced(self) -> float:
+        """The `balance_loss` of the update's forwards, a mean over sequences and layers."""
+        total = float(sum(loss for balance in self._balances for loss in balance.found.values()))
+        if self.mesh is not None:  # ranks that share packs have other layers, or have computed the same
+            total = self.mesh.total([total])[0] / (self.config.mesh.context * self.config.mesh.tensor)
+        return total / (self._sequences * len(self._layers_with_experts))
 
     def _descend(self) -> float:
         """Make a step, if the gradient is finite; returns its norm, before it was clipped."""
@@ -359,7 +405,7 @@ class PackLearner(Worker):
 
     def _targets(self, pack: Pack) -> torch.Tensor:
         """The loss tokens of the pack, [N]."""
-        return torch.from_numpy(np.flatnonzero(pack.loss_mask)).to(self.device)
+        return self._tensor(np.flatnonzero(pack.loss_mask))
 
     def _hidden(self, pack: Pack, targets: torch.Tensor, reader: Reader | None = None) -> torch.Tensor:
         """The last hidden states from which the loss tokens are predicted, [N, H]."""
@@ -373,10 +419,10 @@ class PackLearner(Worker):
         _, context = self._context(len(layout.positions))
         return (hidden if context is None else gathered(hidden, context)), layout
 
-    def _pass_on(self, pack: Pack) -> torch.Tensor:
+    def _pass_on(self, pack: Pack, reader: Reader | None = None) -> torch.Tensor:
         """The hidden states that this rank's layers come to, [1, n, H], for the rank that has the next."""
         with self._autocast():
-            return self._run_layers(pack, self._layout(pack))[None]
+            return self._run_layers(pack, self._layout(pack), reader)[None]
 
     def _layout(self, pack: Pack) -> PackLayout:
         layout = PackLayout.of(pack.lengths, pack.parents, self.device, multiple=self.config.mesh.context)
@@ -390,8 +436,7 @@ class PackLearner(Worker):
         if self.shards.incoming is not None:
             given["inputs_embeds"] = self.shards.incoming
         else:
-            tokens = F.pad(self._tensor(pack.tokens).long(), (0, len(layout.positions) - len(pack.tokens)))
-            given["input_ids"] = tokens[None, here]
+            given["input_ids"] = self._tokens(pack, layout)[None, here]
         hidden: torch.Tensor = self.model.base_model(
             **given,
             position_ids=layout.positions[None, here],
@@ -401,6 +446,10 @@ class PackLearner(Worker):
             context=context,
         ).last_hidden_state[0]
         return hidden
+
+    def _tokens(self, pack: Pack, layout: PackLayout) -> torch.Tensor:
+        """The tokens of a pack, as many as its layout has, [T]."""
+        return F.pad(self._tensor(pack.tokens).long(), (0, len(layout.positions) - len(pack.tokens)))
 
     def _context(self, tokens: int) -> tuple[slice, Any]:
         """Of so many tokens or other rows, those that this rank computes, and with whom it shares them."""
@@ -422,29 +471,30 @@ class PackLearner(Worker):
         here, context = self._context(tokens)
         self._routers.replayed = None
         if recorded is not None:
-            known = torch.from_numpy(np.flatnonzero(recorded.any((1, 2)))).to(self.device)
+            known = self._tensor(np.flatnonzero(recorded.any((1, 2))))
             replayed = torch.full((tokens, *recorded.shape[1:]), -1, device=self.device)
             replayed[layout.previous[known]] = self._tensor(recorded).long()[known] - 1
             self._routers.replayed = replayed[here]
         if self._balance:
-            members = torch.zeros(len(found := _members(pack)), tokens, device=self.device)
-            for row, path in zip(members, found, strict=True):
+            members = torch.zeros(len(found := trained(pack)), tokens, device=self.device)
+            for row, (path, _) in zip(members, found, strict=True):
                 row[self._tensor(path)] = 1
             gather = (lambda rows: rows) if context is None else partial(gathered, group=context)
             self._routers.balance = Balance(members, self._balance / self._sequences, gather)
+            self._balances.append(self._routers.balance)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return sent(array, self.device)
 
 
 class TorchLearner(PackLearner):
     """Trains a policy."""
 
     def _load(self) -> PreTrainedModel:
-        model = load_model(self.model_path, attention=self.attention, device=self.device)
+        model = load_model(self.model_path, attention=self.attention, device=self._begins_on)
         head_weight(model)  # or there is none to be had
         return model
 
@@ -461,15 +511,14 @@ class TorchLearner(PackLearner):
     def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
         """Make the weights of now known as `version`."""
         trim_memory()
-        named = self.shards.named(trained=self.config.lora is not None)
-        if not self._first:
-            for _ in named:  # takes part in putting each together
-                pass
-            return WeightsUpdate(version=version, location="", manifest=None)
-        if self.config.lora is None:
-            return channel(exchange).send(named, version)
-        base = Adapters(self.model_path, self.config.lora.scale)
-        return channel(exchange).send(flat(lora.pairs(named)), version, base)
+        named, base = self.shards.named(), None
+        if self.config.lora is not None:
+            named = flat(lora.pairs(self.shards.named(trained=True)))
+            base = Adapters(self.model_path, self.config.lora.scale)
+        if self._first:
+            return channel(exchange).send(named, version, base)
+        _copies({name: tensor.detach for name, tensor in named}, keep=False)
+        return WeightsUpdate(version=version, location="", manifest=None)
 
     def score_base(self, packs: list[Pack]) -> list[FloatArray]:
         """As `score`, under the model that the adapters were added to."""
@@ -480,22 +529,25 @@ class TorchLearner(PackLearner):
         """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2] a pack; see `learning.rhythm`. They are of this learner's
         own weights: never behind the policy, and no second copy of the model is held. `UnsupportedError` for models whose
         attention is not plain, or cannot be read."""
-        layers = middle_layers(self.model.config.get_text_config().num_hidden_layers)
+        middle = middle_layers(self.model.config.get_text_config().num_hidden_layers)
+        here = [number for number in middle if self.shards.has_layer(number)]
+        readers = {id(pack): RhythmReader(pack, here, self.algorithm.rhythm, self.device, self.mesh) for pack in packs}
 
-        def ask(pack: Pack) -> FloatArray:
-            # What is sharded is gathered layer by layer until the end.
-            reader = RhythmReader(pack, layers, self.algorithm.rhythm, self.device, ends=self.mesh is None)
+        def pass_on(pack: Pack) -> torch.Tensor:
+            return self._pass_on(pack, readers[id(pack)])
+
+        def ask(pack: Pack) -> None:
             with self._autocast(), contextlib.suppress(AllRead):
-                self.shards.within(self._hidden, pack, self._targets(pack), reader)
-            return reader.values()
+                self.shards.within(self._hidden, pack, self._targets(pack), readers[id(pack)])
 
         with torch.no_grad():
-            return self.shards.each(packs, self._pass_on, ask)
+            self.shards.each(packs, pass_on, ask)
+            return [readers[id(pack)].values() for pack in packs]
 
-    def _backward(self, pack: Pack) -> dict[str, float]:
+    def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)
         logprobs, entropies = self.shards.within(self._forward, pack, targets)
-        sequence = self._tensor(np.repeat(np.arange(len(pack.lengths)), pack.lengths))[targets]
+        sequence = self._tensor(np.repeat(pack.owners, pack.lengths))[targets]
         inputs = LossInputs(
             logprobs=logprobs,
             entropies=entropies,
@@ -511,14 +563,11 @@ class TorchLearner(PackLearner):
         with torch.no_grad():
             difference = inputs.behaviour - logprobs
             mismatch = difference.neg().exp() - 1 + difference  # k3 of KL(behaviour ‖ policy)
-            sums = metrics | {"entropy": entropies, "mismatch_kl": mismatch}
+            measures = metrics | {"entropy": entropies, "mismatch_kl": mismatch}
             if MIXED_CACHE in inputs.streams:
                 mixed = inputs.streams[MIXED_CACHE].float()
-                sums |= {"mixed_share": mixed, "mixed_mismatch_kl": mismatch * mixed}
-            return {name: value.sum().item() for name, value in sums.items()} | {
-                "loss": loss.item(),
-                "tokens": float(len(logprobs)),
-            }
+                measures |= {"mixed_share": mixed, "mixed_mismatch_kl": mismatch * mixed}
+            return sums_of(loss, measures, len(logprobs))
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the loss tokens, [N] each."""
@@ -537,11 +586,6 @@ class TorchLearner(PackLearner):
             return logprobs, entropies
         around = (here.start, len(targets) - here.stop)
         return summed(F.pad(logprobs, around), context), summed(F.pad(entropies, around), context)
-
-
-def _members(pack: Pack) -> list[NDArray[np.int64]]:
-    """The tokens of each sequence of a pack that has a loss."""
-    return [path for path in sequences(pack.lengths, pack.parents) if pack.loss_mask[path].any()]
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
@@ -570,6 +614,27 @@ def trim_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Cut(NamedTuple):
+    """What a rank keeps of a checkpoint."""
+
+    rank: int
+    weights: State
+    adapters: State  # all of them, on the first rank
+    training: dict[str, Any]
+    sizes: list[dict[str, int]]  # of what each rank writes, see `sizes_in_files`
+
+
+def _copies(asks: Mapping[str, Ask], *, keep: bool) -> State:
+    """Take part in putting tensors together, one at a time; copies on the CPU, if this rank keeps them."""
+    found = {}
+    for name, ask in asks.items():
+        if keep:
+            found[name] = _copy(ask())
+        else:
+            ask()
+    return found
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Checkpoints that are whole or not there.
 
-    checkpoints/step_000120/    Hugging Face weights and tokenizer, loadable as they are
+    checkpoints/step_000120/    Hugging Face weights and tokenizer, loadable as they are; of several ranks, a file each
                 training_state/0.pt     optimiser, schedule, random generator; of several ranks, a part each
                 critics/0/          the same of each critic
                 state.json          where the run was: cursor, live groups, ledger
@@ -45,7 +45,15 @@ def draft(directory: Path) -> Path:
 
 
 def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
-    """Make a checkpoint of what was written into its draft, and of `state`. `RecordError` if the disk takes it not."""
+    """Make a checkpoint of what was written into its draft, and of `state`. `RecordError` if the disk takes it not, or what a
+    rank of the learner wrote is not there."""
+    for index in sorted(aside.rglob("*.index.json")):
+        for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values())):
+            if not (index.parent / name).is_file():
+                raise RecordError(
+                    f"{directory.name}: {name} is written, and not here: the run's directory must be one that the machines of "
+                    "all learner ranks see"
+                )
     with written(aside):
         write_json(aside / STATE, state)
         reach("checkpoint.write")

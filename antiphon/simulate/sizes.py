@@ -25,7 +25,7 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
 from antiphon.errors import UnsupportedError
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.config import OPTIONS, MeshConfig
 from antiphon.learning.sharding import COLUMNS, ROWS
 from antiphon.run_config import BYTES, LEARNT, RunConfig, memory_estimate
 from antiphon.simulate.devices import Device
@@ -335,16 +335,19 @@ def _room(config: RunConfig, device: Device) -> float:
 
 
 def passing_needs(model: ModelFacts, config: RunConfig) -> dict[str, int]:
-    """Bytes on a device of the learner at times when it does not train: as a rank begins it loads the whole model in float32,
-    and takes its share; as the weights are published, the first rank has them whole, beside its own."""
+    """Bytes on a device of the learner at times when it does not train: a rank of a backend loads the whole model in float32
+    before it takes its share, where one of ours reads that alone; as weights are published or saved, one tensor after another
+    is whole beside the shares, twice where ranks have pieces of other sizes; and memory of the first device may be how they
+    are published."""
     if config.learner.mesh.world == 1:
         return {}
-    whole = model.shape.parameters * LEARNT
-    held = max(share.held for share in model.shape.shares(config.learner.mesh))
-    found = {"each learner rank, as it loads the model": whole}
-    if not config.learner.lora:
-        found["the first learner rank, as it publishes"] = whole + 3 * held * LEARNT
-    return found
+    whole, rows = model.shape.parameters * LEARNT, learner_memory(model, config)
+    largest = max(math.prod(weight.shape) for weight in model.shape.weights) * LEARNT
+    published = whole if config.weights.channel == "device_memory" and not config.learner.lora else 0
+    found = {"each learner rank, as it loads the model": whole} if config.learner.kind in OPTIONS else {}
+    return found | {
+        "each learner rank, as it publishes or saves": rows["weights"] + rows["moments"] + 2 * largest + published
+    }
 
 
 def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[str, int]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import safe_open
 
 from antiphon.errors import WeightsError
 from antiphon.weights.base import Adapters
+
+T = TypeVar("T")
 
 A, B = "/lora_A", "/lora_B"  # what follows a weight's name on the way
 
@@ -18,7 +21,7 @@ def with_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: 
     return torch.addmm(weight.to(precise), b.to(precise), a.to(precise), alpha=scale)
 
 
-def flat(pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def flat(pairs: dict[str, tuple[T, T]]) -> Iterator[tuple[str, T]]:
     """Adapters by name of their weight, one tensor after another."""
     for name, (a, b) in pairs.items():
         yield name + A, a

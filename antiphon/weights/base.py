@@ -3,7 +3,7 @@ behind which channels differ in how the buffer gets from one end to the other.""
 
 import functools
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,8 @@ from antiphon.types import WeightsUpdate
 
 if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
     import torch
+
+    from antiphon.weights.tensors import Named
 
 CHANNELS = Registry(
     "weight channel",
@@ -74,11 +76,10 @@ class WeightChannel(Protocol):
 
     def __init__(self, exchange: Exchange) -> None: ...
 
-    def send(
-        self, named: "Iterable[tuple[str, torch.Tensor]]", version: int, adapters: Adapters | None = None
-    ) -> WeightsUpdate:
-        """Make the tensors of now known as `version`; a shared (tied) tensor is sent once a name. They may change as soon as
-        this returns. With `adapters` they are what `weights.adapters.flat` makes of them, and receivers add them to the base.
+    def send(self, named: "Named", version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+        """Make the tensors of now known as `version`; a shared (tied) tensor is sent once a name. Each is asked for in turn,
+        when the one before is copied, so that no two that were put together are there at once. They may change as soon as this
+        returns. With `adapters` they are what `weights.adapters.flat` makes of them, and receivers add them to the base.
         No version follows before every receiver has the one before."""
 
     @staticmethod

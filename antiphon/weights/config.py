@@ -13,4 +13,4 @@ class WeightsConfig(Config):
     directory: str = ""
     """Of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"
-    """Address at which a learner that broadcasts is reached; it listens there."""
+    """Address at which a learner that broadcasts is reached, and where its ranks meet; it listens there."""

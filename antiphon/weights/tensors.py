@@ -1,19 +1,34 @@
 """Tensors as bytes that lie one after another."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 
 from antiphon.errors import WeightsError
 from antiphon.types import WeightsUpdate
 from antiphon.weights.adapters import applied
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Digest, Manifest, TensorPlace
 
-Named = Iterable[tuple[str, torch.Tensor]]
-Layout = dict[str, tuple[int, ...]]  # shape of each tensor
+
+class Known(Protocol):
+    """A tensor, or one that is known before it is there: where ranks have pieces of it, `detach` puts them together."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def detach(self) -> Callable[[], torch.Tensor]: ...
+
+
+Named = Iterable[tuple[str, Known]]
 
 
 class Memory:
@@ -31,25 +46,42 @@ class Memory:
 
 def lay(named: Named, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None) -> Manifest:
     """Copy tensors, each to a 64-byte boundary, to the memory that `buffer` has for so many bytes, uint8 [size], all zero where
-    nothing was laid. Each bucket enters the digest while it is in the cache."""
+    nothing was laid. They are asked for in turn, each when the one before is copied. Each bucket enters the digest while it is
+    in the cache."""
     tensors, places, end = [], [], 0
     for name, tensor in named:
-        tensors.append(tensor.detach())
-        dtype, size = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        tensors.append(tensor)
+        dtype, size = str(tensor.dtype).removeprefix("torch."), tensor.shape.numel() * tensor.dtype.itemsize
         places.append(TensorPlace(name, dtype, tuple(tensor.shape), -(-end // 64) * 64, size))
         end = places[-1].offset + size
-    content, digest, end = buffer(end), Digest(tuple(places)), 0
+    try:
+        content, digest, end = buffer(end), Digest(tuple(places)), 0
+    except WeightsError:
+        for tensor in tensors:  # other ranks give their pieces of each
+            tensor.detach()
+        raise
     if content.is_cuda:
         for tensor, place in zip(tensors, places, strict=True):
-            content[place.offset :][: place.size].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+            _tensor_at(place, content).copy_(tensor.detach())
         return Manifest(tuple(places), len(content), digest_there(content, tuple(places)), adapters)
     for tensor, place in zip(tensors, places, strict=True):
         digest.update(content[end : place.offset].numpy())
         end = place.offset + place.size
-        parts = tensor.contiguous().view(-1).view(torch.uint8).split(BUCKET_BYTES)
-        for bucket, part in zip(content[place.offset : end].split(BUCKET_BYTES), parts, strict=True):
-            digest.update(bucket.copy_(part).numpy())
+        _copy(tensor.detach(), content[place.offset : end], digest)
     return Manifest(tuple(places), end, digest.value(), adapters)
+
+
+def _copy(tensor: torch.Tensor, content: torch.Tensor, digest: Digest) -> None:
+    if not tensor.is_contiguous():
+        tensor = tensor.cpu().contiguous()  # a device may have room for one alone
+    parts = tensor.view(-1).view(torch.uint8).split(BUCKET_BYTES)
+    for bucket, part in zip(content.split(BUCKET_BYTES), parts, strict=True):
+        digest.update(bucket.copy_(part).numpy())
+
+
+def _tensor_at(place: TensorPlace, content: torch.Tensor) -> torch.Tensor:
+    """A view of the bytes of an update."""
+    return content[place.offset :][: place.size].view(getattr(torch, place.dtype)).view(place.shape)
 
 
 def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -68,10 +100,7 @@ def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, t
             f"weights of version {update.version} arrived with digest {arrived:016x}, sent with "
             f"{manifest.digest:016x}: not loaded"
         )
-    sent = (
-        (place.name, content[place.offset :][: place.size].view(getattr(torch, place.dtype)).view(place.shape))
-        for place in manifest.tensors
-    )
+    sent = ((place.name, _tensor_at(place, content)) for place in manifest.tensors)
     yield from applied(sent, manifest.adapters)
 
 
@@ -91,24 +120,3 @@ def digest_there(content: torch.Tensor, places: tuple[TensorPlace, ...]) -> int:
     layout_alone = Digest(places)
     layout_alone.update(int(total).to_bytes(8, "little", signed=True))
     return layout_alone.value()
-
-
-def layout(model: str | Path, tied: bool) -> Layout:
-    """What an update must bring: the tensors of a model directory's checkpoint, without the head if it is the embedding."""
-    found: Layout = {}
-    for path in Path(model).glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return {name: shape for name, shape in found.items() if not (tied and name == "lm_head.weight")}
-
-
-def require_layout(tensors: Mapping[str, torch.Tensor], wanted: Layout, version: int) -> None:
-    """`WeightsError` unless these are the tensors of the layout, all of them and no others."""
-    sent = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in sent.keys() | wanted.keys() if sent.get(name) != wanted.get(name))
-    if wrong:
-        name = wrong[0]
-        raise WeightsError(
-            f"weights of version {version} are not the model's: not loaded. {len(wrong)} tensors differ; "
-            f"{name!r} has shape {wanted.get(name, 'none')} here and {sent.get(name, 'none')} there"
-        )

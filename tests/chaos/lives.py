@@ -169,7 +169,8 @@ class Lives:
         checkpoints = sorted((self.directory / "checkpoints").glob("step_??????"))
         if len(checkpoints) < 2:
             return None
-        file = draw.choice(sorted(file for file in checkpoints[-1].iterdir() if file.stat().st_size))
+        files = (file for file in checkpoints[-1].rglob("*") if file.is_file() and file.stat().st_size)
+        file = draw.choice(sorted(files))
         content = bytearray(file.read_bytes())
         match draw.randrange(3):
             case 0:
@@ -179,4 +180,4 @@ class Lives:
             case _:
                 content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
                 file.write_bytes(content)
-        return f"{file.parent.name}/{file.name}"
+        return str(file.relative_to(self.directory / "checkpoints"))

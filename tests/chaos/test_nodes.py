@@ -64,14 +64,18 @@ class Nodes:
             process.kill()
         node.wait()
 
-    def with_engines(self):
-        """Numbers of the nodes, but the head, that engines run on."""
+    def running(self, *names):
+        """Numbers of the nodes, but the head, that workers of these names run on."""
         found = []
         for number, node in self.alive.items():
             workers = psutil.Process(node.pid).children(recursive=True)
-            if number and any(is_worker(worker, f"engine-{engine}") for worker in workers for engine in range(20)):
+            if number and any(is_worker(worker, name) for worker in workers for name in names):
                 found.append(number)
         return found
+
+    def with_engines(self):
+        """Numbers of the nodes, but the head, that engines run on."""
+        return self.running(*(f"engine-{engine}" for engine in range(20)))
 
 
 @pytest.fixture
@@ -182,3 +186,34 @@ def test_a_rollout_worker_comes_back_with_its_node(project, nodes):
     while nodes.with_engines() != [1, 2]:
         wait_for_line(process, "step ")
     finish(project, process)
+
+
+@pytest.mark.long
+def test_a_learner_of_two_nodes_goes_on_when_one_is_back(project, nodes):
+    """Its second rank is lost; where that was, there is nothing for a while."""
+    told = {
+        "steps": 100_000,
+        "cluster": {"kind": "ray", "address": nodes.address},
+        "placement": {"learner": "node1.gpu:0, node2.gpu:0"},
+        "weights": {"channel": "distributed", "host": "127.0.0.3"},  # node1's
+        "learner": {"mesh": {"shard": 2}, "optimizer": {"learning_rate": 1e-3}},
+        "checkpoint": {"every": 1},
+    }
+    process = project.start("train", project.config(**told))
+    nodes.runs.append(process)
+    for _ in range(3):
+        wait_for_line(process, "step ")
+    assert [nodes.running(f"learner-rank-{rank}") for rank in range(2)] == [[1], [2]]
+    nodes.kill(2)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 2, out + err
+    assert "goes on at its last checkpoint" in out
+    assert "placement" in err and "node2" in err and "Traceback" not in err, (
+        err
+    )  # Ray may know that it is gone, or not yet
+    assert not audit(project.folder / "runs" / "run").violations
+    nodes.start(2)
+    process = project.start("train", project.config(**told), "--resume")
+    nodes.runs.append(process)
+    finish(project, process)
+    assert all(abs(step["learner/mismatch_kl"]) < 0.05 for step in project.metrics())

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.record.audit import audit
 from antiphon.types import Update
-from tests.parity.test_meshes import alone, apart, deviations, kept, on_mesh, saved_models, trained
+from tests.parity.test_meshes import alone, apart, asked, deviations, kept, on_mesh, saved_models, trained
 from tests.parity.test_meshes import ranks as ranks_of
 from tests.parity.workbench import Arrays, Workbench
 
@@ -56,11 +56,11 @@ class ZeroBench(Workbench):
         learner = self.learner
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 1)
         (spoiled, parameter), *_ = learner.model.named_parameters()
-        before = {name: tensor.clone() for name, tensor in learner.shards.named()}
+        before = {name: tensor.detach().clone() for name, tensor in learner.shards.named()}
         learner.shards.take(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
         with pytest.raises(FloatingPointError) as error:
             learner._update(batch.updates[0])
-        after = dict(learner.shards.named())
+        after = {name: tensor.detach() for name, tensor in learner.shards.named()}
         return str(error.value), all(torch.equal(after[name], before[name]) for name in after if name != spoiled)
 
     @contextmanager
@@ -138,8 +138,8 @@ def test_ranks_learn_adapters_as_one_does(bench, models, stage):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_ranks_say_what_one_does(bench, models, stage):
     runner, members = bench
-    ((expected, rhythm),) = runner.run(on_mesh(members, models["llama"], {}, "ask"))
-    (said, read), *_ = runner.run(on_mesh(members, models["llama"], {"shard": 2}, "ask", **zero(stage)))
+    expected, rhythm = runner.run(asked(members, models["llama"], {}))
+    said, read = runner.run(asked(members, models["llama"], {"shard": 2}, **zero(stage)))
     for mine, theirs in zip([*said, *read], [*expected, *rhythm], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 

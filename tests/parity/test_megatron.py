@@ -12,6 +12,7 @@ from tests.parity.test_meshes import (
     SHAPE,
     alone,
     apart,
+    asked,
     deviations,
     kept,
     on_mesh,
@@ -61,6 +62,10 @@ CASES = [
     ("llama", {"shard": 2}),
     ("qwen3", {"pipeline": 2, "tensor": 2}),
     ("qwen3", {"shard": 2, "tensor": 2}),
+    ("llama", {"context": 2}),
+    ("qwen3", {"context": 2, "context_attention": "keys"}),
+    ("qwen3", {"shard": 2, "context": 2}),
+    ("llama", {"tensor": 2, "context": 2}),
     ("mixture", {"shard": 2, "expert": 2}),
     ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}),
 ]
@@ -87,6 +92,7 @@ def goes_on(there, elsewhere):
 SAVED = [
     ("qwen3", {"pipeline": 2, "tensor": 2}, PLAIN),
     ("llama", {"shard": 2, "tensor": 2}, SHARDED),
+    ("llama", {"shard": 2, "context": 2}, SHARDED),
     ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}, SHARDED),
 ]
 
@@ -113,8 +119,8 @@ def test_torch_goes_on_with_what_it_has_saved_and_it_with_what_torch_has(
 @pytest.mark.parametrize(("model", "mesh"), [("llama", {"shard": 2}), ("qwen3", {"pipeline": 2, "tensor": 2})], ids=str)
 def test_it_says_what_torch_does(bench, one, models, model, mesh):
     (runner, members), (other, alone) = bench, one
-    ((says, rhythm),) = other.run(on_mesh(alone, models[model], {}, "ask"))
-    (ours, theirs), *_ = runner.run(on_mesh(members, models[model], mesh, "ask", **SHARDED))
+    says, rhythm = other.run(asked(alone, models[model], {}))
+    ours, theirs = runner.run(asked(members, models[model], mesh, **SHARDED))
     for mine, expected in zip([*ours, *theirs], [*says, *(rhythm if theirs else [])], strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 

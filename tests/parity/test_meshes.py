@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -20,9 +22,14 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.base import Delta
+from antiphon.errors import WeightsError
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.ranks import Ranks
+from antiphon.record.checkpoint import draft, name_of, newest, publish
 from antiphon.types import FinishReason, GenerateRequest, Sampling
+from antiphon.weights.base import Exchange
+from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 from tests.parity.workbench import Workbench
 
@@ -126,14 +133,30 @@ def batch_for(mesh):
     )
 
 
-async def on_mesh(members, model, mesh, method, *args, **config):
-    """What each rank answers."""
+async def opened(members, model, mesh, **config):
+    """The ranks of a mesh that have a model."""
     settings = LearnerConfig(mesh=MeshConfig(**mesh), **config)
     members = members[: settings.mesh.world]
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
-    given = batch_for(settings.mesh) if method != "ask" else packs()
-    return await asyncio.gather(*(member.call(method, *args, ALGORITHM, given) for member in members))
+    return members, settings.mesh
+
+
+async def on_mesh(members, model, mesh, method, *args, may_fail=False, **config):
+    """What each rank answers."""
+    members, ranks = await opened(members, model, mesh, **config)
+    calls = (member.call(method, *args, ALGORITHM, batch_for(ranks)) for member in members)
+    return await asyncio.gather(*calls, return_exceptions=may_fail)
+
+
+async def asked(members, model, mesh, **config):
+    """What ranks say of packs, and where attention can be read, its rhythm."""
+    members, ranks = await opened(members, model, mesh, **config)
+    learner = Ranks(members, ranks)
+    await learner.call("begin", ALGORITHM)
+    said = await learner.call("score", packs())
+    readable = "kind" not in config or ranks.world == ranks.data
+    return said, await learner.call("attend", packs()) if readable else []
 
 
 def packs():
@@ -248,6 +271,19 @@ def test_what_saves_memory_changes_nothing(bench, models, references, how):
     assert apart(ours["moved"], references["llama"]["moved"]) <= 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [("llama", {"shard": 2}), ("qwen3", {"tensor": 2}), ("qwen3", {"context": 2}), ("llama", {"pipeline": 2})],
+    ids=str,
+)
+def test_half_precision_comes_near_it_on_ranks_too(bench, models, references, model, mesh):
+    runner, members = bench
+    ours = runner.run(trained(members, models[model], mesh, dtype="bfloat16", gradient_checkpointing=True))
+    assert apart(ours["gradient"], references[model]["gradient"]) <= 0.1
+    assert ours["curve"] == pytest.approx(references[model]["curve"], rel=0.05)
+
+
 ADAPTED = [("qwen3", {"tensor": 2}), ("llama", {"shard": 2, "tensor": 2}), ("llama", {"pipeline": 2})]
 
 
@@ -266,6 +302,9 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     elsewhere, *_ = runner.run(on_mesh(members, models[model], {}, "restore", tmp_path, **lora))
     for mine, theirs in zip(elsewhere, there, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    with_adapters = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models[model]), tmp_path / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
 
 
 ASKED = [
@@ -273,15 +312,18 @@ ASKED = [
     ("llama", {"pipeline": 2, "pipeline_chunks": 2}),
     pytest.param("qwen3", {"tensor": 2}, marks=pytest.mark.long),
     pytest.param("llama", {"context": 2}, marks=pytest.mark.long),
+    pytest.param("llama", {"tensor": 2, "pipeline": 2}, marks=pytest.mark.long),
+    pytest.param("qwen3", {"tensor": 2, "context": 2}, marks=pytest.mark.long),
+    pytest.param("mixture", {"shard": 2, "expert": 2}, marks=pytest.mark.long),
 ]
 
 
 @pytest.mark.parametrize(("model", "mesh"), ASKED)
 def test_ranks_say_what_one_does(bench, models, model, mesh):
     runner, members = bench
-    ((alone, rhythm),) = runner.run(on_mesh(members, models[model], {}, "ask"))
-    (ours, theirs), *_ = runner.run(on_mesh(members, models[model], mesh, "ask"))
-    for mine, expected in zip([*ours, *theirs], [*alone, *(rhythm if theirs else [])], strict=True):
+    alone, rhythm = runner.run(asked(members, models[model], {}))
+    ours, theirs = runner.run(asked(members, models[model], mesh))
+    for mine, expected in zip([*ours, *theirs], [*alone, *rhythm], strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -305,3 +347,67 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
     assert {name: p.shape for name, p in loaded.named_parameters()} == {
         name: p.shape for name, p in AutoModelForCausalLM.from_pretrained(models[model]).named_parameters()
     }
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(100)[None]).logits
+
+
+def damaged(file):
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+SAVED = [
+    ("qwen3", {"shard": 2, "tensor": 2}),
+    ("mixture", {"replicate": 2, "shard": 2, "expert": 2}),
+    pytest.param("qwen3", {"pipeline": 2, "shard": 2}, marks=pytest.mark.long),
+    pytest.param("mixture", {"pipeline": 2, "shard": 2, "expert": 2}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh"), SAVED)
+def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model, mesh):
+    """It is loaded as it is; where a rank's file is missing or torn, the checkpoint is passed over."""
+    runner, members = bench
+    before, last = (tmp_path / name_of(step) for step in (1, 2))
+    for directory in (before, last):
+        aside = draft(directory)
+        (weights, _), *_ = cut = runner.run(on_mesh(members, models[model], mesh, "cut", aside))
+        assert max(most for _, most in cut) <= 2, (
+            "tensors whole at once, on any rank: the thread of a collective may have the last one yet"
+        )
+        publish(aside, directory, {})
+    files = sorted(last.glob("*.safetensors"))
+    sizes = [file.stat().st_size for file in files]
+    assert len(files) == 4 and max(sizes) < 1.5 * sum(sizes) / 4 and min(sizes) > 0.5 * sum(sizes) / 4
+    loaded = AutoModelForCausalLM.from_pretrained(last)
+    expected = AutoModelForCausalLM.from_pretrained(models[model])
+    expected.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
+    assert torch.equal(logits(loaded), logits(expected))
+    assert dict(loaded.named_parameters()).keys() == weights.keys()
+    for file in files[2:]:
+        assert newest(tmp_path, print) == last
+        content, told = file.read_bytes(), []
+        for tear in (Path.unlink, damaged):
+            tear(file)
+            assert newest(tmp_path, told.append) == before
+            assert file.name in told.pop()
+            file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"), [SAVED[0], pytest.param("mixture", {"pipeline": 2, "shard": 2, "expert": 2})]
+)
+def test_publishing_makes_one_tensor_whole_at_a_time(bench, models, tmp_path, model, mesh):
+    """Also where the first rank has no room for what comes, no other waits for it."""
+    runner, members = bench
+    gone = runner.run(on_mesh(members, models[model], mesh, "publish", Exchange(tmp_path / "gone"), may_fail=True))
+    assert isinstance(gone[0], WeightsError) and not any(isinstance(each, Exception) for each in gone[1:])
+    found = runner.run(on_mesh(members, models[model], mesh, "publish", Exchange(tmp_path)))
+    assert max(most for _, most in found) <= 2, "on any rank, as above"
+    received = {name: tensor.clone() for name, tensor in SharedMemory.receive(found[0][0])}
+    expected = dict(AutoModelForCausalLM.from_pretrained(models[model]).named_parameters())
+    assert received.keys() == expected.keys()
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())

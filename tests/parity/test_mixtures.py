@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
@@ -43,7 +45,8 @@ async def trained(members, model, algorithm, tokens=90, replayed=False, **mesh):
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))
     found = await asyncio.gather(*(member.call("train", algorithm, batch) for member in members))
-    return {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}, found[0]["moved"]
+    gradient = {name: array for rank in reversed(found) for name, array in rank["gradient"].items()}
+    return gradient, found[0]["moved"], [update.get("expert_balance") for update in found[0]["plain"]]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,25 @@ def test_each_of_them_changes_what_is_learned_and_packs_do_not(bench, models, al
     algorithm, replayed, expected = alone["replayed"]
     in_other_packs = runner.run(trained(members, models["mixture"], algorithm, tokens=400, replayed=replayed))
     assert apart(in_other_packs[0], expected[0]) <= 1e-5
+    assert in_other_packs[2] == pytest.approx(expected[2], rel=1e-5)
+
+
+def test_the_balance_is_told(models, alone):  # noqa: F811
+    """As DeepSeek-V3 has it, by what the routers of a model of transformers are given for one sequence after another."""
+    model, seen, found = AutoModelForCausalLM.from_pretrained(models["mixture"]), [], []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda gate, given, _: seen.append(given[0] @ gate.weight.T))
+    for sample in (sample for group in samples() for sample in group):
+        with torch.no_grad():
+            model(torch.from_numpy(sample.segment.tokens).long()[None])
+    for scores in (logits.reshape(-1, EXPERTS).softmax(-1).numpy() for logits in seen):
+        counts = np.bincount(np.argsort(-scores)[:, :CHOSEN].ravel(), minlength=EXPERTS)
+        found.append(float((EXPERTS / (CHOSEN * len(scores)) * counts * scores.mean(0)).sum()))
+    assert len(found) == LAYERS * 15
+    told = {name: balances for name, (_, _, (_, _, balances)) in alone.items()}
+    assert told["balanced"][0] == pytest.approx(np.mean(found), rel=1e-5)
+    assert told["balanced"][-1] < told["balanced"][0], "it is learned"
+    assert told["plain"] == [None] * 3
 
 
 @pytest.mark.parametrize("mesh", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in MESHES])
@@ -75,3 +97,4 @@ def test_ranks_learn_what_one_does(bench, models, alone, mesh):  # noqa: F811
     ours = runner.run(trained(members, models["mixture"], algorithm, replayed=replayed, **MESHES[mesh]))
     assert apart(ours[0], expected[0]) <= 1e-5
     assert apart(ours[1], expected[1]) <= 1e-5
+    assert ours[2] == pytest.approx(expected[2], rel=1e-5)

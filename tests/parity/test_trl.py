@@ -17,6 +17,7 @@ from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, s
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.preference import PreferenceLearner, RewardLearner
 from antiphon.learning.torch_learner import PackLearner, TorchLearner
+from antiphon.learning.transfer import numbers
 from antiphon.types import (
     REFERENCE_LOGPROBS,
     AttemptId,
@@ -163,7 +164,7 @@ def ours(
     learner.begin(algorithm, OptimizerConfig(), 1)
     (packs,) = batch.updates[0].packs
     assert len(packs) > 1
-    summed = [learner._backward(pack) for pack in packs]
+    summed = [numbers(learner._backward(pack)) for pack in packs]
     totals = {name: sum(metrics[name] for metrics in summed) for name in summed[0]}
     means = {name: total / totals["tokens"] for name, total in totals.items()} | {"loss": totals["loss"]}
     return means, torch.cat([p.grad.flatten() for p in learner.model.parameters()])

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
-from antiphon.types import Pack, TrainBatch, Update
+from antiphon.types import Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.weights.base import Exchange
 from antiphon.weights.distributed import open_store
 from antiphon.workers import Worker
 
@@ -30,6 +32,20 @@ class Workbench(Worker):
         """See `TorchLearner.host`."""
         self._store, where = open_store(address, TIMEOUT)
         return where
+
+    def prepare(self, config: LearnerConfig) -> None:
+        """Import what a learner needs, and begin to watch how much memory this process comes to have."""
+        LEARNERS.resolve(config.kind)
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = _memory("VmRSS")
+
+    def grown(self) -> tuple[int, int]:
+        """Bytes of the weights that this rank has, and by how much more than before the process ever had since `prepare`."""
+        return _bytes(list(self.learner.model.parameters())), _memory("VmHWM") - self._before
+
+    def weights(self) -> Arrays:
+        """All of the model, on the first rank."""
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.learner.shards.named()}
 
     def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
         """Be a rank of a new learner."""
@@ -48,6 +64,38 @@ class Workbench(Worker):
         self.learner._finish_writing()
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
+    def cut(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[Arrays, int]:
+        """A checkpoint after a step, of these weights; and how many tensors were whole at once, at most."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.emit = self.emit
+        self.learner._update(batch.updates[0])
+        with self.whole_at_once() as most:
+            self.learner.save(place)
+        self.learner._finish_writing()
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()}, max(most)
+
+    def publish(self, exchange: Exchange, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[WeightsUpdate, int]:
+        """The weights; and how many tensors were whole at once, at most."""
+        with self.whole_at_once() as most:
+            update = self.learner.publish(1, exchange)
+        return update, max(most)
+
+    @contextmanager
+    def whole_at_once(self) -> Iterator[list[int]]:
+        """How many tensors that ranks have put together are in memory, whenever one more is."""
+        shards, memory, counts = self.learner.shards, list[StorageWeakRef](), [0]
+        whole = shards.whole
+
+        def watched(name: str, piece: torch.Tensor) -> torch.Tensor:
+            found = whole(name, piece)
+            memory.append(StorageWeakRef(found.untyped_storage()))
+            counts.append(sum(not each.expired() for each in memory))
+            return found
+
+        shards.whole = watched
+        yield counts
+        shards.whole = whole
+
     def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """What the steps after a checkpoint come to."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
@@ -61,22 +109,28 @@ class Workbench(Worker):
         moments = [value for state in self.learner.optimizer.state.values() for value in state.values() if value.dim()]
         return _bytes(list(self.learner.model.parameters())), _bytes(moments)
 
-    def ask(self, algorithm: AlgorithmConfig, packs: list[Pack]) -> list[list[np.ndarray]]:
-        """What is said of packs, and where attention can be read, its rhythm."""
+    def begin(self, algorithm: AlgorithmConfig) -> None:
+        """Be ready to be asked."""
         self.learner.begin(algorithm, OptimizerConfig(), STEPS)
-        mesh = self.learner.config.mesh
-        return [self.learner.score(packs), self.learner.attend(packs) if mesh.world == mesh.data else []]
+
+    def score(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.score`."""
+        return self.learner.score(packs)
+
+    def attend(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.attend`."""
+        return self.learner.attend(packs)
 
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
         """What comes of a batch's first update: its gradient, what steps of plain descent move, the losses of AdamW's."""
         learner = self.learner
         update = batch.updates[0]
-        initial = {name: tensor.clone() for name, tensor in learner.shards.named()}
+        initial = {name: learner.shards.whole(name, piece).clone() for name, piece in learner.shards.pieces()}
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.3), STEPS)
         gradient = self.gradient(update)
         with self.plain_descent():
             plain = [learner._update(update) for _ in range(STEPS)]
-        moved = {name: tensor.numpy().copy() for name, tensor in learner.shards.named()}
+        moved = {name: tensor.detach().numpy().copy() for name, tensor in learner.shards.named()}
         for name, piece in learner.shards.pieces():
             learner.shards.take(name, piece, initial[name])
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5), STEPS)
@@ -114,3 +168,9 @@ class Workbench(Worker):
 def _bytes(tensors: list[torch.Tensor]) -> int:
     here = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     return sum(tensor.nbytes for tensor in here)
+
+
+def _memory(which: str) -> int:
+    """Bytes that Linux counts of this process."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
+    return int(line.split()[1]) * 1024

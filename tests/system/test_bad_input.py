@@ -163,6 +163,30 @@ def test_ctrl_c_stops_after_the_step_and_saves(project):
     ).is_file()
 
 
+def test_ctrl_c_is_heard_where_the_groups_of_a_step_are_always_there(project):
+    """The learner is slower than engines."""
+    (project.folder / "slow.py").write_text(
+        textwrap.dedent("""
+        from antiphon.learning.torch_learner import TorchLearner
+
+        class Learner(TorchLearner):
+            def step(self, batch):
+                for _ in range(200):
+                    self.score([pack for update in batch.updates for packs in update.packs for pack in packs])
+                return super().step(batch)
+        """)
+    )
+    rollout = {"groups_per_step": 1, "async_ratio": 12, "sampling": {"max_tokens": 1}}
+    process = project.start("train", project.config(steps=100_000, learner={"kind": "slow:Learner"}, rollout=rollout))
+    for _ in range(3):
+        wait_for_line(process, "step ")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "stopping after this step")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out.count("step ") <= 1, out
+
+
 def test_a_second_ctrl_c_stops_at_once(project):
     process = project.start("train", project.config(steps=100_000))
     wait_for_line(process, "step ")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeConfig
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
@@ -37,6 +37,7 @@ class Processes:
     One engine serves all tests, until one is the end of it: vLLM takes half a minute to start."""
 
     modes = tuple(OnUpdate)
+    shape = (LlamaConfig, {})
     tied = True
     layers = 2
     refuses = {
@@ -53,13 +54,13 @@ class Processes:
         self._runner = runner
         self._cluster: LocalCluster | None = None
         self._engine: WorkerEngine | None = None
-        self._models: dict[int, LlamaForCausalLM] = {}
+        self._models: dict[int, PreTrainedModel] = {}
         self.model(0).save_pretrained(folder / "model")
         characters = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(VOCABULARY)}, "!"))
         characters.decoder = decoders.Fuse()
         PreTrainedTokenizerFast(tokenizer_object=characters).save_pretrained(folder / "model")
 
-    def model(self, version: int) -> LlamaForCausalLM:
+    def model(self, version: int) -> PreTrainedModel:
         if version not in self._models:
             torch.manual_seed(version)
             shape = {
@@ -70,9 +71,10 @@ class Processes:
             }
             ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
             shared = {"num_key_value_heads": 1, "tie_word_embeddings": self.tied}
-            config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends)
+            kind, own = self.shape
+            config = kind(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends, **own)
             config.initializer_range = 0.1  # far enough from uniform for a token under wrong weights to be noticed
-            self._models[version] = LlamaForCausalLM(config)
+            self._models[version] = AutoModelForCausalLM.from_config(config)
         return self._models[version]
 
     def run(self, main):
@@ -182,17 +184,29 @@ class Simulated:
         await asyncio.sleep(0.5)
 
 
+def made(request, kind, folder, **changes):
+    """A world of a kind that has processes."""
+    python = request.getfixturevalue("vllm_python") if kind in ("vllm", "server") else ""
+    of_kind = type(kind, ({"server": Server, "sglang": SGLang}.get(kind, Processes),), changes)
+    with asyncio.Runner() as runner:
+        world = of_kind(kind, python, folder, runner)
+        yield world
+        runner.run(world.close())
+
+
 @pytest.fixture(scope="module", params=["native", "vllm", "server", "sglang", "simulated"])
 def world(request, tmp_path_factory):
     if request.param == "simulated":
         yield Simulated()
-        return
-    python = request.getfixturevalue("vllm_python") if request.param in ("vllm", "server") else ""
-    made = {"server": Server, "sglang": SGLang}.get(request.param, Processes)
-    with asyncio.Runner() as runner:
-        world = made(request.param, python, tmp_path_factory.mktemp(request.param), runner)
-        yield world
-        runner.run(world.close())
+    else:
+        yield from made(request, request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(params=["native", "vllm", "server", "sglang"])
+def mixture(request, tmp_path):
+    """A world whose model is a mixture of experts."""
+    own = {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    yield from made(request, request.param, tmp_path, shape=(Qwen3MoeConfig, own), tied=False)
 
 
 def request(name: str, tokens: int = 20, *, prompt=(5, 3, 9, 4), sampling=MappingProxyType({}), **changes):
@@ -384,6 +398,34 @@ async def test_weights_that_are_not_what_was_sent_are_refused(world, engine):
     with pytest.raises(WeightsError, match="not loaded"):
         await engine.load(world.spoilt(engine, 1), OnUpdate.RECOMPUTE)
     assert engine.version == 0
+
+
+def test_a_mixture_of_experts_is_published(mixture):
+    """Its learner stacks experts, and files, which some engines go by, do not."""
+
+    async def main():
+        async with mixture.engine() as engine:
+            for version in (1, 0):
+                await engine.load(mixture.update(version), OnUpdate.RECOMPUTE)
+                asked = request(f"r{version}", sampling={"temperature": 0.7})
+                completion = await engine.start(asked).result()
+                assert set(completion.versions) == {version}
+                assert logprob_errors(mixture, asked, completion).max() < EXACT
+            with pytest.raises(WeightsError):
+                some = [
+                    (name, tensor)
+                    for name, tensor in mixture.model(1).named_parameters()
+                    if "1.mlp.experts" not in name
+                ]
+                await engine.load(channel(Exchange(mixture.folder)).send(some, 2), OnUpdate.RECOMPUTE)
+
+    played = main()
+    if mixture.kind == "server":  # on a CPU
+        with pytest.raises(UnsupportedError, match="pack experts"):
+            mixture.run(played)
+        played.close()
+    else:
+        mixture.run(played)
 
 
 @contract

@@ -267,6 +267,16 @@ def test_a_bad_override_is_explained(file, override, message):
             "learner.mesh.replicate",
             "mesh.shard all",
         ),
+        (
+            ["learner.kind=megatron", "learner.mesh={tensor: 2}", "algorithm.rhythm.kind=local"],
+            "learner.mesh",
+            "replicate and shard only",
+        ),
+        (
+            ["learner.mesh={context: 2, context_attention: keys}", "algorithm.rhythm.kind=local"],
+            "learner.mesh.context_attention",
+            "by 'heads' only",
+        ),
         (["cluster.address=auto"], "cluster.address", "cluster.kind is local"),
         (["cluster.kind=ray", "cluster.address=ray://head:10001"], "cluster.address", "neither 'auto' nor host:port"),
         (["rollout.filter=spred"], "rollout.filter", "did you mean 'spread'"),

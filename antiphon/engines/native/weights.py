@@ -1,25 +1,27 @@
 """Copying published tensors into a model."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from antiphon.errors import WeightsError
 
+Named = Iterable[tuple[str, Tensor]]
 
-def copy_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+
+def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     """Copy named `tensors` into the parameters of `model`, converting dtype and device.
 
-    Every parameter must come, under one of its names if it is tied to another; buffers may. `WeightsError` names what is
-    unknown, misshapen or missing. Tensors are taken one at a time, so a failure leaves the model half written.
+    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may.
+    `WeightsError` names what is unknown, misshapen or missing. Tensors are taken one at a time, so a failure leaves the model
+    half written.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, tensor in tensors:
-        own = state.get(name)
-        if own is None:
-            raise WeightsError(f"received tensor {name!r}, which the model does not have")
+    for name, tensor in _in_the_model(model, state.keys(), tensors):
+        own = state[name]
         if own.shape != tensor.shape:
             raise WeightsError(f"received tensor {name!r} of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
         with torch.no_grad():
@@ -29,3 +31,21 @@ def copy_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Non
         names = sorted(missing.values())
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise WeightsError(f"the update lacks {', '.join(names[:8])}{more}")
+
+
+def _in_the_model(model: PreTrainedModel, known: Collection[str], tensors: Named) -> Named:
+    """Tensors under the names of the model. Of files, which adapters are added to, those of experts have others."""
+    of_files = {}
+    for name, tensor in tensors:
+        if name in known:
+            yield name, tensor
+        else:
+            of_files[name] = tensor
+    if not of_files:
+        return
+    part, found = type(model).from_pretrained(None, config=model.config, state_dict=of_files, output_loading_info=True)
+    if unknown := sorted(found["unexpected_keys"]):
+        raise WeightsError(f"received tensor {unknown[0]!r}, which the model does not have")
+    for name, parameter in part.named_parameters():
+        if name not in found["missing_keys"]:
+            yield name, parameter

@@ -1,5 +1,7 @@
 """Small models and random samples for the tests of the learner."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,26 @@ def model_directories(tmp_path_factory):
 
 def make_learner(directory, **config) -> TorchLearner:
     return TorchLearner(str(directory), LearnerConfig(**config), seed=0)
+
+
+def histories(rng: np.random.Generator, count: int) -> list[Sample]:
+    """Segments of an agent that begin alike, here and there with the loss of one, or of two: of two tokens, at random."""
+    found = []
+    for number in range(count):
+        sample = make_sample(rng, int(rng.integers(2, 14)), 200 + number)
+        length = len(sample.segment.tokens)
+        mask = np.arange(length) == length - 1
+        for start in rng.integers(1, length, 2):  # some turns are another's to train, or nobody's
+            mask[start : start + rng.integers(0, 4)] = True
+        segment = replace(
+            sample.segment,
+            tokens=rng.integers(0, 2, length).astype(np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -rng.random(length), 0).astype(np.float32),
+            turns=(replace(sample.segment.turns[0], start=1),),
+        )
+        found.append(replace(sample, segment=segment, advantages=(mask * rng.normal(size=length)).astype(np.float32)))
+    return found
 
 
 def make_sample(

@@ -1,12 +1,14 @@
 """Cutting groups into updates and packs: nothing lost, nothing twice, budgets kept, counts of the whole."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.learning.batch import build_batch, pack_samples, split_packs, supervised_batch
 
-from .conftest import make_sample
+from .conftest import histories, make_sample
 
 
 def sequence_lengths(pack):
@@ -80,11 +82,19 @@ def test_weights_take_tokens_out_of_the_count():
     assert update.samples == 4
 
 
-@given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=10), budget=st.integers(1, 60))
-def test_scores_of_packs_go_back_to_their_samples(lengths, budget):
+@given(
+    lengths=st.lists(st.integers(2, 20), min_size=1, max_size=10),
+    alike=st.integers(0, 12),
+    budget=st.integers(1, 60),
+    share=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_scores_of_packs_go_back_to_their_samples(lengths, alike, budget, share, seed):
     samples = [make_sample(np.random.default_rng(i), length, i) for i, length in enumerate(lengths)]
-    members, packs = pack_samples(samples, budget)
-    back = split_packs(samples, members, [pack.logprobs * 2 for pack in packs])
+    samples += histories(np.random.default_rng(seed), alike)
+    members, packs = pack_samples(samples, budget, share=share)
+    assert all(len(pack.tokens) <= budget or len(pack.ends) == 1 for pack in packs)
+    back = split_packs(samples, members, [pack.logprobs * 2 for pack in packs], share)
     for sample, values in zip(samples, back, strict=True):
         np.testing.assert_array_equal(values, sample.segment.logprobs * 2)
 
@@ -97,6 +107,31 @@ def test_supervised_batch_predicts_responses_only():
     assert len(packs) > 1
     assert sum(int(pack.loss_mask.sum()) for pack in packs) == 9
     assert np.isclose(sum(float(pack.coefficients.sum()) for pack in packs), 1.0)
+
+
+def test_what_an_agent_has_seen_is_packed_once():
+    """A turn that was sampled in one segment is in another's history, and a fork has half of that history."""
+    rng = np.random.default_rng(0)
+    seen = np.arange(30, dtype=np.int32)
+    trunk, later, fork = (make_sample(rng, length, 0) for length in (20, 34, 18))
+    trunk = replaced(trunk, seen[:20], (10, 15))
+    later = replaced(later, np.concatenate([seen, [5, 5, 5, 5]]), (30, 34))
+    fork = replaced(fork, np.concatenate([seen[:15], [7, 7, 7]]), (15, 18))
+    ((pack,),) = (
+        build_batch([[trunk, later, fork]], aggregation="token_mean", max_tokens=1, tokens_per_pack=100)
+        .updates[0]
+        .packs
+    )
+    assert len(pack.tokens) == 30 + 4 + 3
+    assert int(pack.loss_mask.sum()) == 5 + 4 + 3
+    owners = np.repeat(pack.owners, pack.lengths)[pack.loss_mask]
+    assert sorted(np.bincount(owners)) == [3, 4, 5]
+
+
+def replaced(sample, tokens, turn):
+    mask = (np.arange(len(tokens)) >= turn[0]) & (np.arange(len(tokens)) < turn[1])
+    segment = replace(sample.segment, tokens=tokens.astype(np.int32), loss_mask=mask)
+    return replace(sample, segment=segment, advantages=mask.astype(np.float32))
 
 
 def test_a_prompt_is_packed_once_for_its_siblings():

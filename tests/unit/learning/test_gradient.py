@@ -14,7 +14,7 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import OptimizerConfig
 from antiphon.types import Sample
 
-from .conftest import MODELS, make_learner, make_sample
+from .conftest import MODELS, histories, make_learner, make_sample
 
 AGGREGATIONS = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"]
 MAX_TOKENS = 40
@@ -119,8 +119,12 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
     samples = [
         make_sample(rng, length, i, temperature=float(rng.choice([0.75, 1.0]))) for i, length in enumerate(lengths)
     ]
-    samples += siblings(rng, data.draw(st.integers(0, 4)))
-    algorithm = AlgorithmConfig(aggregation=data.draw(st.sampled_from(AGGREGATIONS)), entropy_coefficient=0.01)
+    samples += siblings(rng, data.draw(st.integers(0, 4))) + histories(rng, data.draw(st.integers(0, 8)))
+    algorithm = AlgorithmConfig(
+        aggregation=data.draw(st.sampled_from(AGGREGATIONS)),
+        entropy_coefficient=0.01,
+        ratio_level=data.draw(st.sampled_from(["token", "turn", "sequence"])),
+    )
     chunk = data.draw(st.sampled_from([3, 17, 4096]))
     learner = make_learner(model_directories["llama"], logits_chunk=chunk)
     if dtype is torch.float64:
@@ -128,7 +132,7 @@ def test_micro_batches_and_order_do_not_change_it(model_directories, dtype, tole
     whole = gradient_of(learner, samples, algorithm, 10**6)
     order = data.draw(st.permutations(range(len(samples))))
     budget = data.draw(st.integers(1, 100))
-    share = data.draw(st.booleans())  # whether siblings have their prompt computed once
+    share = data.draw(st.booleans())  # whether what samples begin with alike is computed once
     cut = gradient_of(learner, [samples[i] for i in order], algorithm, budget, share)
     assert relative(cut, whole) < tolerance
 
@@ -140,7 +144,7 @@ def test_it_is_that_of_a_padded_forward(model_directories, kind, aggregation):
     samples = [
         make_sample(rng, length, i, temperature=[1.0, 0.75][i % 2]) for i, length in enumerate((40, 2, 9, 17, 5))
     ]
-    samples += siblings(rng, 4)
+    samples += siblings(rng, 4) + histories(rng, 6)
     algorithm = AlgorithmConfig(aggregation=aggregation, entropy_coefficient=0.02)
     learner = make_learner(model_directories[kind])
     in_double(learner.model)
@@ -162,7 +166,7 @@ def test_skipping_sequences_without_advantage_does_not_change_it(model_directori
         [[s] for s in samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=64, skip_zero_advantage=True
     )
     learner.model.zero_grad()
-    assert sum((pack.parents >= 0).sum() for pack in batch.updates[0].packs[0]) == 3
+    assert sum(len(pack.ends) for pack in batch.updates[0].packs[0]) == 3
     for pack in batch.updates[0].packs[0]:
         learner._backward(pack)
     skipped = torch.cat([p.grad.flatten() for p in learner.model.parameters()])

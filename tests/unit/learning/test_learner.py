@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -51,15 +52,32 @@ def test_an_update_without_anything_to_compute_has_nothing_to_say(model_director
     assert said[1]["grad_norm"] == said[2]["grad_norm"] == said[0]["grad_norm"] / 2
 
 
+class NoWaits(TorchDispatchMode):
+    """Lets nothing pass that would wait for a GPU: a look at a number, a shape that depends on one."""
+
+    def __torch_dispatch__(self, operation, types, args=(), options=None):
+        assert operation not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return operation(*args, **options or {})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_no_pack_is_waited_for(model_directories, kind, dtype):
+    learner = make_learner(model_directories[kind], dtype=dtype, gradient_checkpointing=True, logits_chunk=7)
+    learner.begin(AlgorithmConfig(), OptimizerConfig(), 1)
+    ((packs,),) = [update.packs for update in supervised_batch(examples(), 40).updates]
+    with NoWaits():
+        for pack in packs:
+            learner._backward(pack)
+
+
 def test_its_log_probs_are_those_of_transformers(model_directories):
     for directory in model_directories.values():
         learner = make_learner(directory)
         model = AutoModelForCausalLM.from_pretrained(directory)
         ((packs,),) = [update.packs for update in supervised_batch(examples(5), 22).updates]
         for pack, scored in zip(packs, learner.score(list(packs)), strict=True):
-            pairs = [
-                np.split(array, np.cumsum(pack.lengths)[1:-1:2]) for array in (pack.tokens, scored)
-            ]  # prompt, response
+            pairs = [np.split(array, np.cumsum(pack.lengths)[:-1]) for array in (pack.tokens, scored)]
             for tokens, got in zip(*pairs, strict=True):
                 logits = model(torch.from_numpy(tokens)[None].long()).logits[0].log_softmax(-1).detach()
                 want = [float(logits[i - 1, tokens[i]]) if i >= 4 else 0.0 for i in range(len(tokens))]

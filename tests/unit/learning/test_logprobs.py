@@ -29,3 +29,16 @@ def test_values_are_those_of_log_softmax(inputs, chunk):
 def test_derivatives_are_right(inputs, chunk):
     hidden, weight, targets, temperatures = inputs
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, temperatures, chunk), (hidden, weight))
+
+
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_under_autocast_products_alone_are_rounded(inputs, chunk):
+    hidden, weight = (tensor.detach().float().requires_grad_() for tensor in inputs[:2])
+    targets, temperatures = inputs[2], inputs[3].float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = token_logprobs(hidden, weight, targets, temperatures, chunk)
+    whole = ((hidden.bfloat16() @ weight.bfloat16().T).float() / temperatures[:, None]).log_softmax(-1)
+    wanted = whole[torch.arange(11), targets], -(whole.exp() * whole).sum(-1)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad((p - 0.3 * e).sum(), (hidden, weight)) for p, e in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03)

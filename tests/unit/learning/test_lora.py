@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.engines.native.weights import copy_weights
@@ -18,7 +18,7 @@ from antiphon.learning.learner import SAVED
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 
-from .conftest import make_learner, make_sample
+from .conftest import SHAPE, make_learner, make_sample
 from .test_learner import critic_batch, examples
 
 LORA = LoraConfig(rank=2, alpha=8.0)
@@ -47,17 +47,26 @@ def packs():
     return pack_samples([make_sample(np.random.default_rng(4), 12, number) for number in range(5)], 40)[1]
 
 
-@pytest.mark.parametrize("model", ["tied llama", "qwen2", "qwen3"])
-def test_what_engines_receive_is_what_the_learner_has(model, model_directories, tmp_path):
+@pytest.fixture(scope="module")
+def directories(model_directories, tmp_path_factory):
+    """With a mixture, whose files have the experts one by one."""
+    own = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    directory = str(tmp_path_factory.mktemp("mixture"))
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **own)).save_pretrained(directory)
+    return model_directories | {"mixture": directory}
+
+
+@pytest.mark.parametrize("model", ["tied llama", "qwen2", "qwen3", "mixture"])
+def test_what_engines_receive_is_what_the_learner_has(model, directories, tmp_path):
     """Only adapters travel; a model that is given what arrives says what the learner says, and so does its checkpoint."""
-    learner = trained(model_directories[model])
+    learner = trained(directories[model])
     update = learner.publish(1, Exchange(tmp_path))
     assert all("lora" in place.name for place in update.manifest.tensors)
-    engine = AutoModelForCausalLM.from_pretrained(model_directories[model])
+    engine = AutoModelForCausalLM.from_pretrained(directories[model])
     copy_weights(engine, SharedMemory.receive(update))
     place = saved(learner, tmp_path / "step")
     loaded = AutoModelForCausalLM.from_pretrained(place)
-    base = AutoModelForCausalLM.from_pretrained(model_directories[model])
+    base = AutoModelForCausalLM.from_pretrained(directories[model])
     adapted = PeftModel.from_pretrained(base, place / "adapter")
     for pack, ours, before in zip(packs(), learner.score(packs()), learner.score_base(packs()), strict=True):
         theirs = [_said(pack, other) for other in (engine, loaded, adapted)]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from antiphon.errors import ConfigError
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.pipeline import schedule
-from antiphon.start import check_installed
+from antiphon.start import check_installed, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,
@@ -87,7 +87,7 @@ def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
         ({"lora": {}}, "lora"),
         ({"cpu_offload": True, "mesh": {"shard": 2}}, "cpu_offload"),
         ({"mesh": {"replicate": 2}}, "mesh.replicate"),
-        ({"mesh": {"context": 2}}, "mesh.context"),
+        ({"mesh": {"context": 2, "shard": 2, "expert": 2}}, "mesh.context"),
         ({"mesh": {"pipeline": 2, "pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
     ],
 )
@@ -142,3 +142,14 @@ def test_a_schedule_never_waits_for_what_comes_later(ranks, chunks, packs):
                 actions.pop(0)
         assert len(done) > before, "nobody can go on"
     assert len(done) == 2 * packs * (last + 1)
+
+
+def test_ranks_read_their_shares_of_safetensors_alone(tmp_path):
+    (tmp_path / "pytorch_model.bin").touch()
+    several = LearnerConfig(mesh=MeshConfig(shard=2))
+    with pytest.raises(ConfigError, match=r"learner.mesh: .* has no \*.safetensors"):
+        check_shares(tmp_path, several)
+    check_shares(tmp_path, LearnerConfig())
+    check_shares(tmp_path, several.model_copy(update={"kind": "deepspeed"}))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    check_shares(tmp_path, several)

@@ -58,7 +58,7 @@ def gradient_of(learner, batch: TrainBatch) -> tuple[float, torch.Tensor]:
     learner.begin(AlgorithmConfig(), OptimizerConfig(), 1)
     learner.model.zero_grad()
     (update,) = batch.updates
-    loss = sum(learner._backward(pack)["loss"] for rank in update.packs for pack in rank)
+    loss = float(sum(learner._backward(pack)["loss"] for rank in update.packs for pack in rank))
     return loss, flat(learner.model)
 
 

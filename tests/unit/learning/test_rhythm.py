@@ -22,7 +22,7 @@ from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 
-from .conftest import SHAPE, make_learner, make_sample
+from .conftest import SHAPE, histories, make_learner, make_sample
 from .test_gradient import siblings
 from .test_stages import step_of
 
@@ -66,7 +66,7 @@ def mixed(seed: int = 3) -> list[Sample]:
     samples = [make_sample(rng, length, number) for number, length in enumerate((40, 2, 23, 9))]
     samples += [of_turns(make_sample(rng, 37, 50), (5, 11), (14, 15), (20, 37))]
     samples += [of_turns(make_sample(rng, 30, 51), (8, 12), (25, 27))]
-    return samples + siblings(rng, 4)
+    return samples + siblings(rng, 4) + histories(rng, 6)
 
 
 def attended(learner: TorchLearner, samples: list[Sample], tokens_per_pack: int) -> list[np.ndarray]:

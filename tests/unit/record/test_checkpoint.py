@@ -52,6 +52,18 @@ def one_bit_flipped(file):
     file.write_bytes(bytes(content))
 
 
+def test_what_one_rank_wrote_elsewhere_is_missed(tmp_path):
+    place = draft(tmp_path / name_of(1))
+    (place / "critics").mkdir()
+    for rank in (1, 2):
+        (place / f"critics/model-{rank}.safetensors").write_bytes(b"weights")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-3.safetensors", "c": "model-2.safetensors"}}
+    (place / "critics/model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(RecordError, match=r"step_000001: model-3.safetensors is written, and not here"):
+        publish(place, tmp_path / name_of(1), {})
+    assert not (tmp_path / name_of(1)).exists()
+
+
 @pytest.mark.parametrize("name", [*FILES, STATE, MANIFEST])
 @pytest.mark.parametrize("tear", [missing, truncated, one_bit_flipped])
 def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):

@@ -2,6 +2,7 @@
 
 import resource
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.errors import ConfigError, WeightsError
+from antiphon.learning.sharding import Spread
 from antiphon.weights.base import CHANNELS, Exchange, channel
 from antiphon.weights.tensors import digest_there
 
@@ -45,6 +48,32 @@ def test_round_trip(way, tensors):
     assert list(received) == list(named)
     for name, tensor in named.items():
         assert received[name].dtype == tensor.dtype and torch.equal(received[name], tensor)
+
+
+def test_a_tensor_is_asked_for_when_the_one_before_is_gone(way):
+    send, receive = way
+    memory, there = [], []
+
+    def ask(number):
+        made = torch.full((300, 200), float(number))
+        there.append(sum(not each.expired() for each in memory))
+        memory.append(StorageWeakRef(made.untyped_storage()))
+        return made if number % 2 else made.T
+
+    shapes = [torch.Size((300, 200) if number % 2 else (200, 300)) for number in range(4)]
+    cpu = torch.device("cpu")
+    named = [(f"t{n}", Spread(shape, torch.float32, cpu, partial(ask, n))) for n, shape in enumerate(shapes)]
+    received = {name: tensor.clone() for name, tensor in receive(send(named, 1))}
+    assert there == [0, 0, 0, 0]
+    assert all(torch.equal(received[f"t{n}"], torch.full(shape, float(n))) for n, shape in enumerate(shapes))
+
+
+def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
+    asked = []
+    spread = Spread(torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3))
+    with pytest.raises(WeightsError, match="do not fit into"):
+        channel(Exchange(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
+    assert len(asked) == 2, "all give their pieces of each"
 
 
 def test_channels_agree_on_the_digest(tmp_path):

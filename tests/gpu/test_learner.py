@@ -1,0 +1,102 @@
+"""The learner on a GPU: the gradient is that of a CPU, and the memory is given back."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.torch_learner import TorchLearner
+from tests.unit.learning.conftest import make_learner, make_sample, model_directories
+from tests.unit.learning.test_gradient import gradient_of, relative, siblings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+__all__ = ["model_directories"]  # a fixture
+KINDS = ["tied llama", "qwen3"]  # whose queries and keys are in half precision under autocast, and are not
+
+
+def samples():
+    rng = np.random.default_rng(3)
+    return [make_sample(rng, length, i) for i, length in enumerate((40, 2, 9, 17, 5))] + siblings(rng, 4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_that_of_a_cpu(model_directories, kind, dtype, tolerance):
+    algorithm = AlgorithmConfig(entropy_coefficient=0.01)
+    batch = build_batch([samples()], aggregation="token_mean", max_tokens=1, tokens_per_pack=64)
+    gradients, said = [], []
+    for device, precision in (("cpu", "float32"), ("cuda", dtype)):
+        learner = make_learner(model_directories[kind], device=device, dtype=precision, logits_chunk=17)
+        gradients.append(gradient_of(learner, samples(), algorithm, 64).cpu())
+        learner.model.zero_grad()
+        said.append(learner.step(batch))
+    assert relative(*reversed(gradients)) < tolerance
+    for name in ("loss", "entropy", "grad_norm", "mismatch_kl"):
+        assert said[1][name] == pytest.approx(said[0][name], rel=tolerance, abs=tolerance), name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_prompt_does_not_change_a_gradient(model_directories, kind, dtype, tolerance, checkpointing):
+    options = {"device": "cuda", "dtype": dtype, "gradient_checkpointing": checkpointing}
+    learner = make_learner(model_directories[kind], **options)
+    shared, plain = (
+        gradient_of(learner, samples(), AlgorithmConfig(), 10**6, share=share).cpu() for share in (True, False)
+    )
+    assert relative(shared, plain) < tolerance
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A model with an embedding and a head of 16 MiB each: large enough to have pieces of the device to themselves."""
+    directory = tmp_path_factory.mktemp("large")
+    shape = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=8, num_key_value_heads=4)).save_pretrained(directory)
+    return str(directory)
+
+
+def begun(model):
+    learner = TorchLearner(model, LearnerConfig(device="cuda", dtype="bfloat16"), seed=0)
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-4), 4)
+    return learner
+
+
+def lesson(seed):
+    rng = np.random.default_rng(seed)
+    texts = [tuple(rng.integers(0, 8192, length).astype(np.int32) for length in (20, 9)) for _ in range(8)]
+    return supervised_batch(texts, 128)
+
+
+def test_a_learner_that_leaves_its_device_gives_memory_back_and_goes_on(large):
+    learner, other = begun(large), begun(large)
+    for each in (learner, other):
+        each.step(lesson(0))
+    weights = sum(parameter.numel() for parameter in learner.model.parameters()) * 4
+    used, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    learner.offload()
+    assert torch.cuda.memory_allocated() <= used - 3 * weights  # and two moments
+    assert torch.cuda.memory_reserved() <= held - weights  # for others; the rest may lie beside what stays
+    assert not any(parameter.is_cuda for parameter in learner.model.parameters())
+    learner.reload()
+    want, found = other.step(lesson(1)), learner.step(lesson(1))
+    for name in ("loss", "grad_norm"):
+        assert found[name] == pytest.approx(want[name], rel=1e-2), name
+
+
+def test_a_restored_learner_goes_on(large, tmp_path):
+    learner, other = begun(large), begun(large)
+    learner.step(lesson(0))
+    learner.emit = lambda event: None
+    learner.save(tmp_path / "step_000001")
+    while learner.advance():
+        pass
+    other.restore(tmp_path / "step_000001")
+    for seed in (1, 2):
+        want, found = learner.step(lesson(seed)), other.step(lesson(seed))
+        for name in ("loss", "grad_norm"):
+            assert found[name] == pytest.approx(want[name], rel=1e-2), name

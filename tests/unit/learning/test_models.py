@@ -1,0 +1,111 @@
+"""Models of which the files are read tensor by tensor: what a rank of several begins with is what one rank loads."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from antiphon.errors import DataError, UnsupportedError
+from antiphon.learning import lora
+from antiphon.learning.config import LoraConfig
+from antiphon.learning.lean import make_lean
+from antiphon.learning.models import Checkpoint, load_model
+
+SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+MOE = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "tied qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
+    "qwen3 mixture": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **MOE)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4)),
+}
+CRITIC = {"kind": AutoModelForSequenceClassification, "num_labels": 1}
+
+
+def saved(place, make, pieces="20KB", dtype=torch.bfloat16):
+    torch.manual_seed(3)
+    make().to(dtype).save_pretrained(place, max_shard_size=pieces)
+    return str(place)
+
+
+def loaded(path, device, **options):
+    """A model, adapted, whose layers are lean, as a learner would have it; and what is drawn next."""
+    torch.manual_seed(5)
+    model = load_model(path, attention="sdpa", device=torch.device(device), **options)
+    kind, config = type(model), model.config
+    lora.adapt(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
+    make_lean(model)
+    return model, kind, config, torch.rand(3)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [*((name, {}) for name in MODELS), ("llama", CRITIC), ("tied qwen3", CRITIC)],
+    ids=lambda value: value if isinstance(value, str) else "critic" if value else "policy",
+)
+def test_a_model_without_memory_is_filled_to_what_one_loads(tmp_path, model, options):
+    path = saved(tmp_path, MODELS[model])
+    alone, _, _, drawn = loaded(path, "cpu", **options)
+    empty, kind, config, next_drawn = loaded(path, "meta", **options)
+    files = Checkpoint(path, kind, config)
+    torch.testing.assert_close(next_drawn, drawn, rtol=0, atol=0)
+    theirs = dict(empty.named_parameters())
+    assert list(theirs) == list(dict(alone.named_parameters()))
+    assert {name for name, p in theirs.items() if not p.is_meta} == {
+        name for name in theirs if "lora_" in name or name == "score.weight"
+    }
+    for name, expected in alone.named_parameters():
+        found = files[lora.weight_of(name)].float() if theirs[name].is_meta else theirs[name]
+        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
+        assert theirs[name].requires_grad == expected.requires_grad
+    for name, expected in alone.named_buffers():
+        torch.testing.assert_close(empty.get_buffer(name), expected, rtol=0, atol=0)
+    ours, others = ([n for n, module in of.named_modules() if "forward" in vars(module)] for of in (alone, empty))
+    assert ours == others != []
+
+
+def test_what_is_tied_and_differs_in_the_files_is_two(tmp_path):
+    untied = saved(tmp_path, lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=False)))
+    empty = load_model(untied, attention="sdpa", device=torch.device("meta"), tie_word_embeddings=True)
+    alone = load_model(untied, attention="sdpa", device=torch.device("cpu"), tie_word_embeddings=True)
+    for model in (empty, alone):
+        assert model.lm_head.weight is not model.model.embed_tokens.weight
+        assert "lm_head.weight" in dict(model.named_parameters())
+    files = Checkpoint(untied, type(empty), empty.config)
+    torch.testing.assert_close(files["lm_head.weight"].float(), alone.lm_head.weight.detach(), rtol=0, atol=0)
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    path = saved(tmp_path / "whole", MODELS["llama"], pieces="1GB")
+    config = LlamaConfig.from_pretrained(path)
+    assert Checkpoint(path, LlamaForCausalLM, config).misfits == []
+    config.num_hidden_layers = 1
+    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.1.input_layernorm.weight"
+    config.num_hidden_layers = 3
+    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.2.input_layernorm.weight"
+    config.intermediate_size = 40
+    with pytest.raises(DataError, match=r"up_proj.weight has the shape \[48, 32\], and should have \[40, 32\]"):
+        Checkpoint(path, LlamaForCausalLM, config)["model.layers.0.mlp.up_proj.weight"]
+    file = tmp_path / "whole" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="cannot be read"):
+        load_model(path, attention="sdpa", device=torch.device("meta"))
+    torch.save(AutoModelForCausalLM.from_config(config).state_dict(), file.with_name("pytorch_model.bin"))
+    file.unlink()
+    with pytest.raises(DataError, match=r"neither model.safetensors nor .* several ranks \(learner.mesh\)"):
+        load_model(path, attention="sdpa", device=torch.device("meta"))
+    config.quantization_config = {"quant_method": "fp8"}
+    config.save_pretrained(path)
+    with pytest.raises(UnsupportedError, match="is quantized"):
+        load_model(path, attention="sdpa", device=torch.device("meta"))
