@@ -39,8 +39,9 @@ from antiphon.engines.native.open import open_engine
 from antiphon.learning.attention import PackLayout
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.pack_learner import trim_memory
 from antiphon.learning.rhythm import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
-from antiphon.learning.torch_learner import TorchLearner, trim_memory
+from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.sources import reasoning_gym
 from antiphon.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling

@@ -11,7 +11,7 @@ from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.logprobs import plain_logits
 from antiphon.learning.models import load_model
-from antiphon.learning.torch_learner import PackLearner
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.transfer import sums_of
 from antiphon.types import OLD_VALUE, RETURNS, Pack
 

@@ -22,8 +22,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.config import parse, set_environment
 from antiphon.errors import UnsupportedError
 from antiphon.learning.config import DeepSpeedOptions, LearnerConfig, OptimizerConfig
+from antiphon.learning.pack_learner import Ask, trim_memory
 from antiphon.learning.sharding import PassOn, ShardedModel
-from antiphon.learning.torch_learner import Ask, TorchLearner, trim_memory
+from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import Pack
 
 T = TypeVar("T")

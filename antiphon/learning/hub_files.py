@@ -1,5 +1,6 @@
 """A model as the files that Hugging Face reads: of several ranks each writes one, and the first an index of all."""
 
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from antiphon.record.run_dir import write_json
 from antiphon.weights.tensors import Named
 
 State = dict[str, torch.Tensor]
+
+BESIDE = ("token", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "generation_config")
 
 
 def block_of(name: str) -> str:
@@ -75,3 +78,10 @@ def write_config(model: PreTrainedModel, kind: type[PreTrainedModel], place: Pat
     model.config.save_pretrained(place)
     if model.can_generate():
         model.generation_config.save_pretrained(place)
+
+
+def copy_tokenizer(model: str, place: Path) -> None:
+    """Copy what a model's directory has beside weights and their configuration: tokenizer, chat template, how to generate."""
+    for file in Path(model).glob("*"):
+        if file.is_file() and file.name.startswith(BESIDE):
+            shutil.copy2(file, place / file.name)

@@ -29,8 +29,9 @@ from antiphon.learning.logprobs import Vocabulary
 from antiphon.learning.megatron_names import Part, head_size, parts
 from antiphon.learning.mesh import LOOPBACK, Mesh, find_store
 from antiphon.learning.models import resolve_device
+from antiphon.learning.pack_learner import Ask
 from antiphon.learning.sharding import PassOn, ShardedModel, WholeModel
-from antiphon.learning.torch_learner import Ask, TorchLearner
+from antiphon.learning.torch_learner import TorchLearner
 from antiphon.types import Pack
 
 try:

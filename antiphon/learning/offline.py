@@ -2,7 +2,7 @@
 
 import torch
 
-from antiphon.learning.torch_learner import PackLearner
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.transfer import numbers, sums_of
 from antiphon.types import Pack
 

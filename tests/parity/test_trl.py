@@ -15,8 +15,9 @@ import torch
 from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
 from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.preference import PreferenceLearner, RewardLearner
-from antiphon.learning.torch_learner import PackLearner, TorchLearner
+from antiphon.learning.torch_learner import TorchLearner
 from antiphon.learning.transfer import numbers
 from antiphon.types import (
     REFERENCE_LOGPROBS,

@@ -61,7 +61,7 @@ class Workbench(Worker):
         self.learner.emit = self.emit
         self.learner._update(batch.updates[0])
         self.learner.save(place)
-        self.learner._finish_writing()
+        self.learner._writer.finish()
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
     def cut(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[Arrays, int]:
@@ -71,7 +71,7 @@ class Workbench(Worker):
         self.learner._update(batch.updates[0])
         with self.whole_at_once() as most:
             self.learner.save(place)
-        self.learner._finish_writing()
+        self.learner._writer.finish()
         return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()}, max(most)
 
     def publish(self, exchange: Exchange, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[WeightsUpdate, int]:

@@ -17,7 +17,7 @@ from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
-from antiphon.learning.torch_learner import rate_at
+from antiphon.learning.pack_learner import rate_at
 from antiphon.record.checkpoint import draft, publish, read_state, verify
 from antiphon.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.weights.base import Exchange
