@@ -7,7 +7,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from antiphon.algorithms.losses import value_loss
 from antiphon.errors import UnsupportedError
-from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.logprobs import plain_logits
 from antiphon.learning.models import load_model
@@ -22,7 +21,7 @@ class ScalarLearner(PackLearner):
     def _load(self) -> PreTrainedModel:
         model = load_model(
             self.model_path,
-            attention=PACKED_ATTENTION,
+            attention=self.attention,
             device=self._begins_on,
             kind=AutoModelForSequenceClassification,
             num_labels=1,
@@ -50,18 +49,18 @@ class CriticLearner(ScalarLearner):
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)
-        (values,) = self._forward(pack, targets)
+        (values,) = self.shards.within(self._forward, pack, targets)
         returns, old = (self._tensor(pack.streams[spec])[targets] for spec in (RETURNS, OLD_VALUE))
         loss = (
             self._tensor(pack.coefficients)[targets] * value_loss(values, old, returns, self.critic.value_clip)
         ).sum()
-        loss.backward()
+        self.shards.backward(loss)
         with torch.no_grad():
             measures = {"value": values, "return": returns, "squared_error": (values - returns).square()}
             return sums_of(loss, measures, len(values))
 
-    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Values of the states in which the loss tokens were chosen, [N]."""
         with self._autocast():
             hidden = self._hidden(pack, targets)
-        return (plain_logits(hidden, self.model.score.weight)[:, 0],)
+        return self._divided(hidden, lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],))

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from antiphon.learning.hub_files import (
     write_weights,
 )
 from antiphon.learning.lean import make_lean
-from antiphon.learning.mesh import TIMEOUT, Mesh, find_store, gathered
+from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
 from antiphon.learning.models import Checkpoint, resolve_device
 from antiphon.learning.sharding import ShardedModel, WholeModel
 from antiphon.learning.transfer import numbers, sent
@@ -421,6 +421,16 @@ class PackLearner(Worker):
             return slice(None), None
         place = self.mesh.place("context")
         return slice(tokens * place // ranks, tokens * (place + 1) // ranks), self.mesh.group("context")
+
+    def _divided(
+        self, rows: torch.Tensor, say: Callable[[torch.Tensor, slice], Sequence[torch.Tensor]]
+    ) -> tuple[torch.Tensor, ...]:
+        """What is said of rows [N, H] that all ranks have who share tokens, [N] each: of each row, one of them says it."""
+        here, context = self._context(len(rows))
+        if context is None:
+            return tuple(say(rows, here))
+        around = (here.start, len(rows) - here.stop)
+        return tuple(summed(F.pad(own, around), context) for own in say(copied(rows, context)[here], here))
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
         """Have the next forward, and what of it is computed again, take the experts that are known, and spread the others."""

@@ -4,7 +4,6 @@ import contextlib
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -13,7 +12,6 @@ from antiphon.algorithms.registry import LOSSES
 from antiphon.learning import lora
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.logprobs import token_logprobs
-from antiphon.learning.mesh import copied, summed
 from antiphon.learning.models import head_weight, load_model
 from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
 from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
@@ -102,23 +100,21 @@ class TorchLearner(PackLearner):
                 measures |= {"mixed_share": mixed, "mixed_mismatch_kl": mismatch * mixed}
             return sums_of(loss, measures, len(logprobs))
 
-    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Log-probs and entropies of the loss tokens, [N] each."""
-        here, context = self._context(len(targets))
-        with self._autocast():
-            hidden = self._hidden(pack, targets)
-            logprobs, entropies = token_logprobs(
-                hidden if context is None else copied(hidden, context)[here],
+
+        def say(hidden: torch.Tensor, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            return token_logprobs(
+                hidden,
                 self.head,
                 self._tensor(pack.tokens).long()[targets[here]],
                 self._tensor(pack.temperatures)[targets[here]],
                 self.config.logits_chunk,
                 self.shards.vocabulary,
             )
-        if context is None:
-            return logprobs, entropies
-        around = (here.start, len(targets) - here.stop)
-        return summed(F.pad(logprobs, around), context), summed(F.pad(entropies, around), context)
+
+        with self._autocast():
+            return self._divided(self._hidden(pack, targets), say)
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

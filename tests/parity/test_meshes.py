@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.ranks import Ranks
 from antiphon.record.checkpoint import draft, name_of, newest, publish
-from antiphon.types import FinishReason, GenerateRequest, Sampling
+from antiphon.types import OLD_VALUE, RETURNS, FinishReason, GenerateRequest, Sampling
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
@@ -123,7 +124,7 @@ def samples():
                 versions=np.zeros(count, np.int32),
                 finish=FinishReason.STOP,
             )
-            groups[-1].append(sample_of(request, [delta], float(rng.normal())))
+            groups[-1].append(with_targets(sample_of(request, [delta], float(rng.normal()))))
     return groups
 
 
@@ -157,6 +158,13 @@ async def asked(members, model, mesh, **config):
     said = await learner.call("score", packs())
     readable = "kind" not in config or ranks.world == ranks.data
     return said, await learner.call("attend", packs()) if readable else []
+
+
+def with_targets(sample):
+    """For a critic."""
+    count = len(sample.advantages)
+    returns = sample.streams.with_stream(RETURNS, np.linspace(-1, 1, count, dtype=np.float32))
+    return replace(sample, streams=returns.with_stream(OLD_VALUE, np.zeros(count, np.float32)))
 
 
 def packs():
@@ -305,6 +313,20 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     with_adapters = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models[model]), tmp_path / "adapter")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
+
+
+CRITICS = [{"shard": 2}, {"context": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, marks=[pytest.mark.long] * (i > 1)) for i, mesh in enumerate(CRITICS)]
+)
+def test_ranks_fit_a_critic_as_one_does(bench, models, mesh):
+    runner, members = bench
+    alone, ours = (
+        runner.run(trained(members, models["llama"], on, kind="tests.parity.workbench:Critic")) for on in ({}, mesh)
+    )
+    deviations(ours, alone)
 
 
 ASKED = [

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
 from antiphon.types import Pack, TrainBatch, Update, WeightsUpdate
@@ -23,6 +24,13 @@ from antiphon.workers import Worker
 
 Arrays = dict[str, np.ndarray]
 STEPS = 3
+
+
+class Critic(CriticLearner):
+    """With what a learner is opened with."""
+
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
+        super().__init__(model_path, config, seed, CriticConfig())
 
 
 class Workbench(Worker):
