@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from antiphon.errors import WeightsError
-from antiphon.weights.base import Adapters
+from antiphon.weights.base import Adapters, weight_files
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def applied(
         yield from tensors
         return
     parts = dict(tensors)
-    for file in sorted(Path(adapters.base).glob("*.safetensors")):
+    for file in weight_files(Path(adapters.base)):
         with safe_open(file, "pt") as base:
             for name in base.keys():  # noqa: SIM118 - it is no mapping
                 weight = base.get_tensor(name)

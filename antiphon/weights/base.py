@@ -2,6 +2,7 @@
 behind which channels differ in how the buffer gets from one end to the other."""
 
 import functools
+import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,6 +107,15 @@ class Digest:
     def value(self) -> int:
         """Of all bytes so far."""
         return self._state.intdigest() >> 1
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The files in a model directory that its weights are in, as transformers looks for them. Others beside them have the same
+    weights once more, under other names."""
+    whole, index = model / "model.safetensors", model / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else []
+    return [model / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
 
 
 def shared_directory(name: str, parent: str = "") -> Path:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from antiphon.errors import WeightsError
+from antiphon.weights.base import weight_files
 
 Tensors = dict[str, torch.Tensor]
 
@@ -22,16 +23,16 @@ _IN_LAYER = re.compile(r"(\.\d+\.).*")
 
 
 class Files:
-    """Those of a model directory's checkpoint. A head that is the embedding, `tied`, is not expected."""
+    """Those of a model directory's checkpoint. A head that is the embedding, `tied`, is passed over, in an update too."""
 
     def __init__(self, model: str | Path, tied: bool) -> None:
         self._model = str(model)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for path in Path(model).glob("*.safetensors"):
+        for path in weight_files(Path(model)):
             with safe_open(path, "pt") as file:
                 self._shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if tied:
-            self._shapes.pop("lm_head.weight", None)
+        self._passed_over = {"lm_head.weight"} if tied else set[str]()
+        self._shapes = {name: shape for name, shape in self._shapes.items() if name not in self._passed_over}
 
     def require(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """`WeightsError` unless `named` makes of these the tensors of the files, all of them and no others."""
@@ -49,6 +50,8 @@ class Files:
         """Tensors of a learner, or of the files, as the files name and divide them; a layer at a time, for some are copied."""
         layers: dict[str, Tensors] = {}
         for name, tensor in tensors.items():
+            if name in self._passed_over:
+                continue
             layers.setdefault(_IN_LAYER.sub(r"\1", name), {})[name] = tensor
         for layer in layers.values():
             known = layer.keys() <= self._shapes.keys()
