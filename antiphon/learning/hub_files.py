@@ -54,10 +54,9 @@ def write_weights(model: PreTrainedModel, weights: State, file: Path) -> None:
         save_file(in_files(model, weights), file, metadata={"format": "pt"})
 
 
-def sizes_in_files(model: PreTrainedModel, weights: State) -> dict[str, int]:
-    """Bytes of what `write_weights` writes, by name."""
-    shapes = in_files(model, {name: tensor.to("meta") for name, tensor in weights.items()})
-    return {name: tensor.nbytes for name, tensor in shapes.items()}
+def sizes_in_files(model: PreTrainedModel, outlines: State) -> dict[str, int]:
+    """Bytes of what `write_weights` writes of weights, of which there are only outlines on the device `meta`, by name."""
+    return {name: tensor.nbytes for name, tensor in in_files(model, outlines).items()}
 
 
 def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
@@ -74,7 +73,6 @@ def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
 def write_config(model: PreTrainedModel, kind: type[PreTrainedModel], place: Path) -> None:
     """Write what else `from_pretrained` needs of a model, which is of this kind once it is loaded."""
     model.config.architectures = [kind.__name__]
-    model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.save_pretrained(place)
     if model.can_generate():
         model.generation_config.save_pretrained(place)

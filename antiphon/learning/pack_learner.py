@@ -205,7 +205,8 @@ class PackLearner(Worker):
         """What this rank keeps of now: all ranks take part in putting each tensor together, and each keeps some."""
         rank, mesh = (self.mesh.rank if self.mesh else 0), self.config.mesh
         alike = mesh.world // mesh.pipeline  # ranks, which have the same layers
-        keepers = divided(self._kept(), alike)
+        kept = dict(self._kept())
+        keepers = divided(kept.items(), alike)
 
         def mine(name: str) -> bool:
             return keepers.get(block_of(name)) == rank % alike
@@ -214,17 +215,20 @@ class PackLearner(Worker):
         if self.config.lora is not None:
             trained = {name: tensor.detach for name, tensor in self.shards.named(trained=True)}
             adapters = copies(trained, keep=self._first)
-        for name, tensor in self._kept():
+        for name, tensor in kept.items():
             if self.mesh is None and self.config.lora is not None:  # what is not trained is written from where it is
                 weights[name] = adapters.get(name, tensor.detach().cpu())
             else:
                 weights |= copies({name: tensor.detach}, keep=mine(name))
         for name, state in self._moments():
-            whole = copies(state, keep=mine(name))
-            if mine(name):
-                moments[name] = whole
+            if name in kept:  # not of what another stage has, too
+                whole = copies(state, keep=mine(name))
+                moments |= {name: whole} if mine(name) else {}
         training = {"moments": moments, "updates": self.scheduler.last_epoch, "random": torch.get_rng_state()}
-        sizes = self.mesh.told(sizes_in_files(self.model, self._merged(weights))) if self.mesh else [{}]
+        sizes: list[dict[str, int]] = [{}]
+        if self.mesh is not None:
+            outlines = self._merged({name: tensor.to("meta") for name, tensor in weights.items()})
+            sizes = self.mesh.told(sizes_in_files(self.model, outlines))
         return _Cut(rank, weights, adapters, training, sizes)
 
     def _write(self, place: Path, cut: "_Cut") -> None:

@@ -409,6 +409,8 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
     expected.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
     assert torch.equal(logits(loaded), logits(expected))
     assert dict(loaded.named_parameters()).keys() == weights.keys()
+    kept = [torch.load(file)["moments"].keys() for file in last.glob("training_state/*.pt")]
+    assert sorted(name for names in kept for name in names) == sorted(weights), "each once"
     for file in files[2:]:
         assert newest(tmp_path, print) == last
         content, told = file.read_bytes(), []

@@ -6,7 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.learning import lora
 from antiphon.learning.config import LoraConfig
-from antiphon.learning.hub_files import block_of, divided, in_files
+from antiphon.learning.hub_files import block_of, divided, in_files, sizes_in_files, write_config
+from antiphon.learning.models import load_model
 
 from .conftest import SHAPE
 
@@ -53,3 +54,20 @@ def test_ranks_keep_about_as_much_and_adapters_are_with_their_weights():
     lora.adapt(model, LoraConfig(rank=2))
     for share in shares(dict(model.named_parameters()), 3):
         assert lora.merged(share, 1.0).keys() == {lora.weight_of(name) for name in share}
+
+
+def test_what_a_rank_will_write_is_known_from_outlines():
+    model = make("qwen2").to_empty(device="cpu")
+    lora.adapt(model, LoraConfig(rank=2))
+    state = dict(model.named_parameters())
+    outlines = lora.merged({name: tensor.to("meta") for name, tensor in state.items()}, 1.0)
+    written = in_files(model, lora.merged(state, 1.0))
+    assert sizes_in_files(model, outlines) == {name: tensor.nbytes for name, tensor in written.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_files_say_their_own_precision_whatever_is_computed_in_meanwhile(model_directories, tmp_path, device):
+    """Where layers are gathered for a forward they have another, and files are written in the middle of it."""
+    model = load_model(str(model_directories["llama"]), attention="sdpa", device=torch.device(device))
+    write_config(model.to(torch.bfloat16), type(model), tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).dtype == torch.float32
