@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from antiphon.learning.lean import _GatedProjection, _RMSNorm, make_lean
 
-from .conftest import MODELS
+from .conftest import MODELS, SHAPE
 
 
 def test_derivatives_are_right():
@@ -57,3 +58,40 @@ def test_a_norm_of_another_kind_is_left_alone():
     module = OtherRMSNorm()
     make_lean(module)
     assert "forward" not in vars(module)
+
+
+class Drawn(TorchDispatchMode):
+    """Counts the numbers that are drawn."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), options=None):
+        if operation is torch.ops.aten.normal_.default:
+            self.count += args[0].numel()
+        return operation(*args, **options or {})
+
+
+@pytest.mark.parametrize("layers", [1, 6])
+def test_of_layers_without_memory_one_is_tried(layers):
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": layers}))
+    with Drawn() as drawn:
+        make_lean(model)
+    assert sum("forward" in vars(module) for module in model.modules()) == 3 * layers + 1
+    assert drawn.count == sum(p.numel() for p in (*model.model.layers[0].mlp.parameters(), model.model.norm.weight))
+
+
+def test_layers_without_memory_that_differ_are_tried_one_by_one():
+    class ScaledRMSNorm(torch.nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4, device="meta"))
+            self.variance_epsilon = 1e-5
+            self.scale = scale
+
+        def forward(self, x):
+            return self.scale * self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    model = torch.nn.Sequential(ScaledRMSNorm(1.0), ScaledRMSNorm(2.0))
+    make_lean(model)
+    assert ["forward" in vars(module) for module in model] == [True, False]
