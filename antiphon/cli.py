@@ -525,7 +525,7 @@ def _spawn_environment(name: str) -> "WorkerHandle":
     from antiphon.cluster.local import LocalCluster
 
     factory = "antiphon.tasks.environments.worker:EnvironmentWorker"
-    return LocalCluster(ClusterConfig()).spawn("environment", factory, name)
+    return LocalCluster(ClusterConfig(fork=False)).spawn("environment", factory, name)
 
 
 def _token(file: Path | None, variable: str) -> tuple[str, bool]:

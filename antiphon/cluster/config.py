@@ -15,6 +15,9 @@ class ClusterConfig(Config):
     address: str = ""
     """Of a Ray that this machine belongs to: host:port, or `auto` to find it. Without one, a Ray is started, and in the end
     stopped."""
+    fork: bool = True
+    """Let local workers be forks of one process that has imported torch and transformers, which takes seconds, where that is
+    safe: on Linux, without GPUs."""
     debug: bool = False
     """Run engine and learner as threads of this process, so that breakpoints work."""
 

@@ -16,8 +16,13 @@ def this_machine() -> Node:
     return Node(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=_gpus())
 
 
+def has_driver() -> bool:
+    """Whether there may be GPUs. If not, torch need not be asked, and takes seconds to load."""
+    return _DRIVER.is_dir()
+
+
 def _gpus() -> tuple[Gpu, ...]:
-    if not _DRIVER.is_dir():  # torch need not be asked, and takes seconds to load
+    if not has_driver():
         return ()
     import torch
 

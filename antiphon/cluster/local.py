@@ -4,7 +4,8 @@ The child reads its pipe in a thread, so that a controller never blocks on a wor
 reads on its event loop. The end of the pipe is the death of the worker: no polling, no heartbeat.
 
 A process is started with the interpreter that runs this one, or with one of another environment, whose packages are then
-its own; only the import path and the two ends of the pipe are handed to it.
+its own; only the import path and the two ends of the pipe are handed to it. With this one it is a fork of one that has
+imported what takes long, where that can be (`antiphon.cluster.nursery`).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import time
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from antiphon.cluster.messages import GRACE, Handle, Inbox, serve
 from antiphon.errors import ConfigError, UnsupportedError
@@ -32,8 +33,13 @@ if TYPE_CHECKING:  # another interpreter needs of our packages only what its wor
 
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
+    from antiphon.cluster.nursery import Forked, Nursery
+
+    Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
 END = b""  # no pickle is empty
+At = tuple[tuple[int, ...], tuple[str, ...]] | None  # the cores that a process is held to, and the GPUs that it sees
+BEGUN_WITH = ("torch", "transformers.modeling_utils")  # what most workers import first, and takes longest
 
 
 class LocalCluster:
@@ -44,6 +50,8 @@ class LocalCluster:
         self._debug = config.debug
         self._logs = logs
         self._handles: list[LocalHandle] = []
+        self._forks = config.fork and _can_fork()
+        self._nursery: Nursery | None = None  # once there is something to fork
 
     def nodes(self) -> "list[Node]":
         """See `Cluster.nodes`: this machine, as far as this process may use it."""
@@ -64,14 +72,14 @@ class LocalCluster:
             )
         ours, theirs = multiprocessing.Pipe()
         log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
-        runner: subprocess.Popen[bytes] | threading.Thread
+        runner: Process | threading.Thread
         if self._debug:
             runner = threading.Thread(target=_live, args=(theirs, factory, args), name=name, daemon=True)
             runner.start()
         else:
             order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
             with theirs:
-                runner = _start(python, theirs.fileno(), log, place)
+                runner = self._start(python, theirs.fileno(), log, place)
             with suppress(OSError):  # it is dead already; the handle will find that, and say why
                 ours.send_bytes(order)
         handle = LocalHandle(name, ours, runner, log)
@@ -81,6 +89,26 @@ class LocalCluster:
     async def close(self) -> None:
         """End all workers, all at once."""
         await asyncio.gather(*(handle.close() for handle in self._handles))
+        if self._nursery is not None:
+            self._nursery.close()
+
+    def _start(self, python: str, descriptor: int, log: Path | None, place: "Place | None") -> "Process":
+        """A process that will serve the pipe `descriptor`."""
+        at = (place.cores, place.gpus) if place and (place.cores or place.gpus) else None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") if log else nullcontext() as output:
+            if python or not self._forks:
+                return _start(python, descriptor, output, at)
+            from antiphon.cluster.nursery import Nursery
+
+            self._nursery = self._nursery or Nursery(BEGUN_WITH)
+            try:
+                return self._nursery.fork(descriptor, output.fileno() if output else None, at)
+            except OSError:  # it is dead, as when memory was short
+                self._nursery.close()
+                self._nursery = None
+                return _start(python, descriptor, output, at)
 
 
 class LocalHandle(Handle):
@@ -90,7 +118,7 @@ class LocalHandle(Handle):
         self,
         name: str,
         connection: Connection,
-        runner: "subprocess.Popen[bytes] | threading.Thread",
+        runner: "Process | threading.Thread",
         log: Path | None,
     ) -> None:
         super().__init__(name, log)
@@ -149,7 +177,7 @@ class LocalHandle(Handle):
         if isinstance(self._runner, threading.Thread):
             self._runner.join(GRACE)
             return not self._runner.is_alive()
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired, TimeoutError):
             self._runner.wait(GRACE)
         return self._runner.returncode is not None
 
@@ -167,20 +195,27 @@ class LocalHandle(Handle):
 _PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
 
 
-def _start(python: str, descriptor: int, log: Path | None, place: "Place | None") -> "subprocess.Popen[bytes]":
-    """A process that will serve the pipe `descriptor`."""
-    at = (place.cores, place.gpus) if place and (place.cores or place.gpus) else None
+def _start(python: str, descriptor: int, output: IO[bytes] | None, at: At) -> "subprocess.Popen[bytes]":
+    """A process of its own interpreter."""
     path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
     command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") if log else nullcontext() as output:
-        try:
-            return subprocess.Popen(
-                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        except OSError as error:
-            raise ConfigError(f"the interpreter {command[0]!r} cannot be run: {error.strerror}") from error
+    try:
+        return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    except OSError as error:
+        raise ConfigError(f"the interpreter {command[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _can_fork() -> bool:
+    """Whether a fork is as good as a process that was started: CUDA does not survive one, nor do macOS's own libraries."""
+    from antiphon.cluster.devices import has_driver
+
+    if sys.platform != "linux" or has_driver():
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an old kernel
+        return False
+    return True
 
 
 def _own_folders() -> list[str]:
@@ -196,7 +231,7 @@ def _own_folders() -> list[str]:
     ]
 
 
-def main(descriptor: int, place: tuple[tuple[int, ...], tuple[str, ...]] | None) -> None:
+def main(descriptor: int, place: At) -> None:
     """The life of a worker process."""
     if place is not None:
         from antiphon.cluster.devices import occupy
