@@ -24,7 +24,8 @@ COUNTER = "workers_for_tests:Counter"
 NO_RAY = find_spec("ray") is None
 WHY_RAY = "Ray is optional: pip install 'antiphon[ray]'"
 
-PROCESSES = ClusterConfig()
+PROCESSES = ClusterConfig(fork=False)
+FORKS = ClusterConfig()
 THREADS = ClusterConfig(debug=True)
 RAY = ClusterConfig(kind="ray")
 
@@ -49,7 +50,7 @@ def a_ray():
 def worlds(*configs):
     """Run the test with each of these clusters."""
     params = [
-        pytest.param(config, id="thread" if config.debug else "process")
+        pytest.param(config, id="thread" if config.debug else "fork" if config.fork else "process")
         if config.kind == "local"
         else pytest.param(config, id="ray", marks=pytest.mark.ray)
         for config in configs
@@ -76,7 +77,7 @@ def run(request, config, tmp_path):
     return run
 
 
-@worlds(PROCESSES, THREADS, RAY)
+@worlds(PROCESSES, FORKS, THREADS, RAY)
 def test_calls_events_and_errors(run, config):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
@@ -155,7 +156,7 @@ def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
 KILLED = {"local": "was killed by SIGKILL", "ray": "died: .*process has died"}
 
 
-@worlds(PROCESSES, RAY)
+@worlds(PROCESSES, FORKS, RAY)
 def test_a_killed_worker_is_noticed(run, config):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
@@ -180,7 +181,7 @@ def test_a_worker_that_kills_itself_in_a_call(run, config):
     run(main)
 
 
-@worlds(PROCESSES, RAY)
+@worlds(PROCESSES, FORKS, RAY)
 def test_a_worker_that_hangs_can_be_killed(run):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
@@ -204,7 +205,7 @@ def test_a_worker_that_cannot_be_built_says_why(run):
     run(main)
 
 
-@worlds(PROCESSES, RAY)
+@worlds(PROCESSES, FORKS, RAY)
 def test_what_a_worker_prints_is_in_its_log(run, tmp_path):
     async def main(cluster):
         await cluster.spawn("counter", COUNTER).call("say", "hello from the worker")
@@ -213,11 +214,30 @@ def test_what_a_worker_prints_is_in_its_log(run, tmp_path):
     assert "hello from the worker" in (tmp_path / "counter.log").read_text()
 
 
-@worlds(PROCESSES, RAY)
+@worlds(PROCESSES, FORKS, RAY)
 def test_closing_leaves_no_process(run, config):
     async def main(cluster):
         workers = [cluster.spawn(f"w{i}", COUNTER) for i in range(2)]
         return [await worker.call("pid") for worker in workers]
+
+    assert gone(run(main))
+
+
+@worlds(FORKS)
+def test_what_is_forked_has_its_imports_done_and_outlives_what_it_was_forked_from(run):
+    async def main(cluster):
+        first = cluster.spawn("first", COUNTER)
+        assert await first.call("imported", "torch")
+        nursery = await first.call("parent")
+        assert nursery != os.getpid()
+        os.kill(nursery, signal.SIGKILL)
+        assert gone([nursery])
+        second = cluster.spawn("second", COUNTER)  # while there is none
+        assert [await worker.call("echo", 1) for worker in (first, second)] == [1, 1]
+        assert await second.call("parent") == os.getpid()
+        third = cluster.spawn("third", COUNTER)
+        assert await third.call("parent") not in (nursery, os.getpid())
+        return [await third.call("parent")]
 
     assert gone(run(main))
 

@@ -43,6 +43,12 @@ class Counter(Worker):
     def pid(self) -> int:
         return os.getpid()
 
+    def parent(self) -> int:
+        return os.getppid()
+
+    def imported(self, module: str) -> bool:
+        return module in sys.modules
+
     def interpreter(self) -> tuple[str, list[str]]:
         return sys.prefix, sys.path
 
