@@ -40,6 +40,7 @@ class Mesh:
     def __init__(self, config: MeshConfig, rank: int, store: Any, device: torch.device) -> None:
         self.config = config
         self.rank = rank
+        self.device = device
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
         sizes = {axis: getattr(config, axis) for axis in AXES} | {"shard": config.shard // config.expert}

@@ -65,7 +65,7 @@ class Pipeline:
         self._within = within
         self._ranks, self._chunks = mesh.config.pipeline, mesh.config.pipeline_chunks
         self._place, self._around = mesh.place("pipeline"), mesh.config.world // mesh.config.pipeline
-        self._rank = mesh.rank
+        self._rank, self._device = mesh.rank, mesh.device
         self._last = self._ranks * self._chunks - 1
         self._width: int = model.config.get_text_config().hidden_size
         self._parts = mesh.config.context
@@ -183,8 +183,7 @@ class Pipeline:
 
     def _receive(self, pack: Pack, stage: int, group: Any) -> torch.Tensor:
         tokens = -(-len(pack.tokens) // self._parts)
-        device = next(parameter.device for parameter in self._base.parameters())
-        tensor = torch.empty(1, tokens, self._width, device=device)
+        tensor = torch.empty(1, tokens, self._width, device=self._device)
         distributed.recv(tensor, self._neighbour(-1 if group is self.forth else 1), group=group)
         return tensor
 

@@ -361,7 +361,7 @@ class ShardedModel(WholeModel):
 
     def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, Spread]]:
         """The parameters that a stage has and none before it, as the first rank is handed them."""
-        device, tied = next(self.model.parameters()).device, self._tied
+        device, tied = self.mesh.device, self._tied  # parameters may be elsewhere between their uses
         for name, shape, dtype, learns in self._stages[stage]:
             if (learns or not trained) and not (stage and name == tied):
                 handed = partial(_handed_here, shape, dtype, device, self._leader(stage))
@@ -417,7 +417,7 @@ def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 def _handed_on(tensor: Spread) -> torch.Tensor:
     """For the first rank."""
-    whole = tensor.detach().contiguous()
+    whole = tensor.detach().to(tensor.device).contiguous()
     distributed.send(whole, 0)
     return whole
 
