@@ -33,12 +33,11 @@ if TYPE_CHECKING:  # another interpreter needs of our packages only what its wor
 
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
-    from antiphon.cluster.nursery import Forked, Nursery
+    from antiphon.cluster.nursery import At, Forked, Nursery
 
     Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
 END = b""  # no pickle is empty
-At = tuple[tuple[int, ...], tuple[str, ...]] | None  # the cores that a process is held to, and the GPUs that it sees
 BEGUN_WITH = ("torch", "transformers.modeling_utils")  # what most workers import first, and takes longest
 
 
@@ -195,7 +194,7 @@ class LocalHandle(Handle):
 _PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
 
 
-def _start(python: str, descriptor: int, output: IO[bytes] | None, at: At) -> "subprocess.Popen[bytes]":
+def _start(python: str, descriptor: int, output: IO[bytes] | None, at: "At") -> "subprocess.Popen[bytes]":
     """A process of its own interpreter."""
     path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
     command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
@@ -231,7 +230,7 @@ def _own_folders() -> list[str]:
     ]
 
 
-def main(descriptor: int, place: At) -> None:
+def main(descriptor: int, place: "At") -> None:
     """The life of a worker process."""
     if place is not None:
         from antiphon.cluster.devices import occupy

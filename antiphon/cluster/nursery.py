@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 
-from antiphon.cluster.local import At, main
+At = tuple[tuple[int, ...], tuple[str, ...]] | None  # the cores that a process is held to, and the GPUs that it sees
 
 
 class Nursery:
@@ -30,8 +30,8 @@ class Nursery:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = (
-                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster.nursery import nurse; "
-                f"nurse({theirs.fileno()}, {[*modules]!r})"
+                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import local, nursery; "
+                f"local.main(*nursery.nurse({theirs.fileno()}, {[*modules]!r}))"
             )
             command = [sys.executable, "-u", "-c", program]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -88,8 +88,8 @@ class Forked:
             self._kill()
 
 
-def nurse(descriptor: int, modules: Collection[str]) -> None:
-    """The life of a nursery; and that of each process that it forks, which returns from here."""
+def nurse(descriptor: int, modules: Collection[str]) -> tuple[int, At]:
+    """The life of a nursery. Each process that it forks returns from here, with the pipe that it is to serve, and where."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in modules:
         with suppress(ImportError):
@@ -117,15 +117,15 @@ def nurse(descriptor: int, modules: Collection[str]) -> None:
                 continue
             number, at = order
             if not (child := os.fork()):
-                return _be_born(given, at, watched)
+                return _born(given, watched), at
             children[number] = child
             watched.register(os.pidfd_open(child), selectors.EVENT_READ, number)
             for descriptor in given:
                 os.close(descriptor)
 
 
-def _be_born(given: list[int], at: At, watched: selectors.BaseSelector) -> None:
-    """The life of a process that was forked, after what is the nursery's is closed."""
+def _born(given: list[int], watched: selectors.BaseSelector) -> int:
+    """Close what is the nursery's, and print where the new process is to; returns its pipe."""
     for key in [*watched.get_map().values()]:
         if isinstance(key.fileobj, socket.socket):
             key.fileobj.close()
@@ -137,4 +137,4 @@ def _be_born(given: list[int], at: At, watched: selectors.BaseSelector) -> None:
         os.dup2(own, sys.stdout.fileno())
         os.dup2(own, sys.stderr.fileno())
         os.close(own)
-    main(descriptor, at)
+    return descriptor
