@@ -54,7 +54,7 @@ class Nursery:
             while message := self._line.recv(1024):
                 number, code = pickle.loads(message)
                 self._ends.pop(number).set_result(code)
-        for end in self._ends.values():
+        for end in list(self._ends.values()):
             end.set_result(None)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ def with_worlds(test, name="Odd", options=None, **config):
     """Run a test with a pool of its own."""
 
     async def body():
-        cluster, numbers = LocalCluster(ClusterConfig()), itertools.count()
+        cluster, numbers = LocalCluster(ClusterConfig(fork=False)), itertools.count()
 
         def spawn():
             factory = "antiphon.tasks.environments.host:EnvironmentHost"
