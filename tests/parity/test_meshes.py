@@ -98,7 +98,8 @@ def ranks(kind="tests.parity.workbench:Workbench"):
 
 
 async def _cluster():
-    return LocalCluster(ClusterConfig())
+    # What a fork comes to look at of its parent's memory would count as its own.
+    return LocalCluster(ClusterConfig(fork=False))
 
 
 async def _spawn(cluster, kind):
