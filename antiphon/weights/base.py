@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import xxhash
-
 from antiphon.errors import ConfigError
 from antiphon.registry import Registry
 from antiphon.types import WeightsUpdate
@@ -31,7 +29,7 @@ CHANNELS = Registry(
 )
 
 SHARED_MEMORY = Path("/dev/shm")
-BUCKET_BYTES = 16 << 20  # unit of copying and of hashing: small enough to stay in cache with its digest
+BUCKET_BYTES = 16 << 20  # unit of sending and of hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +92,6 @@ def channel(exchange: Exchange) -> WeightChannel:
     """The sending end at an exchange: one a process."""
     opened: WeightChannel = CHANNELS.resolve(exchange.channel)(exchange)
     return opened
-
-
-class Digest:
-    """XXH3 of a layout and the bytes of its buffer, in 63 bits, which the ledger can hold. Guards against torn and misplaced
-    data, not against an adversary: what can write here can do worse."""
-
-    def __init__(self, places: tuple[TensorPlace, ...]) -> None:
-        self._state = xxhash.xxh3_64(repr(places).encode())
-        self.update = self._state.update
-
-    def value(self) -> int:
-        """Of all bytes so far."""
-        return self._state.intdigest() >> 1
 
 
 def weight_files(model: Path) -> list[Path]:

@@ -152,11 +152,17 @@ def _receiver(location: str, thread: int) -> _Receiver:
     return _Receiver(location)
 
 
+@cache
+def _device(host: str) -> Any:
+    """What groups of this process listen with. One, as it must outlive what is on its way when a group ends."""
+    return distributed.ProcessGroupGloo.create_device(hostname=host)
+
+
 def _join(store: Any, name: str, rank: int, size: int, host: str) -> Any:
     """The group of that name, once all others have joined it."""
     options = distributed.ProcessGroupGloo._Options()
     options._timeout = TIMEOUT
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [_device(host)]
     return distributed.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, options)
 
 

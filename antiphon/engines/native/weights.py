@@ -1,12 +1,16 @@
 """Copying published tensors into a model."""
 
+from collections import deque
 from collections.abc import Collection, Iterable
+from concurrent.futures import Future
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.errors import WeightsError
+from antiphon.weights.tensors import threads
+
+AHEAD = 8  # tensors that wait to be copied, at most
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -15,18 +19,25 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     """Copy named `tensors` into the parameters of `model`, converting dtype and device.
 
     Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may.
-    `WeightsError` names what is unknown, misshapen or missing. Tensors are taken one at a time, so a failure leaves the model
-    half written.
+    `WeightsError` names what is unknown, misshapen or missing. Tensors are taken in turn, so a failure leaves the model
+    half written. On a CPU several are copied at once.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in model.named_parameters()}
+    copies: deque[Future[Tensor]] = deque()
     for name, tensor in _in_the_model(model, state.keys(), tensors):
         own = state[name]
         if own.shape != tensor.shape:
             raise WeightsError(f"received tensor {name!r} of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
-        with torch.no_grad():
-            own.copy_(tensor)
         missing.pop(id(own), None)
+        if own.is_cuda:
+            own.detach().copy_(tensor)
+            continue
+        copies.append(threads().submit(own.detach().copy_, tensor))
+        if len(copies) > AHEAD:
+            copies.popleft().result()
+    for copy in copies:
+        copy.result()
     if missing:
         names = sorted(missing.values())
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
