@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -432,7 +433,8 @@ class Outside:
     def start_victim(self):
         """A process with the canary in its environment and in its memory."""
         program = "import os, sys, ctypes; b = ctypes.create_string_buffer(os.environ['SECRET'].encode())\n"
-        program += "print(ctypes.addressof(b), flush=True); sys.stdin.read()"
+        program += "print(ctypes.addressof(b), flush=True)\n"
+        program += "for line in sys.stdin: print(line, end='', flush=True)"
         self.victim = subprocess.Popen(
             [sys.executable, "-S", "-c", program],
             env={"SECRET": self.canary},
@@ -487,7 +489,7 @@ class Outside:
         finally:
             over.set()
             thread.join()
-            self.harm = self.harm or self.harm_to_victim()
+            self.harm = self.harm or self.harm_to_victim() or self.silence_of_victim()
 
     def breaches(self, result):
         """What the attack has come to."""
@@ -533,6 +535,16 @@ class Outside:
             "limited": re.search(r"^Max core file size +1 ", limits, re.MULTILINE),
         }
         return [f"the victim was {name}" for name, happened in harms.items() if happened]
+
+    def silence_of_victim(self):
+        """What keeps the victim from answering: a signal that was sent takes effect only as the victim runs."""
+        with contextlib.suppress(BrokenPipeError):
+            self.victim.stdin.write("there?\n")
+            self.victim.stdin.flush()
+        while not select.select([self.victim.stdout], [], [], 0.05)[0]:
+            if harm := self.harm_to_victim():
+                return harm
+        return [] if self.victim.stdout.readline() else ["the victim was killed"]
 
     def close(self):
         self.victim.kill()
