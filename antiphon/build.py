@@ -144,6 +144,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         mixture = Mixture.load(config.tasks, config.seed)
         examples = Mixture.load(_examples(config), derive(config.seed, "sft"))
         validation, test = _held_out(config, "validation", 0), _held_out(config, "test", config.evaluation.limit)
+        logs = RunDirectory(Path(config.record.directory, config.name)).logs
+        ending = await stack.enter_async_context(AsyncExitStack())
+        cluster, placement = await ending.enter_async_context(_cluster(config, logs))
 
         view = make_view(config.record.live)
         if resume:
@@ -173,7 +176,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         stack.callback(shutil.rmtree, exchange.directory)
 
         waits = Waits()
-        cluster, placement = await stack.enter_async_context(_cluster(config, directory.logs))
+        stack.push_async_exit(ending.pop_all())  # workers end before what they write to
         built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
         path = str(built_model) if built_model.is_dir() else config.model.path
         model = await model_directory(cluster, path, built_model, config.seed)

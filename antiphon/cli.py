@@ -210,6 +210,8 @@ def plan(
         if bool(probe) + bool(speeds) + bool(device) > 1:
             raise ConfigError("give one of --probe, --speeds and --device")
         check_model_path(run.model.path)
+        if run.engine.also:
+            raise ConfigError("engine.also: the planner takes all engines of a pool for alike: leave it out")
         gpu, lent = (find_device(device), len(drawn(run, device).lent.get("engine", ()))) if device else (None, 0)
         model = sizes.inspect(run)
         if speeds:

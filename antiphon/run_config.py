@@ -18,7 +18,7 @@ from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.cluster.placement import ANYWHERE, problems
 from antiphon.config import Config, Problems, load, secret
-from antiphon.engines.config import LOADING, EngineConfig
+from antiphon.engines.config import LOADING, EngineConfig, EngineKind
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
 from antiphon.learning.config import OPTIONS, CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
@@ -34,7 +34,7 @@ from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 from antiphon.types import OnUpdate
-from antiphon.weights.base import CHANNELS
+from antiphon.weights.base import CHANNELS, weight_files
 from antiphon.weights.config import WeightsConfig
 
 
@@ -132,7 +132,7 @@ class RunConfig(Config):
         return ranks | {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
-            "sequences decoded at once": self.engine.replicas * self.engine.slots,
+            "sequences decoded at once": sum(engine.slots for engine in self.engine.each),
             "most versions between start and use": rollout.max_age,
             "samples a step": samples,
             "most sampled tokens a step": samples * longest,
@@ -163,7 +163,8 @@ def _names(config: RunConfig) -> Found:
         seen.add(task.name)
     yield from _registered(ADVANTAGES, config.algorithm.advantage, "algorithm.advantage")
     yield from _registered(LOSSES, config.algorithm.loss, "algorithm.loss")
-    yield from _registered(ENGINES, config.engine.kind, "engine.kind")
+    for at, engine in _engines(config):
+        yield from _registered(ENGINES, engine.kind, f"{at}.kind")
     yield from _registered(LEARNERS, config.learner.kind, "learner.kind")
     yield from _registered(CLUSTERS, config.cluster.kind, "cluster.kind")
     yield from _registered(CHANNELS, config.weights.channel, "weights.channel")
@@ -172,6 +173,13 @@ def _names(config: RunConfig) -> Found:
     if config.rollout.filter is not None:
         yield from _registered(FILTERS, config.rollout.filter, "rollout.filter")
     yield from _registered(TOOL_FORMATS, config.rollout.tool_format, "rollout.tool_format")
+
+
+def _engines(config: RunConfig) -> Iterator[tuple[str, EngineKind]]:
+    """What kinds there are in the pool, and where each is said."""
+    yield "engine", config.engine
+    for number, other in enumerate(config.engine.also):
+        yield f"engine.also.{number}", other
 
 
 def _agent(config: RunConfig, task: TaskConfig, at: str) -> Found:
@@ -257,11 +265,8 @@ def _placement(config: RunConfig) -> Found:
     placement, cluster = config.placement, config.cluster
     for role, problem in problems(placement):
         yield f"placement.{role}", problem
-    if placement.auto and placement.roles:
-        yield (
-            "placement.auto",
-            f"the planner places all or nothing, and {next(iter(placement.roles))} is placed already",
-        )
+    if placement.auto:
+        yield from _planned(config)
     if (placement.auto or placement.roles) and cluster.debug:
         yield "cluster.debug", "threads of one process cannot be placed: leave out placement"
     for index, task in enumerate(config.tasks):
@@ -280,11 +285,21 @@ def _placement(config: RunConfig) -> Found:
         )
 
 
+def _planned(config: RunConfig) -> Found:
+    if config.placement.roles:
+        role = next(iter(config.placement.roles))
+        yield "placement.auto", f"the planner places all or nothing, and {role} is placed already"
+    if config.engine.also:
+        yield "engine.also", "the planner (placement.auto) takes all engines for alike: place the roles"
+    if config.cluster.address:
+        yield "placement.auto", "the planner divides this machine alone, not a Ray (cluster.address): place the roles"
+
+
 def _servers(config: RunConfig) -> Found:
+    if any(engine.servers for _, engine in _engines(config)) and (config.placement.engine or config.placement.auto):
+        yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
     if config.engine.servers is None:
         return
-    if config.placement.engine or config.placement.auto:
-        yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
     for index, task in enumerate(config.tasks):
         if task.judge is not None:
             yield f"tasks.{index}.judge", "servers (engine.kind) run the policy, and cannot run a judge besides"
@@ -293,21 +308,22 @@ def _servers(config: RunConfig) -> Found:
 def check_servers(config: RunConfig) -> None:
     """`ConfigError` if the servers that are its engines cannot be given what the run learns. An evaluation has nothing for
     them."""
-    servers = config.engine.servers
-    if servers is None:
-        return
-    if servers.key:
-        secret(servers.key)
-    if servers.flavour not in LOADING:
-        raise ConfigError(
-            f"engine.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for `antiphon "
-            f"eval` only; those that can are {', '.join(sorted(LOADING))}"
-        )
-    if config.rollout.on_update is OnUpdate.KEEP:
-        raise ConfigError(
-            "rollout.on_update: 'keep' is not for servers (engine.kind): what they send does not tell which weights a token "
-            "came from; valid are recompute, restart and drain"
-        )
+    for at, engine in _engines(config):
+        servers = engine.servers
+        if servers is None:
+            continue
+        if servers.key:
+            secret(servers.key)
+        if servers.flavour not in LOADING:
+            raise ConfigError(
+                f"{at}.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for "
+                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADING))}"
+            )
+        if config.rollout.on_update is OnUpdate.KEEP:
+            raise ConfigError(
+                f"rollout.on_update: 'keep' is not for servers ({at}.kind): what they send does not tell which weights a "
+                "token came from; valid are recompute, restart and drain"
+            )
 
 
 def _sampling(config: RunConfig) -> Found:
@@ -379,12 +395,12 @@ def _scheduling(config: RunConfig) -> Found:
             f"{learner.minibatches} optimiser steps cannot share the {rollout.groups_per_step} groups of a step "
             "(rollout.groups_per_step)",
         )
-    longest = config.engine.max_length
-    if longest and rollout.sampling.max_tokens >= longest:
-        yield (
-            "rollout.sampling.max_tokens",
-            f"{rollout.sampling.max_tokens} leaves no room for a prompt in engine.max_length = {longest}",
-        )
+    for at, engine in _engines(config):
+        if engine.max_length and rollout.sampling.max_tokens >= engine.max_length:
+            yield (
+                "rollout.sampling.max_tokens",
+                f"{rollout.sampling.max_tokens} leaves no room for a prompt in {at}.max_length = {engine.max_length}",
+            )
 
 
 def _joining(config: RunConfig) -> Found:
@@ -401,6 +417,10 @@ def _workers(config: RunConfig) -> Found:
         return
     if replicas % workers:
         yield "engine.replicas", f"{replicas} engines cannot be divided evenly among rollout.workers = {workers}"
+    if config.engine.also:
+        yield "engine.also", "each of rollout.workers has as many engines, all alike: leave it out"
+    if any(task.prefers for task in config.tasks):
+        yield "tasks.prefers", "each of rollout.workers has engines of one class of devices: leave it out"
     if config.engine.servers is not None:
         yield "rollout.workers", "servers (engine.kind) are the controller's to ask: give 0"
     if config.rollout.deterministic:
@@ -531,6 +551,7 @@ CHANGEABLE = (
     "engine.replicas",
     "engine.minimum",
     "engine.options.urls",
+    "engine.also",
     "rollout.workers",
     "learner.kind",
     "learner.options",
@@ -598,7 +619,7 @@ def check_weights(directory: Path) -> None:
 
 def count_parameters(path: str) -> int | None:
     """Parameters in a local model directory, read from the headers of its safetensors files; None if there are none."""
-    files = sorted(Path(path).glob("*.safetensors"))
+    files = weight_files(Path(path))
     total = 0
     for file in files:
         with file.open("rb") as stream:
@@ -621,7 +642,6 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     and adapters; and on each rank of the learner."""
     mesh, (weights, gradients) = config.learner.mesh, config.learner.copies
     trained = 0 if config.learner.lora else parameters
-    engine = BYTES.get(config.engine.dtype, 4)
     learner = {
         "learner weights": parameters * LEARNT * weights,
         "learner gradients": trained * LEARNT * gradients,
@@ -631,7 +651,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         **learner,
         "reference weights": trained * LEARNT * weights if "reference_logprobs" in config.algorithm.needed else 0,
         **_others(parameters, LEARNT * mesh.replicate, config),
-        "engine weights": parameters * engine * config.engine.replicas,
+        "engine weights": sum(parameters * BYTES.get(engine.dtype, 4) for engine in config.engine.each),
         "weights in transit": trained * LEARNT,
     }
     each = {"each learner rank": sum(learner.values()) // mesh.world} if mesh.world > 1 else {}

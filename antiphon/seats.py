@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
-from antiphon.cluster.placement import ANYWHERE, TRAINING, Placement, resolve
-from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
+from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
+from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig, EngineKind
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
 from antiphon.errors import ConfigError, WorkerDied
@@ -24,7 +24,8 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
     engines at `least` so many must have their devices; by default, as many as the run begins with."""
     if not config.placement.roles:
         return Placement()
-    least = (config.engine.minimum or config.engine.replicas) if least is None else least
+    kinds = config.engine.each
+    least = (config.engine.minimum or len(kinds)) if least is None else least
     critic = config.critic.count if config.critic else 0
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
     ranks = config.learner.mesh.world
@@ -34,10 +35,14 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
         "critic": critic * ranks,
         "teacher": len(config.teachers) * ranks,
     }
-    engines = {"engine": config.engine.replicas, "judge": judges}
-    patient = ("engine",) if least < config.engine.replicas else ()
+    engines = {"engine": len(kinds), "judge": judges}
+    patient: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
+    if not least:  # somebody asks what there is now: what others have lost is theirs to notice
+        patient += GENERATING + BESIDE
     found = resolve(config.placement, nodes, one_a_place | engines, patient)
-    threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(engines, config.engine.threads)
+    threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(
+        engines, max(kind.threads for kind in kinds)
+    )
     for role in found.places:
         places = found.there(role)
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
@@ -67,17 +72,23 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
         )
     kinds = {place.kind for place in places}
     for index, task in enumerate(config.tasks):
-        if task.prefers and task.prefers not in kinds and least == config.engine.replicas:
+        if task.prefers and task.prefers not in kinds and least == len(config.engine.each):
             raise ConfigError(
                 f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
             )
-    learner, same_memory = found.place("learner") or beside, config.weights.channel == "shared_memory"
-    if same_memory and not config.weights.directory and any(place.node != learner.node for place in places):
+    learner, channel = found.place("learner") or beside, config.weights.channel
+    away = any(place.node != learner.node for place in places if not place.anywhere)
+    if channel == "shared_memory" and not config.weights.directory and (away or learner.node != beside.node):
         raise ConfigError(
-            "placement.engine: the shared memory of the learner's node (weights.channel) does not reach engines on others: "
-            "use object_store or distributed"
+            "placement.engine: the shared memory of the controller's node (weights.channel) does not reach learner and engines "
+            "on others: use object_store or distributed"
         )
-    if config.weights.channel == "device_memory" and any({*place.gpus} - {*learner.gpus} for place in places):
+    if channel == "distributed" and away and config.weights.host == LOOPBACK:
+        raise ConfigError(
+            "weights.host: engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "
+            "its own alone"
+        )
+    if channel == "device_memory" and (away or any({*place.gpus} - {*learner.gpus} for place in places)):
         raise ConfigError(
             "placement.engine: weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
             "on others: use shared_memory or distributed"
@@ -97,18 +108,28 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
         raise ConfigError(
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
-    engine = config.engine
-    if engine.kind in OWN_MEMORY and found.shared:
+    kinds = config.engine.each
+    if found.shared and (keeping := OWN_MEMORY & {engine.kind for engine in kinds}):
         raise ConfigError(
-            f"placement.engine: engines of kind {engine.kind!r} do not give back their memory, and cannot share devices with "
+            f"placement.engine: engines of kind {min(keeping)!r} do not give back their memory, and cannot share devices with "
             "what trains: give them others, or use engine.kind = native"
         )
-    for place in found.there("engine"):
-        if engine.kind in ENGINES.built_in and place.gpus and len(place.gpus) != engine.devices:
+    for engine, place in zip(kinds, found.places.get("engine", ()), strict=False):  # one place is `anywhere`
+        if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices:
             raise ConfigError(
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
                 f"({', '.join(RANKS)} in engine.options)"
             )
+    ranks = config.learner.mesh.world
+    for role in TRAINING:
+        there = found.there(role)
+        for number in range(0, len(there), ranks):
+            own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
+            if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
+                raise ConfigError(
+                    f"placement.{role}: each of {ranks} ranks (learner.mesh) has one GPU, its own; they would have "
+                    f"{', '.join(' + '.join(gpus) for _, gpus in own)}"
+                )
 
 
 def _check_trainer(found: Placement, beside: Place) -> None:
@@ -162,13 +183,13 @@ class EngineStarter:
         seat_of: Seats = lambda number: Seat(),
     ) -> None:
         """New weights, if there are any, come by `channel`."""
-        self.wanted = config.replicas
-        self._least = config.minimum or config.replicas
+        self._kinds = config.each
+        self.wanted = len(self._kinds)
+        self._least = config.minimum or self.wanted
         self._cluster = cluster
         self._name = name
         self._names = (f"{name}-{number}" for number in itertools.count())
         self._model = model
-        self._config = config
         self._channel = channel
         self._seat_of = seat_of
         self._vocabulary = int(model_shape(model)["vocab_size"])
@@ -193,20 +214,25 @@ class EngineStarter:
                 try:
                     return await self._start(seat)
                 except WorkerDied as error:
-                    if self._config.servers is None and not isinstance(error, _NowhereError):
+                    if self._kinds[seat].servers is None and not isinstance(error, _NowhereError):
                         raise  # it died as it started, which somebody is to hear of
                     lost = error
         raise lost
 
     async def _start(self, seat: int) -> Engine:
-        config, servers = self._config, self._config.servers
+        config = self._kinds[seat]
         made: Engine
-        if servers is None:
-            made = await self._spawn(seat)
+        if (servers := config.servers) is None:
+            made = await self._spawn(seat, config)
         else:
-            made = ServerEngine(servers, seat, self._model, config, self._channel)
+            number = self._kinds[:seat].count(config)
+            made = ServerEngine(servers, number, self._model, config, self._channel)
         self._seated[seat] = made
-        await made.ready()
+        try:
+            await made.ready()
+        except BaseException:  # it is nobody's, and hangs perhaps
+            made.kill()
+            raise
         if made.vocabulary != self._vocabulary:
             raise ConfigError(
                 f"engine.kind: {self._name}-{seat} ({config.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
@@ -214,12 +240,12 @@ class EngineStarter:
             )
         return made
 
-    async def _spawn(self, seat: int) -> WorkerEngine:
+    async def _spawn(self, seat: int, config: EngineKind) -> WorkerEngine:
         try:
             place, lent = self._seat_of(seat)
             await self._cluster.reserve([place] if place else [])
         except ConfigError as error:  # a node has left, or has not come yet
             raise _NowhereError(f"{self._name}-{seat} has nowhere to run: {error}") from error
-        args = (self._config.kind, str(self._model), self._config, self._channel)
-        handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=self._config.python, place=place)
+        args = (config.kind, str(self._model), config, self._channel)
+        handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
         return WorkerEngine(handle, lent=lent, device=place.kind if place else "")

@@ -11,7 +11,7 @@ from typing import Any
 
 from antiphon.cluster.base import Cluster, Place
 from antiphon.cluster.placement import Placement
-from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.errors import ConfigError, DataError, SandboxError, WorkerDied
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
 from antiphon.learning.ranks import Ranks
@@ -32,7 +32,7 @@ from antiphon.rollout.worlds import Worlds
 from antiphon.run_config import RunConfig, check_weights, model_shape
 from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.rooms import Rooms
-from antiphon.seats import EngineStarter, Seats, seats_of
+from antiphon.seats import EngineStarter, Seat, Seats, seats_of
 from antiphon.seeds import derive
 from antiphon.tasks.base import Generate
 from antiphon.tasks.config import TaskConfig
@@ -162,7 +162,7 @@ async def graders(
     for task in config.tasks:
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
-            engine = config.engine.model_copy(update={"replicas": judge.replicas, "minimum": 0})
+            engine = config.engine.model_copy(update={"replicas": judge.replicas, "minimum": 0, "also": ()})
             seats, judges = seats_of(cluster, config, "judge", judges), judges + judge.replicas
             starter = EngineStarter(cluster, f"judge-{task.name}", model, engine, seat_of=seats)
             pool, longest = await start_engines(starter, config.rollout, waits, Events(), tell)
@@ -265,7 +265,11 @@ async def start_shards(
         args = (serial, str(model), own, seats, life, events.on)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
         shard = Shard(handle, number, events, tell)
-        await shard.started()
+        try:
+            await shard.started()
+        except BaseException:  # it is nobody's, and hangs perhaps
+            shard.kill()
+            raise
         return shard
 
     ready = asyncio.gather(*map(start, range(config.rollout.workers)))
@@ -308,16 +312,25 @@ def _environments(cluster: Cluster, placement: Placement, config: RunConfig) -> 
         if task.environment:
             make: MakeEnvironment = environment_factory(task.environment, task.environment_options)
             if blocks(task.environment) and not config.rollout.deterministic:
-                make = Worlds(task.environment_pool, _spawn_hosts(cluster, placement.place("environment"), task)).make
+                placed = "environment" in placement.places
+                seat_of = seats_of(cluster, config, "environment") if placed else lambda number: Seat()
+                make = Worlds(task.environment_pool, _spawn_hosts(cluster, seat_of, task)).make
             yield task.name, make
 
 
-def _spawn_hosts(cluster: Cluster, place: Place | None, task: TaskConfig) -> Callable[[], WorkerHandle]:
+def _spawn_hosts(cluster: Cluster, seat_of: Seats, task: TaskConfig) -> Callable[[], WorkerHandle]:
     numbers = itertools.count()
     factory = "antiphon.tasks.environments.host:EnvironmentHost"
-    return lambda: cluster.spawn(
-        f"environment-{task.name}-{next(numbers)}", factory, task.environment, task.environment_options, place=place
-    )
+
+    def spawn() -> WorkerHandle:
+        name = f"environment-{task.name}-{next(numbers)}"
+        try:
+            place = seat_of(0).place
+        except ConfigError as error:  # its node has left
+            raise SandboxError(f"{name} has nowhere to run: {error}") from error
+        return cluster.spawn(name, factory, task.environment, task.environment_options, place=place)
+
+    return spawn
 
 
 class ModelBuilder(Worker):

@@ -105,11 +105,12 @@ def nurse(descriptor: int, modules: Collection[str]) -> tuple[int, At]:
                 watched.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(children.pop(key.data), 0)
-                line.send(pickle.dumps((key.data, os.waitstatus_to_exitcode(status))))
+                with suppress(BrokenPipeError):  # the controller is gone
+                    line.send(pickle.dumps((key.data, os.waitstatus_to_exitcode(status))))
                 continue
             message, given, *_ = socket.recv_fds(line, 4096, 2)
             if not message:
-                os._exit(0)  # the controller is gone; what it has had forked sees that itself
+                os._exit(0)  # what the controller has had forked sees itself that it is gone
             order = pickle.loads(message)
             if isinstance(order, int):
                 if order in children:

@@ -13,7 +13,7 @@ Several parts are separated by commas. The devices of a role are divided evenly 
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from antiphon.cluster.base import Node, Place
 from antiphon.cluster.config import ROLES, PlacementConfig
@@ -184,16 +184,18 @@ def _named(role: str, part: Part, nodes: Sequence[Node], patient: bool) -> list[
         ]
         found = there[part.first : part.last + 1]
     missing = part.last - part.first + 1 - len(found)
-    if missing and not patient:
+    if not patient and (missing or any(nodes[device.node].gone for device in found)):
         where = "" if part.node is None else f"node{part.node}."
         name = f"{where}{part.kind}:{part.first}-{part.last}"
         raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_listed(nodes)}")
-    return found + [Device(NOWHERE, part.kind, number) for number in range(missing)]
+    there = [replace(device, node=NOWHERE) if nodes[device.node].gone else device for device in found]
+    return there + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
 
 def _counted(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
     """Cores that nobody has, all of one node if one has as many."""
     chosen = range(len(nodes)) if part.node is None else [part.node]
+    chosen = [node for node in chosen if not nodes[node].gone]
     free = [[d for core in nodes[node].cores if (d := Device(node, CPU, core)) not in taken] for node in chosen]
     enough = next((own for own in free if len(own) >= part.count), [device for own in free for device in own])
     if len(enough) < part.count:

@@ -50,7 +50,7 @@ class RayCluster:
         self._logs = logs
         self._handles: list[RayHandle] = []
         self._given: Counter[str] = Counter()  # workers, to each node
-        self._names: list[str] = []  # of the other nodes, in the order in which they were seen
+        self._seen: dict[str, Node] = {}  # the other nodes as they were last, by name, in the order in which they came
         self._joined = bool(config.address)
         self._groups: list[Any] = []  # placement groups, of what is reserved
         self._held: set[tuple[str, str | int]] = (
@@ -63,15 +63,13 @@ class RayCluster:
 
     def nodes(self) -> list[Node]:
         """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have. One that has left keeps its
-        number, without any devices, for when a node of its name comes back."""
-        found = {node["NodeName"]: Node() for node in self._ray.nodes()}
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                found[node["NodeName"]] = _node(node["NodeID"], node["Resources"])
-            if node["NodeID"] == self._here:
-                found.pop(node["NodeName"])
-        self._names += sorted(found.keys() - {*self._names})
-        return [replace(this_machine(), id=self._here), *(found.get(name, Node()) for name in self._names)]
+        number, and what it had the numbers of its devices, for when a node of its name comes back."""
+        known = self._ray.nodes()
+        here = next(node["NodeName"] for node in known if node["NodeID"] == self._here)
+        there = {node["NodeName"]: _node(node["NodeID"], node["Resources"]) for node in known if node["Alive"]}
+        for name in sorted({node["NodeName"] for node in known} - {here}):
+            self._seen[name] = there.get(name) or replace(self._seen.get(name, Node()), id="", gone=True)
+        return [replace(this_machine(), id=self._here), *self._seen.values()]
 
     async def reserve(self, places: Collection[Place]) -> None:
         """See `Cluster.reserve`: one placement group has it all, and in it an actor for each GPU, which knows the GPU's name.
@@ -104,9 +102,8 @@ class RayCluster:
     def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
         wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
         numbered = ((node["NodeID"], node["NodeName"]) for node in self._ray.nodes())  # some may have left meanwhile
-        numbers = {node: 1 + self._names.index(name) for node, name in numbered if name in self._names} | {
-            self._here: 0
-        }
+        order = list(self._seen)
+        numbers = {node: 1 + order.index(name) for node, name in numbered if name in order} | {self._here: 0}
         free = self._ray._private.state.available_resources_per_node()  # Ray has nothing public that says it of each
         missing = [
             f"{count} {kind}s of node{numbers[node]}, where {free.get(node, {}).get(kind, 0):g} are free"
@@ -335,7 +332,7 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
                 "set: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself"
             )
         ray.init(address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else own))
-    except OSError as error:  # Ray's ConnectionError is one
+    except (OSError, RuntimeError) as error:  # Ray's ConnectionError is the one; another version of Ray is the other
         why = _last_line(error.__cause__ or error)
         raise ConfigError(f"cluster.address: there is no Ray to be had at {address or 'local'!r}: {why}") from error
     return ray, True

@@ -29,8 +29,8 @@ class ServerOptions(Config):
     memory."""
 
 
-class EngineConfig(Config):
-    """An engine pool of equal engines."""
+class EngineKind(Config):
+    """Engines that are alike."""
 
     kind: str = "native"
     """`native`, `vllm`, `server` (run by others, see `options`), or package.module:attribute."""
@@ -38,10 +38,7 @@ class EngineConfig(Config):
     """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
     is the one that runs everything else."""
     replicas: int = Field(1, gt=0)
-    """Engines in the pool."""
-    minimum: int = Field(0, ge=0)
-    """A run begins with so many of them; the others join when their devices, or servers, are there, and may leave and come
-    back. 0 is all."""
+    """Engines of this kind."""
     slots: int = Field(64, gt=0)
     """Sequences that one engine decodes at once."""
     max_length: int = Field(0, ge=0)
@@ -72,8 +69,6 @@ class EngineConfig(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.minimum > self.replicas:
-            raise Problems([("minimum", f"{self.minimum} is more than the {self.replicas} engines of engine.replicas")])
         for name in RANKS:
             if type(count := self.options.get(name, 1)) is not int or count < 1:
                 raise Problems([(f"options.{name}", f"{count!r} is no number of devices")])
@@ -87,4 +82,28 @@ class EngineConfig(Config):
                 )
             if self.routed_experts:
                 raise Problems([("routed_experts", "only the native engine records them")])
+        return self
+
+
+class EngineConfig(EngineKind):
+    """An engine pool."""
+
+    also: tuple[EngineKind, ...] = ()
+    """More engines in the same pool, of other kinds or with other settings, after these."""
+    minimum: int = Field(0, ge=0)
+    """A run begins with so many of the pool; the others join when their devices, or servers, are there, and may leave and come
+    back. 0 is all."""
+
+    @property
+    def each(self) -> list[EngineKind]:
+        """What each engine of the pool is."""
+        return [kind for kind in (self, *self.also) for _ in range(kind.replicas)]
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.minimum > len(self.each):
+            raise Problems([("minimum", f"{self.minimum} is more than the {len(self.each)} engines of the pool")])
+        for number, other in enumerate(self.also):
+            if other.routed_experts != self.routed_experts:
+                raise Problems([(f"also.{number}.routed_experts", "all engines of a pool record them, or none")])
         return self

@@ -24,7 +24,7 @@ from transformers import AutoConfig
 
 from antiphon.config import secret
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
-from antiphon.engines.config import LOADING, EngineConfig, ServerOptions
+from antiphon.engines.config import LOADING, EngineKind, ServerOptions
 from antiphon.engines.dialects import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
 from antiphon.engines.worker import Generation
@@ -56,7 +56,7 @@ class ServerEngine:
     lent = False
     device = ""
 
-    def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineConfig, channel: str) -> None:
+    def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineKind, channel: str) -> None:
         self.version = 0
         self.capacity = config.slots
         self.max_length = config.max_length

@@ -232,7 +232,7 @@ def _start(model: str, config: EngineConfig) -> Any:
     if clash := sorted(ours.keys() & config.options):
         raise ConfigError(f"engine.options: {', '.join(clash)} are set by the engine's other options, or by itself")
     # Named as a class, because on a CPU vLLM takes "uni" for a mistake and starts a process for the model.
-    defaults: dict[str, Any] = {"distributed_executor_backend": UniProcExecutor}
+    defaults: dict[str, Any] = {"distributed_executor_backend": UniProcExecutor if config.devices == 1 else "mp"}
     if device == "cpu":
         # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}

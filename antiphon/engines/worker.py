@@ -154,9 +154,9 @@ class WorkerEngine:
         """See `InferenceEngine.resume`."""
         self._tell("resume")
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, *args: str) -> None:
         with suppress(WorkerDied):  # whoever waits for it learns of that
-            self.handle.send(what)
+            self.handle.send(what, *args)
 
     async def sleep(self) -> None:
         """See `InferenceEngine.sleep`."""
@@ -176,7 +176,7 @@ class WorkerEngine:
 
     def abort(self, request: str) -> None:
         """End a request early."""
-        self.handle.send("abort", request)
+        self._tell("abort", request)
 
     def forget(self, request: str) -> None:
         """Listen no more to a request that ended."""

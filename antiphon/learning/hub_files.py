@@ -17,7 +17,10 @@ from antiphon.weights.tensors import Named
 
 State = dict[str, torch.Tensor]
 
-BESIDE = ("token", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "generation_config")
+BESIDE = (
+    *("token", "vocab", "merges", "sentencepiece", "spiece", "special_tokens", "added_tokens"),
+    *("chat_template", "generation_config"),
+)
 
 
 def block_of(name: str) -> str:

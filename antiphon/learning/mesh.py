@@ -120,7 +120,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        parts = [torch.empty_like(x) for _ in range(group.size())]
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
         distributed.all_gather(parts, x.contiguous(), group=group)
         return torch.cat(parts)
 

@@ -317,6 +317,8 @@ class PackLearner(Worker):
         self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
+        if self.config.cpu_offload:
+            return  # only what is computed with is ever there
         self.model.to(device)
         for state in self.optimizer.state.values() if hasattr(self, "optimizer") else ():
             for name, value in state.items():

@@ -6,7 +6,6 @@ ranks send each other has the size of the pack, which all of them know.
 Source of the orders: Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters", section 2.2.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -69,8 +68,9 @@ class Pipeline:
         self._last = self._ranks * self._chunks - 1
         self._width: int = model.config.get_text_config().hidden_size
         self._parts = mesh.config.context
-        self.forth, self.back, self.ends = self._groups()
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        *ways, self.ends = self._groups()
+        self.forth, self.back = ways[:2], ways[2:]
+        self._sent: list[tuple[Any, torch.Tensor]] = []
         self._norm, self._none = self._base.norm, nn.Identity()
         self._cut(model)
 
@@ -79,16 +79,16 @@ class Pipeline:
         """Whether this rank has the last stage."""
         return self._place == self._ranks - 1
 
-    def _groups(self) -> tuple[Any, Any, Any]:
-        """Those with whom this rank shares packs: for what goes on, for what comes back, and the first and last alone."""
+    def _groups(self) -> list[Any]:
+        """Those with whom this rank shares packs, for what goes on and for what comes back, each between neighbours and between
+        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other."""
         found: list[Any] = []
-        for places in (range(self._ranks), range(self._ranks), (0, self._ranks - 1)):
+        for places in (*[range(self._ranks)] * 4, (0, self._ranks - 1)):
             for column in range(self._around):  # every rank takes part in making every group
                 group = distributed.new_group([place * self._around + column for place in places])
                 if column == self._rank % self._around:
                     found.append(group)
-        forth, back, ends = found
-        return forth, back, ends
+        return found
 
     def _cut(self, model: PreTrainedModel) -> None:
         layers = decoder_layers(model)
@@ -177,20 +177,27 @@ class Pipeline:
         finally:
             base.layers, base.norm = layers, self._norm
 
-    def _send(self, tensor: torch.Tensor, step: int, group: Any) -> None:
+    def _send(self, tensor: torch.Tensor, step: int, groups: Sequence[Any]) -> None:
         tensor = tensor.detach().float().contiguous()
-        self._sent.append((distributed.isend(tensor, self._neighbour(step), group=group), tensor))
+        self._sent = [sent for sent in self._sent if not sent[0].is_completed()]  # gloo tells at the end only
+        self._sent.append((distributed.isend(tensor, self._neighbour(step), group=groups[self._wraps(step)]), tensor))
 
-    def _receive(self, pack: Pack, stage: int, group: Any) -> torch.Tensor:
+    def _receive(self, pack: Pack, stage: int, groups: Sequence[Any]) -> torch.Tensor:
         tokens = -(-len(pack.tokens) // self._parts)
         tensor = torch.empty(1, tokens, self._width, device=self._device)
-        distributed.recv(tensor, self._neighbour(-1 if group is self.forth else 1), group=group)
+        step = -1 if groups is self.forth else 1
+        distributed.recv(tensor, self._neighbour(step), group=groups[self._wraps(step)])
         return tensor
+
+    def _wraps(self, step: int) -> bool:
+        """Whether the neighbour is at the other end."""
+        return not 0 <= self._place + step < self._ranks
 
     def _neighbour(self, step: int) -> int:
         """The rank that has the stage before or after each of this rank's."""
         return (self._place + step) % self._ranks * self._around + self._rank % self._around
 
     def _flush(self) -> None:
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()

@@ -284,14 +284,29 @@ class ShardedModel(WholeModel):
     def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
         """See `WholeModel.each`, of this rank's packs: where the last layers are."""
         if self._pipeline is None:
-            return super().each(packs, pass_on, ask)
-        return self._pipeline.score(packs, partial(self.within, pass_on), ask)
+            said = super().each(packs, pass_on, ask)
+        else:
+            said = self._pipeline.score(packs, partial(self.within, pass_on), ask)
+        self._reshard()
+        return said
+
+    def _reshard(self) -> None:
+        """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
+        ended early had begun with. Both would be taken for pieces."""
+        if self._sharded:
+            model: Any = self.model
+            model.set_reshard_after_forward(True, recurse=False)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            model.set_reshard_after_forward(False, recurse=False)
 
     def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing."""
+        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
+        streams that these lack, and so be measured by more."""
         of_data = {data: known for data, known in self.mesh.told((self.data, dict(totals))) if known}
-        names = next(iter(of_data.values()), {})
-        return {name: sum(own[name] for own in of_data.values()) for name in names}
+        names = dict.fromkeys(name for own in of_data.values() for name in own)
+        return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}
 
     def clip(self, most: float) -> float:
         """See `WholeModel.clip`."""
@@ -303,7 +318,8 @@ class ShardedModel(WholeModel):
         if tied in gradients:
             assert self._pipeline is not None
             distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
-        squares = numbers({name: gradient.double().square().sum() for name, gradient in gradients.items()})
+        device = self.mesh.device  # with `cpu_offload` experts of this rank alone are not where the others are
+        squares = numbers({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
         total = sum(square / self._holders(name) for name, square in squares.items())
         norm = math.sqrt(self.mesh.total([total])[0])
         if norm > most:

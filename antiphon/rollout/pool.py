@@ -239,9 +239,9 @@ class EnginePool:
         self._restarts, self._coming = self._restarts - 1, True
         try:
             member = self.add(await self._wait(self._respawn(), "respawn", "a new engine"))
-        except WorkerDied as error:
+        except (WorkerDied, StallError) as error:
             self._coming = False
-            self._give_up_if_empty(error)
+            self._give_up_if_empty(WorkerDied(str(error)))
             self._on_loss(f"no engine takes the place that is free yet: {error}")
             self._restarts += bool(self._members)
             return False

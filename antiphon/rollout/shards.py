@@ -191,9 +191,9 @@ class Shards:
             self._restarts, self._coming = self._restarts - 1, self._coming + 1
             try:
                 shard = await self._wait(self._start(number), "respawn", "a new rollout worker")
-            except WorkerDied as error:
+            except (WorkerDied, StallError) as error:
                 self._coming -= 1
-                self._give_up_if_empty(error)
+                self._give_up_if_empty(WorkerDied(str(error)))
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
                 self._restarts += bool(self._shards)
                 await asyncio.sleep(pause)

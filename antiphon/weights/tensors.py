@@ -66,7 +66,7 @@ def lay(named: Named, buffer: Callable[[int], torch.Tensor], adapters: Adapters 
         end = places[-1].offset + size
     try:
         content = buffer(end)
-    except WeightsError:
+    except Exception:
         for tensor in tensors:  # other ranks give their pieces of each
             tensor.detach()
         raise

@@ -100,7 +100,7 @@ def start(project, nodes, placement, replicas, channel="object_store", workers=0
             steps=100_000,
             cluster={"kind": "ray", "address": nodes.address},
             placement=placement,
-            weights={"channel": channel},
+            weights={"channel": channel, "host": HOST},
             engine={"replicas": replicas, "minimum": minimum},
             learner={"optimizer": {"learning_rate": 1e-5}},
             rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready", "workers": workers},

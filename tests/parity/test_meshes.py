@@ -28,7 +28,7 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.ranks import Ranks
 from antiphon.record.checkpoint import draft, name_of, newest, publish
-from antiphon.types import OLD_VALUE, RETURNS, FinishReason, GenerateRequest, Sampling
+from antiphon.types import MIXED_CACHE, OLD_VALUE, RETURNS, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
@@ -107,7 +107,7 @@ async def _spawn(cluster, kind):
 
 
 def samples():
-    """Groups whose siblings share a prompt, of many lengths."""
+    """Groups whose siblings share a prompt, of many lengths; the engine of one has told more of its tokens."""
     rng = np.random.default_rng(5)
     groups = []
     for group in range(5):
@@ -123,6 +123,7 @@ def samples():
                 tokens=rng.integers(0, 131, count).astype(np.int32),
                 logprobs=(-5 + rng.normal(0, 0.3, count)).astype(np.float32),
                 versions=np.zeros(count, np.int32),
+                streams=Streams({MIXED_CACHE: rng.random(count) < 0.5} if group == 1 else {}),
                 finish=FinishReason.STOP,
             )
             groups[-1].append(with_targets(sample_of(request, [delta], float(rng.normal()))))
@@ -370,6 +371,20 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
     assert {name: p.shape for name, p in loaded.named_parameters()} == {
         name: p.shape for name, p in AutoModelForCausalLM.from_pretrained(models[model]).named_parameters()
     }
+
+
+@pytest.mark.parametrize("mesh", [{"shard": 2}, {"shard": 2, "pipeline": 2}])
+def test_what_is_saved_is_the_same_before_and_after_questions(bench, models, mesh):
+    """Then FSDP has whole parameters, in the precision that is computed in."""
+    runner, members = bench
+    questions = ["score", "attend"]
+    found = runner.run(on_mesh(members, models["llama"], mesh, "save_when_asked", questions, dtype="bfloat16"))
+    for before, *after in found:
+        assert any("exp_avg" in name for name in before)
+        for kept in after:
+            assert kept.keys() == before.keys()
+            for name in kept:
+                np.testing.assert_array_equal(kept[name], before[name], err_msg=name)
 
 
 def logits(model):

@@ -72,6 +72,23 @@ class Workbench(Worker):
         self.learner._writer.finish()
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
+    def save_when_asked(self, how: list[str], algorithm: AlgorithmConfig, batch: TrainBatch) -> list[Arrays]:
+        """What would be saved after a step, and after it was asked of the step's packs: weights, and what the optimiser keeps
+        of each element."""
+        learner, (update,) = self.learner, batch.updates
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        learner._update(update)
+        found = []
+        for question in ("", *how):
+            if question:
+                getattr(learner, question)(list(update.packs[learner.shards.data]))
+            cut = learner._cut()
+            moments = {
+                f"{name}.{key}": value for name, kept in cut.training["moments"].items() for key, value in kept.items()
+            }
+            found.append({name: value.float().numpy().copy() for name, value in (cut.weights | moments).items()})
+        return found
+
     def cut(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[Arrays, int]:
         """A checkpoint after a step, of these weights; and how many tensors were whole at once, at most."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)

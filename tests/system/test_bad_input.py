@@ -49,6 +49,16 @@ def test_servers_that_cannot_be_what_the_run_wants(project):
     assert "http://127.0.0.1:1 is lost: ConnectError" in message_of()
 
 
+def test_what_cannot_begin_leaves_the_run_before_it_alone(project):
+    """A Ray that is not there, or devices that are not, are found before anything is overwritten."""
+    left = project.folder / "runs" / "run" / "config.yaml"
+    left.parent.mkdir(parents=True)
+    left.write_text("of an earlier run")
+    for wrong in ("placement.learner=gpu:70", "engine.kind=server"):
+        error_of(project.run("train", project.config(), "--overwrite", wrong))
+        assert left.read_text() == "of an earlier run"
+
+
 def test_what_means_nothing_for_the_engines_or_the_model(project):
     for sections, key in (
         ({"engine": {"minimum": 3, "replicas": 2}}, "engine.minimum"),

@@ -51,3 +51,30 @@ def test_a_run_begins_with_the_server_that_answers_and_the_other_joins(project, 
     assert process.returncode == 130, out + err
     assert all(abs(step["learner/mismatch_kl"]) < 2e-3 for step in project.metrics())
     assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_pool_of_two_kinds(project, wide_model, servers):
+    """A native engine and a server, each with settings of its own: both are given weights, both sample for the learner."""
+    server = {
+        "kind": "server",
+        "options": {"urls": [servers[0].url], "flavour": "sglang"},
+        "slots": 4,
+        "max_length": 256,
+    }
+    rollout = {"groups_per_step": 2, "group_size": 4, "sampling": {"max_tokens": 30}, "on_update": "recompute"}
+    path = project.config(
+        steps=4,
+        model={"path": str(wide_model)},
+        engine={"slots": 4, "max_length": 256, "also": [server]},
+        rollout={"async_ratio": 1, "timeout": 200, **rollout},
+        learner={"optimizer": {"learning_rate": 1e-3}},
+        record={"events": True},
+    )
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = written(project.folder / "runs" / "run" / "events.jsonl")
+    for engine in (0, 1):
+        assert any(event["event"] == "served" and event["engine"] == engine for event in events)
+        assert [event["version"] for event in events if event["event"] == "load" and event["engine"] == engine][-1] == 4
+    assert all(abs(step["learner/mismatch_kl"]) < 2e-3 for step in project.metrics())
+    assert not audit(project.folder / "runs" / "run").violations

@@ -257,6 +257,29 @@ class TwoNodes(LocalCluster):
 
 
 @pytest.mark.parametrize(
+    ("learner", "engine", "channel", "message"),
+    [
+        ("node1.gpu:0", "node1.gpu:1", "shared_memory", "placement.engine: the shared memory of the controller's node"),
+        ("node0.gpu:0", "node1.gpu:0", "distributed", "weights.host: engines are on other nodes than the learner"),
+        ("node0.gpu:0", "node1.gpu:0", "device_memory", "device_memory is for engines on the learner's GPU"),
+    ],
+)
+def test_weights_must_reach_the_engines(project, learner, engine, channel, message):
+    sections = {"placement": {"learner": learner, "engine": engine}, "weights": {"channel": channel}}
+    config = load(project.config(**sections), model=RunConfig)
+    with pytest.raises(ConfigError, match=message):
+        placed(TwoNodes(ClusterConfig()).nodes(), config)
+
+
+@pytest.mark.parametrize("gpus", ["node0.gpu:0", "node0.gpu:0-1, node1.gpu:0-1"])
+def test_each_rank_has_a_gpu(project, gpus):
+    sections = {"placement": {"learner": gpus}, "learner": {"mesh": {"shard": 2}}, "weights": {"host": "10.0.0.1"}}
+    config = load(project.config(**sections), model=RunConfig)
+    with pytest.raises(ConfigError, match="each of 2 ranks"):
+        placed(TwoNodes(ClusterConfig()).nodes(), config)
+
+
+@pytest.mark.parametrize(
     ("placement", "role"),
     [
         ({"learner": "node0.gpu:0, node1.gpu:0"}, "learner"),

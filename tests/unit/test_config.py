@@ -1,5 +1,6 @@
 """The loader: strict, and every message names the place, the value and what would be valid."""
 
+import json
 import re
 import subprocess
 import sys
@@ -257,6 +258,14 @@ def test_a_bad_override_is_explained(file, override, message):
         (["algorithm.loss=ppo"], "algorithm.loss", "ppo_clip"),
         (["learner.stages=[annotate, update]"], "learner.stages.1", "update_actor"),
         (["engine.kind=vlm"], "engine.kind", "unknown engine 'vlm'"),
+        (["engine.also=[{kind: vlm}]"], "engine.also.0.kind", "unknown engine 'vlm'"),
+        (["engine.also=[{minimum: 1}]"], "engine.also.0.minimum", "there is no such key"),
+        (["engine.also=[{routed_experts: true}]"], "engine.also.0.routed_experts", "or none"),
+        (["engine.also=[{max_length: 9}]"], "rollout.sampling.max_tokens", "engine.also.0.max_length"),
+        (["engine.also=[{replicas: 2}]", "engine.minimum=4"], "engine.minimum", "the 3 engines of the pool"),
+        (["engine.also=[{}]", "rollout.workers=1"], "engine.also", "all alike"),
+        (["engine.also=[{}]", "placement.auto=true"], "engine.also", "takes all engines for alike"),
+        (["placement.auto=true", "cluster={kind: ray, address: auto}"], "placement.auto", "this machine alone"),
         (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size", "no number of devices"),
         (["cluster.kind=rey"], "cluster.kind", "did you mean 'ray'"),
         (["cluster.kind=ray", "cluster.debug=true"], "cluster.debug", "are processes"),
@@ -337,6 +346,9 @@ def test_parameters_are_counted_without_loading_them(tmp_path):
     assert count_parameters(str(tmp_path)) is None
     save_file({"a": np.zeros((3, 4)), "b": np.zeros(())}, tmp_path / "model-1.safetensors", metadata={"format": "pt"})
     save_file({"c": np.zeros(7)}, tmp_path / "model-2.safetensors")
+    save_file({"c": np.zeros(7)}, tmp_path / "consolidated.safetensors")  # once more, as some models come
+    files = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     assert count_parameters(str(tmp_path)) == 12 + 1 + 7
 
 

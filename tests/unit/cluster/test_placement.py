@@ -1,5 +1,7 @@
 """Which devices each role has: what the grammar says, who shares what, and what cannot be."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,22 @@ def test_engines_that_are_waited_for_have_the_devices_that_are_named_and_others_
     assert [place.node for place in back.there("engine")] == ["a", "c"]
     with pytest.raises(ConfigError, match="there is no node7"):
         resolve(config, LARGE, {"engine": 3})
+
+
+def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
+    left = [LARGE[0], replace(LARGE[1], id="", gone=True), LARGE[2]]
+    config = PlacementConfig(engine="gpu:2-9", environment="cpu:8")
+    found = resolve(config, left, {"engine": 4}, patient=("engine",))
+    assert [place and (place.node, place.gpus) for place in found.places["engine"]] == [
+        ("a", ("2", "3")),
+        None,
+        None,
+        ("c", ("0", "1")),
+    ]
+    assert resolve(PlacementConfig(environment="node1.cpu:1"), LARGE, {}).place("environment").node == "b"
+    for lost in ({"engine": "gpu:2-9"}, {"environment": "node1.cpu:1"}, {"learner": "node1.cpu:0-0"}):
+        with pytest.raises(ConfigError, match="node1 with nothing, as it has left"):
+            placed(left, **lost)
 
 
 @pytest.mark.parametrize(

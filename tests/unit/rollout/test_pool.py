@@ -375,6 +375,28 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
     clock.run(main())
 
 
+def test_a_replacement_that_hangs_as_it_starts_is_given_up_and_tried_again():
+    async def main():
+        engines, tries = [HeldEngine(), HeldEngine()], []
+
+        async def respawn():
+            tries.append(len(tries))
+            if len(tries) == 1:
+                await asyncio.Event().wait()
+            engines.append(HeldEngine())
+            return engines[-1]
+
+        schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
+        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn)
+        watch = asyncio.create_task(pool.watch())
+        engines[0].kill()
+        await asyncio.sleep(2 * SCHEDULE.timeout)
+        assert not watch.done() and pool.engines == len(tries) == 2
+        watch.cancel()
+
+    clock.run(main())
+
+
 def test_an_engine_that_cannot_load_is_done_without():
     async def main():
         one, two = HeldEngine(), HeldEngine()
