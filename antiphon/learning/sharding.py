@@ -237,7 +237,7 @@ class ShardedModel(WholeModel):
             "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if config.cpu_offload else OffloadPolicy(),
         }
         model: Any = self.model
-        model.within = MethodType(lambda _, function, *args: function(*args), model)
+        model.within = MethodType(lambda _, function: function(), model)
         mesh, own = self._copies("sharded"), set[nn.Parameter]()
         for experts in self._experts.values():
             if self._copies("around").size() > 1:
@@ -267,7 +267,9 @@ class ShardedModel(WholeModel):
 
     def within(self, function: Callable[..., T], *args: Any) -> T:
         """See `WholeModel.within`: meanwhile parameters are gathered."""
-        found: T = self.model.within(function, *args) if self._sharded else function(*args)
+        if not self._sharded:
+            return function(*args)
+        found: T = self.model.within(partial(function, *args))  # of arguments in sight FSDP would make copies
         return found
 
     @property
@@ -292,7 +294,7 @@ class ShardedModel(WholeModel):
 
     def _reshard(self) -> None:
         """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
-        ended early had begun with. Both would be taken for pieces."""
+        ended early had begun with. Both would be published as if they were pieces."""
         if self._sharded:
             model: Any = self.model
             model.set_reshard_after_forward(True, recurse=False)

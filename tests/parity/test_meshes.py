@@ -374,11 +374,11 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
 
 
 @pytest.mark.parametrize("mesh", [{"shard": 2}, {"shard": 2, "pipeline": 2}])
-def test_what_is_saved_is_the_same_before_and_after_questions(bench, models, mesh):
-    """Then FSDP has whole parameters, in the precision that is computed in."""
+def test_what_is_published_and_saved_is_the_same_after_questions(bench, models, mesh):
+    """Which leave FSDP with whole parameters, in the precision that is computed in."""
     runner, members = bench
     questions = ["score", "attend"]
-    found = runner.run(on_mesh(members, models["llama"], mesh, "save_when_asked", questions, dtype="bfloat16"))
+    found = runner.run(on_mesh(members, models["llama"], mesh, "known_when_asked", questions, dtype="bfloat16"))
     for before, *after in found:
         assert any("exp_avg" in name for name in before)
         for kept in after:

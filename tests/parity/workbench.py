@@ -72,9 +72,9 @@ class Workbench(Worker):
         self.learner._writer.finish()
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
-    def save_when_asked(self, how: list[str], algorithm: AlgorithmConfig, batch: TrainBatch) -> list[Arrays]:
-        """What would be saved after a step, and after it was asked of the step's packs: weights, and what the optimiser keeps
-        of each element."""
+    def known_when_asked(self, how: list[str], algorithm: AlgorithmConfig, batch: TrainBatch) -> list[Arrays]:
+        """What is published and saved after a step, and after each of these questions about its packs: weights, and what the
+        optimiser keeps of each element."""
         learner, (update,) = self.learner, batch.updates
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
         learner._update(update)
@@ -82,11 +82,12 @@ class Workbench(Worker):
         for question in ("", *how):
             if question:
                 getattr(learner, question)(list(update.packs[learner.shards.data]))
+            known = {name: tensor.detach() for name, tensor in learner.shards.named()}
             cut = learner._cut()
-            moments = {
-                f"{name}.{key}": value for name, kept in cut.training["moments"].items() for key, value in kept.items()
-            }
-            found.append({name: value.float().numpy().copy() for name, value in (cut.weights | moments).items()})
+            known |= {f"saved.{name}": tensor for name, tensor in cut.weights.items()}
+            for name, kept in cut.training["moments"].items():
+                known |= {f"{name}.{key}": value for key, value in kept.items()}
+            found.append({name: tensor.float().numpy().copy() for name, tensor in known.items()})
         return found
 
     def cut(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[Arrays, int]:

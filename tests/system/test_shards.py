@@ -288,7 +288,8 @@ def test_each_rank_has_a_gpu(project, gpus):
     ],
 )
 def test_models_are_on_the_node_of_their_trainer(project, placement, role):
-    sections = {"rollout": {"workers": 1}, "learner": {"mesh": {"shard": 2}}, "weights": {"channel": "distributed"}}
+    weights = {"channel": "distributed", "host": "10.0.0.1"}
+    sections = {"rollout": {"workers": 1}, "learner": {"mesh": {"shard": 2}}, "weights": weights}
     sections |= {"algorithm": {"recipe": "ppo"}, "critic": {"count": 1}} if role == "critic" else {}
     sections |= (
         {"teachers": [{"path": str(project.model)}], "algorithm": {"teacher_coefficient": 1}}
