@@ -39,6 +39,7 @@ from antiphon.seats import placed
 from antiphon.seeds import derive
 from antiphon.start import (
     check_installed,
+    check_model,
     graders,
     model_directory,
     start_models,
@@ -180,6 +181,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
         path = str(built_model) if built_model.is_dir() else config.model.path
         model = await model_directory(cluster, path, built_model, config.seed)
+        await check_model(cluster, model, config.learner)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         beside = await stack.enter_async_context(AsyncExitStack())
         grading, judges = await beside.enter_async_context(graders(cluster, config, waits, view.message, placement))

@@ -582,6 +582,12 @@ def _show(run: "RunConfig") -> None:
     from antiphon.config import dump
     from antiphon.run_config import count_parameters, memory_estimate
 
+    for path in map(Path, run.models):
+        if (path / "config.json").is_file():
+            from antiphon.start import check_layers, check_mesh
+
+            check_mesh(path, run.learner)
+            check_layers(path, run.learner)
     print(dump(run), end="")
     print("\n# What this amounts to:")
     for name, number in run.derived().items():

@@ -50,8 +50,8 @@ TRAINER, TRAINER_WORKER = "trainer", "antiphon.trainer:TrainerWorker"
 async def start_models(
     cluster: Cluster, model: Path, config: RunConfig, placement: Placement = NOWHERE
 ) -> tuple[Models, list[WorkerHandle]]:
-    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, but for teachers and for
-    critics with a path of theirs."""
+    """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, of which `check_model` has
+    nothing to say, but for teachers and for critics with a path of theirs."""
     handles: list[WorkerHandle] = []
     meetings: list[Awaitable[None]] = []
 
@@ -83,9 +83,7 @@ async def start_models(
     began = await directory(critic.path if critic else "")
     for path in {*paths, began} - {model}:
         check_tokenizers(model, path)
-    for path in {model, *paths, began}:
-        check_mesh(path, config.learner)
-        check_shares(path, config.learner)
+        await check_model(cluster, path, config.learner)
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     unadapted = config.learner.model_copy(update={"lora": None})
@@ -136,6 +134,38 @@ def check_mesh(model: Path, learner: LearnerConfig) -> None:
     """`ConfigError` unless the model in a directory can be learned so, on such a mesh."""
     for key, message in learner.misfits(model_shape(model)):
         raise ConfigError(f"learner.{key}: of the model at {model}, {message}")
+
+
+def check_layers(model: Path, learner: LearnerConfig) -> None:
+    """`UnsupportedError` unless the model in a directory has layers that can be divided on such a mesh. Where that is to be
+    seen from them alone, torch is imported."""
+    if _divides_layers(learner):
+        from antiphon.learning.models import outline
+        from antiphon.learning.sharding import check_division
+
+        check_division(outline(model), learner.mesh)
+
+
+def _divides_layers(learner: LearnerConfig) -> bool:
+    return learner.kind == "torch" and learner.mesh.tensor * learner.mesh.expert > 1
+
+
+class LayersChecker(Worker):
+    """Looks at the layers of models, so that torch stays out of the controller."""
+
+    def check(self, model: Path, learner: LearnerConfig) -> None:
+        """See `check_layers`."""
+        check_layers(model, learner)
+
+
+async def check_model(cluster: Cluster, model: Path, learner: LearnerConfig) -> None:
+    """Refuse a model in a directory that cannot be learned so, before a rank of the learner is started."""
+    check_mesh(model, learner)
+    check_shares(model, learner)
+    if _divides_layers(learner):
+        checker = cluster.spawn("layers", f"{__name__}:{LayersChecker.__name__}")
+        await checker.call("check", model, learner)
+        await checker.close()
 
 
 def check_shares(model: Path, learner: LearnerConfig) -> None:

@@ -39,6 +39,9 @@ class LoraConfig(Config):
         return self.alpha / self.rank
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of how many a layer has
+
+
 class MeshConfig(Config):
     """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
 
@@ -93,8 +96,10 @@ class MeshConfig(Config):
                 "key and value heads": keys,
                 "feed-forward columns": shape.get("intermediate_size"),
             },
-            "expert": {"experts": shape.get("num_experts") or shape.get("num_local_experts")},
+            "expert": {"experts": next(filter(None, map(shape.get, EXPERTS)), None)},
         }
+        if self.expert > 1 and not any(count for key, count in shape.items() if "expert" in key):
+            yield "expert", f"{self.expert} ranks have no experts to divide: its layers are dense"
         for key, counts in parts.items():
             for what, count in counts.items():
                 if count and count % getattr(self, key):

@@ -52,6 +52,18 @@ def load_model(
     return loaded
 
 
+def outline(directory: Path) -> PreTrainedModel:
+    """The causal language model in a directory, without memory: nothing but its config.json is read. `UnsupportedError` if it
+    is none."""
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise UnsupportedError(f"model {str(directory)!r}: {str(error).splitlines()[0]}") from error
+    return model
+
+
 def _without_memory(path: str, kind: Any, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(f"model {path!r} is quantized: several ranks load float weights alone")

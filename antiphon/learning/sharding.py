@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from antiphon.errors import UnsupportedError
 from antiphon.learning import lora
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.experts import dispatched
 from antiphon.learning.logprobs import Vocabulary
 from antiphon.learning.mesh import Mesh, copied, summed
@@ -52,6 +52,39 @@ class Spread(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     detach: Callable[[], torch.Tensor]  # puts it together
+
+
+def check_division(model: PreTrainedModel, mesh: MeshConfig) -> None:
+    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh."""
+    kind, styles = type(model).__name__, set[str]()
+    for name, module, style in _planned(model) if mesh.tensor > 1 else ():
+        if style not in (COLUMNS, ROWS, PARTIAL):
+            raise UnsupportedError(f"learner.mesh.tensor: {name} of {kind} cannot be cut ({style})")
+        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
+            raise UnsupportedError(f"learner.mesh.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
+        styles.add(style)
+    if mesh.tensor > 1 and COLUMNS not in styles:
+        raise UnsupportedError(f"learner.mesh.tensor: there is no plan of how to cut a {kind}")
+    if mesh.expert > 1 and not _layers_of_experts(model):
+        raise UnsupportedError(f"learner.mesh.expert: {kind} has no layers of experts to divide")
+
+
+def _planned(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
+    """The parts of a model that its own plan of tensor parallelism names, and how each is to be cut."""
+    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
+    for name, module in model.base_model.named_modules():
+        if style := plan.get(re.sub(r"\.\d+\.", ".*.", name)):
+            yield name, module, style
+
+
+def _layers_of_experts(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """By name, the layers that have the weights of all their experts in one tensor each."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+        and isinstance(getattr(module, "num_experts", None), int)
+    }
 
 
 class WholeModel:
@@ -127,6 +160,7 @@ class ShardedModel(WholeModel):
     def __init__(self, model: PreTrainedModel, mesh: Mesh, config: LearnerConfig) -> None:
         """Cut the model, which every rank has whole, if without memory. `UnsupportedError` if it cannot be."""
         super().__init__(model)
+        check_division(model, config.mesh)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.mesh = mesh
         self.data = mesh.data
@@ -150,21 +184,15 @@ class ShardedModel(WholeModel):
     def _divide(self) -> None:
         """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
         model, blocks = self.model, set()
-        plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
         prefix = f"{model.base_model_prefix}."
-        for name, module in list(model.base_model.named_modules()):
-            style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
+        for name, module, style in list(_planned(model)):
             if style == COLUMNS:
                 blocks.add(name.rpartition(".")[0])
                 self._cut_linear(prefix + name, module, 0)
             elif style == ROWS:
                 self._cut_linear(prefix + name, module, 1)
-            elif style == PARTIAL:
+            else:
                 self._partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters()]
-            elif style is not None:
-                raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(model).__name__} cannot be cut ({style})")
-        if not blocks:
-            raise UnsupportedError(f"learner.mesh.tensor: there is no plan of how to cut a {type(model).__name__}")
         group = self.mesh.group("tensor")
         for name in blocks:
             block = model.base_model.get_submodule(name)
@@ -176,8 +204,6 @@ class ShardedModel(WholeModel):
         """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
         gradient."""
         linear = getattr(module, "base_layer", module)
-        if dim and linear.bias is not None:
-            raise UnsupportedError(f"learner.mesh.tensor: {name} of {type(self.model).__name__} has a bias")
         self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
         if linear is not module:
             cut, whole = ("lora_A", "lora_B") if dim else ("lora_B", "lora_A")
@@ -211,14 +237,7 @@ class ShardedModel(WholeModel):
     def _divide_experts(self) -> None:
         """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
         ranks, place = self.mesh.config.expert, self.mesh.place("expert")
-        for name, module in self.model.named_modules():
-            stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-            if stacked and isinstance(getattr(module, "num_experts", None), int):
-                self._experts[name] = module
-        if not self._experts:
-            raise UnsupportedError(
-                f"learner.mesh.expert: {type(self.model).__name__} has no layers of experts to divide"
-            )
+        self._experts = _layers_of_experts(self.model)
         for module in self._experts.values():
             for own, parameter in list(module.named_parameters(recurse=False)):
                 piece = parameter.detach().chunk(ranks)[place].clone()

@@ -18,14 +18,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
-from antiphon.errors import UnsupportedError
 from antiphon.learning.config import OPTIONS, MeshConfig
+from antiphon.learning.models import outline
 from antiphon.learning.sharding import COLUMNS, ROWS
 from antiphon.run_config import BYTES, LEARNT, RunConfig, memory_estimate
 from antiphon.simulate.devices import Device
@@ -33,7 +32,7 @@ from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import Speeds, trace
 from antiphon.simulate.workloads import DistributionConfig
-from antiphon.start import check_mesh, model_directory
+from antiphon.start import check_layers, check_mesh, model_directory
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
 
@@ -91,12 +90,7 @@ class Architecture:
     @staticmethod
     def read(model: Path) -> "Architecture":
         """Of the model in a directory, of which nothing but config.json is read. `UnsupportedError` if it is no decoder."""
-        config = AutoConfig.from_pretrained(model)
-        try:
-            with torch.device("meta"):
-                whole = AutoModelForCausalLM.from_config(config)
-        except ValueError as error:
-            raise UnsupportedError(f"model {str(model)!r}: {str(error).splitlines()[0]}") from error
+        whole = outline(model)
         shape = whole.config.get_text_config()
         experts = getattr(shape, "num_experts", None) or getattr(shape, "num_local_experts", None) or 1
         chosen = shape.num_experts_per_tok if experts > 1 else 1
@@ -221,7 +215,7 @@ PROMPTS = 256  # that are looked at
 
 def inspect(config: RunConfig) -> ModelFacts:
     """Look at a run's model, which is built or fetched if need be, without its weights where it can be; and at its first
-    prompts. `ConfigError` if the mesh does not suit it."""
+    prompts. `ConfigError` or `UnsupportedError` if the mesh does not suit it."""
     with tempfile.TemporaryDirectory() as scratch:
         return asyncio.run(_inspect(config, Path(scratch) / "model"))
 
@@ -234,6 +228,7 @@ async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
     finally:
         await cluster.close()
     check_mesh(model, config.learner)
+    check_layers(model, config.learner)
     renderer = Renderer(model)
     return ModelFacts(
         shape=Architecture.read(model),

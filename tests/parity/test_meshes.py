@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -317,6 +318,29 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
 
 
+async def adapted(members, model, mesh, exchange):
+    """The adapters that ranks send when these have learned, and what the ranks say with and without them."""
+    members, ranks = await opened(members, model, mesh, lora={"rank": 4})
+    learner = Ranks(members, ranks)
+    await learner.call("descend", ALGORITHM, batch_for(ranks))
+    said = [await learner.call(method, packs()) for method in ("score", "score_base")]
+    update, _ = await learner.call("publish", exchange, ALGORITHM, batch_for(ranks))
+    bare = replace(update, manifest=replace(update.manifest, adapters=None))
+    return {name: tensor.numpy().copy() for name, tensor in SharedMemory.receive(bare)}, update.manifest.adapters, *said
+
+
+@pytest.mark.parametrize("mesh", [{"shard": 2}, pytest.param({"pipeline": 2}, marks=pytest.mark.long)], ids=str)
+def test_ranks_send_adapters_and_know_their_base_as_one_does(bench, models, tmp_path, mesh):
+    runner, members = bench
+    alone, ours = (runner.run(adapted(members, models["llama"], on, Exchange(tmp_path))) for on in ({}, mesh))
+    (expected, base, said, of_base), (found, same, *others) = alone, ours
+    assert apart(found, expected) <= 1e-5 and all(array.any() for array in expected.values())
+    assert same == base
+    for mine, theirs in zip([*others[0], *others[1]], [*said, *of_base], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert not any(np.allclose(with_them, without, atol=1e-4) for with_them, without in zip(said, of_base, strict=True))
+
+
 CRITICS = [{"shard": 2}, {"context": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]
 
 
@@ -385,6 +409,41 @@ def test_what_is_published_and_saved_is_the_same_after_questions(bench, models, 
             assert kept.keys() == before.keys()
             for name in kept:
                 np.testing.assert_array_equal(kept[name], before[name], err_msg=name)
+
+
+def test_a_run_goes_from_mesh_to_mesh_and_nothing_is_lost(bench, models, tmp_path):
+    """What one has saved another reads and writes to the last bit, and the losses are those of one mesh all along."""
+    runner, members = bench
+    expected, *_ = runner.run(on_mesh(members, models["llama"], {"shard": 2}, "save", tmp_path / "1"))
+    for step, mesh in ((1, {"tensor": 2}), (2, {})):
+        places = [tmp_path / name for name in (f"{step}", f"{step} again", f"{step + 1}")]
+        ours, *_ = runner.run(on_mesh(members, models["llama"], mesh, "rewrite", *places))
+        assert ours == pytest.approx(expected[step - 1], rel=1e-4, abs=1e-6)
+        before, again, later = map(kept_in, places)
+        assert before.keys() == again.keys() == later.keys()
+        assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
+        assert not any(torch.equal(later[name], tensor) for name, tensor in before.items())
+
+
+def kept_in(checkpoint):
+    """All weights and moments."""
+    weights = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    parts = [torch.load(file)["moments"] for file in checkpoint.glob("training_state/*.pt")]
+    moments = {name: state for part in parts for name, state in part.items()}
+    assert moments.keys() == weights.keys()
+    return weights | {(name, key): value for name, state in moments.items() for key, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"shard": 2}, pytest.param({"shard": 2, "tensor": 2}, marks=pytest.mark.long)], ids=str
+)
+def test_to_leave_the_device_between_updates_changes_nothing(bench, models, mesh):
+    runner, members = bench
+    (stayed, expected), *_ = runner.run(on_mesh(members, models["qwen3"], mesh, "leave", False))
+    (left, weights), *_ = runner.run(on_mesh(members, models["qwen3"], mesh, "leave", True))
+    assert left == stayed
+    assert weights.keys() == expected.keys()
+    assert all(np.array_equal(weights[name], array) for name, array in expected.items())
 
 
 def logits(model):

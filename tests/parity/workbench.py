@@ -128,6 +128,35 @@ class Workbench(Worker):
         self.learner.restore(place)
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
+    def rewrite(
+        self, place: Path, same: Path, later: Path, algorithm: AlgorithmConfig, batch: TrainBatch
+    ) -> dict[str, float]:
+        """Go on from a checkpoint: the `same` once more, and a `later` one after a step; what that comes to."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.emit = self.emit
+        self.learner.restore(place)
+        self.learner.save(same)
+        metrics = self.learner._update(batch.updates[0])
+        self.learner.save(later)
+        self.learner._writer.finish()
+        return metrics
+
+    def leave(self, leaves: bool, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[Any], Arrays]:
+        """Two updates, the device left and come back to in between or not: what they come to, and the weights."""
+        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        metrics = [self.learner._update(batch.updates[0])]
+        if leaves:
+            self.learner.offload()
+            self.learner.reload()
+        return [*metrics, self.learner._update(batch.updates[0])], self.weights()
+
+    def descend(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> None:
+        """Steps of plain descent."""
+        self.learner.begin(algorithm, OptimizerConfig(), STEPS)
+        with self.plain_descent():
+            for _ in range(STEPS):
+                self.learner._update(batch.updates[0])
+
     def hold(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[int, int]:
         """Bytes of the weights and of the moments that this rank has after an update."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
@@ -142,6 +171,10 @@ class Workbench(Worker):
     def score(self, packs: list[Pack]) -> list[np.ndarray]:
         """See `TorchLearner.score`."""
         return self.learner.score(packs)
+
+    def score_base(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.score_base`."""
+        return self.learner.score_base(packs)
 
     def attend(self, packs: list[Pack]) -> list[np.ndarray]:
         """See `TorchLearner.attend`."""

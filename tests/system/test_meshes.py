@@ -1,5 +1,7 @@
 """Whole runs whose learner has several ranks: they train, publish, save, die and go on as with one."""
 
+import json
+import shutil
 import textwrap
 
 import pytest
@@ -85,6 +87,22 @@ def test_a_mesh_that_does_not_fit_the_model_is_refused_before_anything_learns(pr
     assert done.returncode == 2
     assert "learner.mesh.tensor" in done.stderr and "Traceback" not in done.stderr
     assert "step 1" not in done.stdout
+
+
+def test_layers_that_cannot_be_divided_are_refused_before_anything_starts(project):
+    biased = project.folder / "biased"
+    shutil.copytree(project.model, biased)
+    described = json.loads((biased / "config.json").read_text())
+    (biased / "config.json").write_text(json.dumps(described | {"attention_bias": True}))
+    path = project.config(model={"path": str(biased)}, learner={"mesh": {"tensor": 2}})
+    for more in ((), ("--dry-run",)):
+        done = project.run("train", path, *more)
+        assert done.returncode == 2, done.stdout
+        assert done.stderr.startswith(
+            "antiphon: learner.mesh.tensor: layers.0.self_attn.o_proj of LlamaForCausalLM has"
+        )
+        assert "Traceback" not in done.stderr
+    assert {log.stem for log in (project.folder / "runs" / "run" / "logs").iterdir()} == {"layers"}
 
 
 def test_the_megatron_learner_is_refused_where_it_cannot_be(project):

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from antiphon.config import load
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, UnsupportedError
 from antiphon.run_config import RunConfig, count_parameters
 from antiphon.simulate.devices import DEVICES, Device, drawn, find_device
 from antiphon.simulate.planner import predict
@@ -172,6 +172,15 @@ def test_more_devices_are_faster_until_they_wait_for_each_other():
     bubble = speeds("learner.mesh={pipeline: 2}", device=without).learner.per_token
     packs = 64 * 8 * (15 + 4096) / 16384
     assert bubble == pytest.approx(ranks[0] / 2 * (1 + 1 / packs))
+
+
+def test_a_plan_is_refused_where_the_mesh_cannot_divide_the_model():
+    with pytest.raises(ConfigError, match=r"learner.mesh.expert: .* 2 ranks have no experts to divide"):
+        inspect(config("learner.mesh={shard: 2, expert: 2}"))
+    with pytest.raises(
+        UnsupportedError, match=r"learner.mesh.tensor: layers.0.mlp.experts of Qwen3Moe.* cannot be cut"
+    ):
+        inspect(config("learner.mesh={tensor: 2}", recipe="moe_235b_1024gpu"))
 
 
 def test_a_published_device_is_named_or_the_others_are():

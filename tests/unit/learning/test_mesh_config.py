@@ -4,11 +4,12 @@ from importlib.util import find_spec
 
 import pytest
 from pydantic import ValidationError
+from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
 
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.pipeline import schedule
-from antiphon.start import check_installed, check_shares
+from antiphon.start import check_installed, check_layers, check_mesh, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,
@@ -46,6 +47,63 @@ def test_what_a_model_cannot_be_divided_into_is_named(mesh, key):
 )
 def test_what_it_can_be_divided_into_is_not(mesh):
     assert not [*MeshConfig(**mesh).misfits(SHAPE)]
+
+
+SMALL = {
+    "vocab_size": 131,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "message"),
+    [
+        (Qwen3MoeConfig(**SMALL, num_experts=4), {"tensor": 2}, "tensor: .*mlp.experts .* cannot be cut"),
+        (Phi3Config(**SMALL), {"tensor": 2}, "tensor: .*o_proj of Phi3.* cannot be cut"),
+        (LlamaConfig(**SMALL, attention_bias=True), {"tensor": 2}, "tensor: .*o_proj .* has a bias"),
+        (LlamaConfig(**SMALL, mlp_bias=True), {"tensor": 2}, "tensor: .*down_proj .* has a bias"),
+        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"tensor": 2}, "tensor: there is no plan of how to cut a GPT2"),
+        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert: GPT2.* has no layers of exp"),
+    ],
+)
+def test_layers_that_cannot_be_divided_are_named_before_anything_starts(tmp_path, config, mesh, message):
+    """From config.json alone: there are no weights here."""
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match=f"learner.mesh.{message}"):
+        check_layers(tmp_path, LearnerConfig(mesh=mesh))
+    for other in (LearnerConfig(mesh={"shard": 2}), LearnerConfig(kind="mine:Learner", mesh=mesh)):
+        check_layers(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh"),
+    [
+        (Qwen3Config(**SMALL, attention_bias=False), {"tensor": 2}),
+        (Qwen3MoeConfig(**SMALL, num_experts=4), {"shard": 2, "expert": 2}),
+    ],
+)
+def test_layers_that_can_be_divided_are_not(tmp_path, config, mesh):
+    config.save_pretrained(tmp_path)
+    check_mesh(tmp_path, LearnerConfig(mesh=mesh))
+    check_layers(tmp_path, LearnerConfig(mesh=mesh))
+
+
+@pytest.mark.parametrize(("counts", "message"), [({}, "no experts to divide"), ({"num_experts": None}, "no experts")])
+def test_a_dense_model_has_no_experts_to_divide(counts, message):
+    ((key, said),) = MeshConfig(shard=2, expert=2).misfits(counts)
+    assert key == "expert" and message in said
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
+def test_experts_are_counted_whatever_they_are_called(name):
+    mesh = MeshConfig(shard=4, expert=4)
+    assert [key for key, _ in mesh.misfits({name: 6})] == ["expert"]
+    assert not [*mesh.misfits({name: 8})]
 
 
 @pytest.mark.parametrize(
