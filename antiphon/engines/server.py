@@ -20,7 +20,6 @@ from uuid import uuid4
 
 import httpx
 import numpy as np
-from transformers import AutoConfig
 
 from antiphon.config import secret
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
@@ -62,6 +61,8 @@ class ServerEngine:
         self.max_length = config.max_length
         self.dead = False
         self.url = options.urls[number].rstrip("/").removesuffix("/v1")
+        from transformers import AutoConfig  # and with it torch, which no run without servers is to wait for
+
         self._shape = AutoConfig.from_pretrained(model).get_text_config()
         self.vocabulary: int = self._shape.vocab_size
         self._options = options

@@ -74,13 +74,22 @@ def test_packages_are_light_to_import():
     assert heavy == {}
 
 
-def test_importing_every_package_leaves_torch_out():
-    packages = [".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")]
-    script = f"import importlib, sys\nfor name in {packages}: importlib.import_module(name)\n"
-    script += "print(*({'torch', 'transformers', 'ray', 'datasets'} & set(sys.modules)))"
+def imported(script, *names):
+    """Which of these modules a script comes to import."""
+    script = f"import importlib, sys\n{script}\nprint(*({set(names)} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    return done.stdout.split()
+
+
+def test_importing_every_package_leaves_torch_out():
+    packages = [".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")]
+    script = f"for name in {packages}: importlib.import_module(name)"
+    assert imported(script, "torch", "transformers", "ray", "datasets") == []
+
+
+def test_a_controller_waits_for_no_torch():
+    assert imported("import antiphon.build", "torch", "ray", "datasets") == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=relative)
