@@ -203,6 +203,8 @@ def _tasks(config: RunConfig) -> Found:
         if task.judge is not None:
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"reward {task.reward!r} asks no model"
+            if ":" in task.judge.path:
+                yield f"{at}.judge.path", f"{task.judge.path!r} must be a directory or a Hugging Face id"
             if config.rollout.deterministic:
                 yield (
                     f"{at}.judge",

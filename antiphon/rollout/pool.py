@@ -199,15 +199,16 @@ class EnginePool:
 
     async def _keep_replacing(self, refresh: Refresh) -> None:
         pause = PAUSES[0]
-        while self._restarts:
+        while self._loss is None:
             self._gone.clear()
-            if len(self._members) >= self._wanted:
+            if not self._restarts or len(self._members) >= self._wanted:
                 await self._gone.wait()
             elif await self._replace(refresh):
                 pause = PAUSES[0]
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES[1])
+        raise self._loss  # to whose request it came may have kept it to itself, as rewards do whose judge is gone
 
     async def _keep_sealing(self) -> None:
         """Send what is asked for in waves, one after another: each when nobody does anything but wait for it."""

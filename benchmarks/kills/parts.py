@@ -23,7 +23,7 @@ from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.native.open import open_engine
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.tasks.base import Transcript
+from antiphon.tasks.base import Generate, Transcript
 from antiphon.types import Prompt, TrainBatch, WeightsUpdate
 from antiphon.weights.base import Exchange
 
@@ -61,6 +61,18 @@ def problems(split: str = "") -> Iterator[dict[str, str]]:
 def digits(prompt: Prompt, transcript: Transcript) -> float:
     """The share of digits in a response."""
     return sum(map(str.isdigit, transcript.response)) / 16
+
+
+class Judged:
+    """What `digits` says, once a model has been asked, whatever that says."""
+
+    def __init__(self, generate: Generate) -> None:
+        self._generate = generate
+
+    async def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
+        """See `AsyncReward`."""
+        await self._generate(prompt.messages)
+        return digits(prompt, transcript)
 
 
 class Lengths:
@@ -150,7 +162,12 @@ def _has_role(process: psutil.Process, role: str, folder: str) -> bool:
             return "antiphon train" in command and process.cwd() == folder
         if role == GRADER:
             return "grading_worker" in command and process.cwd() == folder
-        log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-        return log.is_relative_to(folder) and log.stem.partition("-")[0] == role
+        log = _output(process.pid)
+        ours = log.is_relative_to(folder) and log.stem.partition("-")[0] == role
+        return ours and log != _output(process.ppid())  # what a worker starts itself may write there, too
     except (OSError, psutil.Error):
         return False
+
+
+def _output(process: int) -> Path:
+    return Path(os.readlink(f"/proc/{process}/fd/1"))

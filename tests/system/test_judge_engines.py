@@ -2,7 +2,10 @@
 
 import textwrap
 
+import psutil
 import pytest
+
+from tests.system.test_bad_input import is_worker, wait_for_line
 
 pytestmark = pytest.mark.system
 
@@ -21,15 +24,33 @@ ASKER = """
 """
 
 
-def test_a_reward_asks_a_model_of_its_own(project):
+def config(project, **sections):
     (project.folder / "asker.py").write_text(textwrap.dedent(ASKER))
     judge = {"path": str(project.model), "max_tokens": 4}
     task = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "asker:Asker", "judge": judge}
-    done = project.run("train", project.config(tasks=[task], steps=2, grading={"deadline": 60}))
+    return project.config(tasks=[task], grading={"deadline": 60}, **sections)
+
+
+def test_a_reward_asks_a_model_of_its_own(project):
+    done = project.run("train", config(project, steps=2))
     assert done.returncode == 0, done.stderr
     for line in project.metrics():
         assert line["reward/part/digits/same"] == line["reward/part/digits/asked"] == 1.0
     assert (project.folder / "runs" / "run" / "logs" / "judge-digits-0.log").exists()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_judge_that_is_killed_is_replaced_as_often_as_allowed(project, restarts):
+    """Then the run ends, and says why: not that nothing is graded any more."""
+    process = project.start("train", config(project, steps=60, rollout={"engine_restarts": restarts}))
+    wait_for_line(process, "step ")
+    children = psutil.Process(process.pid).children(recursive=True)
+    next(child for child in children if is_worker(child, "judge-digits-0")).kill()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == (0 if restarts else 2), err
+    assert "worker judge-digits-0 was killed by SIGKILL" in (out if restarts else err)
+    assert "could be trained on" not in err
+    assert (project.folder / "runs" / "run" / "logs" / "judge-digits-1.log").exists() == bool(restarts)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +58,7 @@ def test_a_reward_asks_a_model_of_its_own(project):
     [
         ({"reward": "math"}, {}, "reward 'math' asks no model"),
         ({"reward": "asker:Asker"}, {"deterministic": True}, "not with rollout.deterministic"),
+        ({"reward": "asker:Asker", "judge": {"path": "mytask:build"}}, {}, "must be a directory or a Hugging Face id"),
     ],
 )
 def test_a_judge_that_cannot_be_is_refused(project, task, rollout, message):

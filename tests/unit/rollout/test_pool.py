@@ -267,6 +267,22 @@ def test_nothing_waits_for_an_engine_once_the_last_is_dead():
     asyncio.run(main())
 
 
+def test_the_loss_of_the_last_engine_ends_the_watch_whoever_meets_it_first():
+    async def main():
+        engine = HeldEngine()
+        pool = pool_of(engine)
+        watch = asyncio.create_task(pool.watch())
+        asked = asyncio.create_task(pool.generate(request("a")))
+        await settle()
+        engine.started[0].die()
+        await asyncio.wait([asked])  # who asked says nothing of it
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(watch, 600)
+        assert isinstance(asked.exception(), WorkerDied) and raised.group_contains(WorkerDied)
+
+    clock.run(main())  # in virtual time
+
+
 def test_an_engine_more_and_an_engine_less_while_requests_run():
     async def main():
         one, two = HeldEngine(capacity=1), HeldEngine(capacity=1)
