@@ -135,6 +135,15 @@ async def _cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[
         await cluster.close()
 
 
+async def _model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -> Path:
+    """Where the policy begins, which can be learned as the configuration wants."""
+    built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
+    path = str(built_model) if built_model.is_dir() else config.model.path
+    model = await model_directory(cluster, path, built_model, config.seed)
+    await check_model(cluster, model, config.learner)
+    return model
+
+
 @asynccontextmanager
 async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
     """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
@@ -178,10 +187,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
 
         waits = Waits()
         stack.push_async_exit(ending.pop_all())  # workers end before what they write to
-        built_model = directory.path / "model"  # is there, whole, if an earlier life of the run came to a checkpoint
-        path = str(built_model) if built_model.is_dir() else config.model.path
-        model = await model_directory(cluster, path, built_model, config.seed)
-        await check_model(cluster, model, config.learner)
+        model = await _model(cluster, directory, config)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         beside = await stack.enter_async_context(AsyncExitStack())
         grading, judges = await beside.enter_async_context(graders(cluster, config, waits, view.message, placement))
