@@ -12,10 +12,30 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from statistics import stdev
+from typing import Any
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+# Shapes of models with random weights: that of Qwen3-1.7B, and one that shows on any device that all of a benchmark runs.
+QWEN3 = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+TINY_QWEN3 = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
 # Student's quantile for an interval at 95 %, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -44,6 +64,27 @@ def matmul_peak(dtype: torch.dtype = torch.float32, tries: int = 5) -> float:
     a = torch.randn(size, size, dtype=dtype, device=device)
     torch.mm(a, a)
     return max(2 * size**3 / seconds(lambda: torch.mm(a, a)) for _ in range(tries))
+
+
+def memory_peak(tries: int = 5) -> float:
+    """Bytes a second to and from a device's memory that a plain copy or sum of a large tensor reaches here and now: the best
+    of `tries` of either."""
+    device, count = ("cuda", 2**30) if torch.cuda.is_available() else ("cpu", 2**26)
+    source = torch.ones(count, device=device)
+    target = torch.ones_like(source)  # pages that were never written have no memory yet
+    copied = min(seconds(lambda: target.copy_(source)) for _ in range(tries))
+    read = min(seconds(source.sum) for _ in range(tries))
+    return max(2 * source.nbytes / copied, source.nbytes / read)
+
+
+def random_model(shape: Mapping[str, int]) -> Any:
+    """A model with random weights in bfloat16, on the GPU if there is one."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # which takes seconds, and few benchmarks need it
+
+    torch.manual_seed(0)
+    config = Qwen3Config(**shape, tie_word_embeddings=True, max_position_embeddings=4096)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return Qwen3ForCausalLM(config).to(torch.bfloat16)
 
 
 def smollm2() -> Path:

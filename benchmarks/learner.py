@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import matmul_peak, seconds, table, write_result
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table, write_result
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.learning.attention import Reader, trained
@@ -55,15 +54,7 @@ class Size:
 
 
 FULL = Size(
-    model={
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
+    model=QWEN3,
     pack=8192,
     samples=128,
     lengths=(128, 256, 2048),
@@ -72,15 +63,7 @@ FULL = Size(
     chunk=1024,
 )
 TINY = Size(
-    model={
-        "vocab_size": 101,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-    },
+    model=TINY_QWEN3,
     pack=160,
     samples=12,
     lengths=(8, 16, 96),
@@ -151,14 +134,6 @@ class Way:
         for piece, parent in enumerate(pack.parents):
             before[piece] = before[parent] + lengths[parent] if parent >= 0 else 0
         return int(lengths.sum()), int((lengths * before + lengths * (lengths + 1) // 2).sum())
-
-
-def make_model(size: Size, directory: Path) -> None:
-    """A model with random weights."""
-    torch.manual_seed(0)
-    config = Qwen3Config(**size.model, tie_word_embeddings=True, max_position_embeddings=4096)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
 
 
 def sample(rng: np.random.Generator, number: int, prompt: np.ndarray, length: int, vocabulary: int) -> Sample:
@@ -283,7 +258,7 @@ def main() -> None:
     size = TINY if args.tiny else FULL
     ways = ways_of(size)
     with tempfile.TemporaryDirectory() as scratch:
-        make_model(size, Path(scratch))
+        random_model(size.model).save_pretrained(scratch)
         learner = EitherLearner(scratch, LearnerConfig(dtype="bfloat16"), seed=0)
     # So small a step that all rounds have the same gradient.
     learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-12), 1)

@@ -1,6 +1,8 @@
-"""Two cores, three ways to divide them between training and generation; and what the planner would have chosen.
+"""Two devices, three ways to divide them between training and generation; and what the planner would have chosen.
 
     python benchmarks/placement.py [--rounds 3] [--steps 80]
+
+On two cores:
 
 co_located     learner and two engines on both cores, in turns: a learner of two threads, engines that sleep meanwhile
 overlapping    engines on both cores, the learner on one: its engine sleeps while it trains, the other goes on
@@ -9,6 +11,15 @@ disaggregated  one core each
 One warm start of the tiny recipe. Then two probes, with a learner of one thread and of two; and round by round each placement,
 with what the planner foretells of it. Memory is the peak of the summed proportional set size of all processes of a run.
 Last the same three on simulated devices, eight of them: what runs of long answers would gain.
+
+On a machine with a GPU that is what learner and engines share; the other device is a core, since to overlap with one GPU an
+engine must be elsewhere:
+
+co_located     learner and one engine on the GPU, in turns
+overlapping    besides them an engine on a core, which goes on while the learner trains
+disaggregated  learner on the GPU, the engine on a core
+
+There is then no probe, and nothing is foretold or simulated: the planner takes all engines to be equally fast.
 """
 
 import argparse
@@ -31,7 +42,7 @@ RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 FIRST, SECOND = (f"cpu:{core}-{core}" for core in this_machine().cores[:2])
 BOTH = f"{FIRST}, {SECOND}"
 TWO_ENGINES = ("engine.replicas=2", "engine.slots=96")
-PLACEMENTS = {
+ON_CORES = {
     "co_located": (
         f"placement.learner={BOTH}",
         "placement.engine=with learner",
@@ -40,6 +51,11 @@ PLACEMENTS = {
     ),
     "overlapping": (f"placement.learner={FIRST}", f"placement.engine={BOTH}", *TWO_ENGINES),
     "disaggregated": (f"placement.learner={FIRST}", f"placement.engine={SECOND}"),
+}
+ON_GPU = {
+    "co_located": ("placement.learner=gpu:0", "placement.engine=with learner"),
+    "overlapping": ("placement.learner=gpu:0", "placement.engine=gpu:0, cpu:1", *TWO_ENGINES),
+    "disaggregated": ("placement.learner=gpu:0", "placement.engine=cpu:1"),
 }
 SHARES = {"co_located": (2, 2, 2), "overlapping": (2, 1, 1), "disaggregated": (1, 1, 0)}  # engines, learners, lent
 DEVICES = 8
@@ -52,20 +68,29 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=80)
     arguments.add_argument("--runs", type=Path, default=Path("runs/placement"))
+    arguments.add_argument("--out", type=Path, default=None)
     options = arguments.parse_args()
     warm = run("sft", RECIPE, "warm", runs=options.runs)
     common = ("sft=null", f"model.path={warm.checkpoint}", "evaluation.minimum_accuracy=0", "record.events=true")
     import_folder(RECIPE)
-    base = (*common, f"record.directory={options.runs}", "record.live=off")
-    speeds = measure_devices(load(RECIPE, base, model=RunConfig), SECONDS, 2)
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in PLACEMENTS}
+    config = load(RECIPE, (*common, f"record.directory={options.runs}", "record.live=off"), model=RunConfig)
+    on_gpu = bool(this_machine().gpus)
+    speeds = None if on_gpu else measure_devices(config, SECONDS, 2)
+    found: dict[str, dict[str, list[float]]] = {}
     for number in range(options.rounds):
-        for name, overrides in PLACEMENTS.items():
+        for name, overrides in (ON_GPU if on_gpu else ON_CORES).items():
             these = (*common, f"steps={options.steps}", f"seed={number}", *overrides)
             for key, value in measured(f"{name}-{number}", these, options.runs).items():
-                found[name].setdefault(key, []).append(value)
+                found.setdefault(name, {}).setdefault(key, []).append(value)
             print(number, name, found[name]["step_seconds"][-1], flush=True)
-    report(found, speeds, load(RECIPE, base, model=RunConfig))
+    figures = {f"{name}_{key}": fmean(values) for name, each in found.items() for key, values in each.items()}
+    if speeds is not None:
+        foretell(found, figures, speeds, config)
+    rows = [[name, *(f"{fmean(values):.4g}" for values in each.values())] for name, each in found.items()]
+    print(table(["placement", *found["co_located"]], rows))
+    if speeds is not None:
+        print(table([f"{DEVICES} devices", "s a step", "against the best"], simulated(config, speeds, figures)))
+    print("written:", write_result("placement", figures, options.out))
 
 
 def measured(name: str, overrides: tuple[str, ...], runs: Path) -> dict[str, float]:
@@ -87,9 +112,10 @@ def measured(name: str, overrides: tuple[str, ...], runs: Path) -> dict[str, flo
     }
 
 
-def report(found: dict[str, dict[str, list[float]]], speeds: Speeds, config: RunConfig) -> None:
-    """Means over rounds; the planner's choice against the fastest."""
-    figures = {f"{name}_{key}": fmean(values) for name, each in found.items() for key, values in each.items()}
+def foretell(
+    found: dict[str, dict[str, list[float]]], figures: dict[str, float], speeds: Speeds, config: RunConfig
+) -> None:
+    """Add what the planner says of each placement; print its choice against the fastest."""
     for name, (engines, learners, lent) in SHARES.items():
         settings = config.model_copy(
             update={"engine": config.engine.model_copy(update={"slots": config.engine.slots // engines})}
@@ -103,11 +129,7 @@ def report(found: dict[str, dict[str, list[float]]], speeds: Speeds, config: Run
     pairs = zip(found[choice]["step_seconds"], found[best]["step_seconds"], strict=True)
     figures["choice_over_best"] = median(mine / least for mine, least in pairs)
     figures["learner_parallel_share"] = speeds.learner.parallel
-    rows = [[name, *(f"{fmean(values):.4g}" for values in each.values())] for name, each in found.items()]
-    print(table(["placement", *found["co_located"]], rows))
     print(f"the planner chooses {choice}; measured best: {best}; {figures['choice_over_best']:.2f} times its step")
-    print(table([f"{DEVICES} devices", "s a step", "against the best"], simulated(config, speeds, figures)))
-    print("written:", write_result("placement", figures))
 
 
 def simulated(config: RunConfig, speeds: Speeds, figures: dict[str, float]) -> list[list[str]]:

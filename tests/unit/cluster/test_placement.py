@@ -89,6 +89,13 @@ def test_engines_are_lent_where_something_trains(roles, lent):
     assert found.shared == bool(lent)
 
 
+def test_with_one_gpu_an_engine_on_a_core_goes_on_while_the_learner_trains():
+    machine = Node(cores=(0, 1), gpus=(Gpu("0", "h200"),))
+    found = placed([machine], learner="gpu:0", engine="gpu:0, cpu:1")
+    assert [(place.gpus, place.cores) for place in found.places["engine"]] == [(("0",), ()), ((), (0,))]
+    assert [found.lends("engine", number) for number in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("roles", "message"),
     [

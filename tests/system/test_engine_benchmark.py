@@ -1,0 +1,27 @@
+"""The benchmark of the native engine, as far as it goes without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_all_of_it_runs_with_a_tiny_model(tmp_path):
+    out = tmp_path / "engine.json"
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "engine.py", "--tiny", "--pairs", "1", "--out", out],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text())["figures"]
+    for against in ("generate_fixed", "generate_ragged", "continuous_batching_ragged"):
+        assert figures[f"ratio_vs_{against}"] > 0
+    assert figures["native_tokens_per_second_fixed"] > 0 and figures["native_tokens_per_second_ragged"] > 0
+    assert figures["bandwidth_gb_per_second"] > 0
+    assert 0 <= figures["share_of_bandwidth"] < 1  # so little is read that it may be 0.0000
