@@ -88,7 +88,8 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
             "weights.host: engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "
             "its own alone"
         )
-    if channel == "device_memory" and (away or any({*place.gpus} - {*learner.gpus} for place in places)):
+    elsewhere = any({*place.gpus} - {*learner.gpus} or (learner.gpus and not place.gpus) for place in places)
+    if channel == "device_memory" and (away or elsewhere):
         raise ConfigError(
             "placement.engine: weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
             "on others: use shared_memory or distributed"

@@ -262,6 +262,7 @@ class TwoNodes(LocalCluster):
         ("node1.gpu:0", "node1.gpu:1", "shared_memory", "placement.engine: the shared memory of the controller's node"),
         ("node0.gpu:0", "node1.gpu:0", "distributed", "weights.host: engines are on other nodes than the learner"),
         ("node0.gpu:0", "node1.gpu:0", "device_memory", "device_memory is for engines on the learner's GPU"),
+        ("node0.gpu:0", "node0.cpu:0-0", "device_memory", "device_memory is for engines on the learner's GPU"),
     ],
 )
 def test_weights_must_reach_the_engines(project, learner, engine, channel, message):
