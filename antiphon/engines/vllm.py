@@ -239,6 +239,8 @@ def _start(model: str, config: EngineConfig) -> Any:
         # A prompt that is read in parts has draws of its seed undone, which the generators of a CPU cannot do.
         defaults |= {"enable_chunked_prefill": False}
     envs.VLLM_NO_USAGE_STATS = True  # a run calls nobody
+    if envs.VLLM_CPU_OMP_THREADS_BIND == "auto":  # else each of several devices would need a NUMA node
+        envs.VLLM_CPU_OMP_THREADS_BIND = "nobind"
     try:
         arguments = EngineArgs(**{**defaults, **config.options, **ours})
     except TypeError as error:
@@ -247,6 +249,9 @@ def _start(model: str, config: EngineConfig) -> Any:
         longest = arguments.create_model_config().max_model_len
         arguments.max_num_batched_tokens = max(ours["max_num_batched_tokens"], longest)
     settings = arguments.create_engine_config()
+    stages, layers = arguments.pipeline_parallel_size, settings.model_config.hf_text_config.num_hidden_layers
+    if stages > layers:
+        raise ConfigError(f"engine.options.pipeline_parallel_size: {stages} stages, and the model has {layers} layers")
     if settings.model_config.enforce_eager:
         torch.compiler.set_stance(
             "force_eager"

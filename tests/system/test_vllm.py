@@ -46,6 +46,23 @@ def test_in_step_with_the_learner_log_probs_are_the_learner_s(project, vllm_pyth
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
 
 
+@pytest.mark.parametrize("devices", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_an_engine_on_several_devices(project, vllm_python, devices):
+    """Here each is a process on cores; every one of them is given the weights."""
+    engine = {"kind": "vllm", "python": vllm_python, "max_length": 256, "slots": 4, "options": {devices: 2}}
+    steps = train(project, vllm_python, {"async_ratio": 0}, engine=engine)
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
+
+
+def test_a_pool_of_vllm_s_and_our_own_engine(project, vllm_python):
+    theirs = {"kind": "vllm", "python": vllm_python, "max_length": 256, "slots": 4}
+    engine = {"slots": 4, "max_length": 256, "also": [theirs]}
+    steps = train(project, vllm_python, {"async_ratio": 0}, engine=engine, record={"events": True})
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
+    events = (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines()
+    assert {event["engine"] for event in map(json.loads, events) if event["event"] == "served"} == {0, 1}
+
+
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_weights_arrive_in_mid_flight(project, vllm_python, mode):
     rollout = {"async_ratio": 2, "on_update": mode, "sampling": {"max_tokens": 100}}
