@@ -151,12 +151,12 @@ async def on_mesh(members, model, mesh, method, *args, may_fail=False, **config)
     return await asyncio.gather(*calls, return_exceptions=may_fail)
 
 
-async def asked(members, model, mesh, **config):
+async def asked(members, model, mesh, given=(), **config):
     """What ranks say of packs, and where attention can be read, its rhythm."""
     members, ranks = await opened(members, model, mesh, **config)
     learner = Ranks(members, ranks)
     await learner.call("begin", ALGORITHM)
-    said = await learner.call("score", packs())
+    said = await learner.call("score", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
     return said, await learner.call("attend", packs()) if readable else []
 
@@ -194,6 +194,17 @@ def alone(models, **config):
         batch = batch_for(MeshConfig())
         found[name] = bench.train(ALGORITHM, batch)
     return found
+
+
+def idle(runner, members, model, mesh, **config):
+    """Updates without packs move nothing, and leave the others and the schedule as they are on one rank of torch."""
+    bench = Workbench()
+    bench.open(model, LearnerConfig(), 0, "")
+    expected, _ = bench.idle(ALGORITHM, batch_for(MeshConfig()))
+    for said, moved in runner.run(on_mesh(members, model, mesh, "idle", **config)):
+        assert moved == [False, True, True, False, True]
+        for mine, theirs in zip(said, expected, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 def apart(ours, theirs):
@@ -314,6 +325,10 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     with_adapters = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models[model]), tmp_path / "adapter")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
+
+
+def test_updates_without_packs_move_nothing(bench, models):
+    idle(*bench, models["llama"], {"shard": 2})
 
 
 CRITICS = [{"shard": 2}, {"context": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]
