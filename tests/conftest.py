@@ -49,7 +49,7 @@ TASK = r"""
         tokenizer.save_pretrained(directory)
 
     def build_wide(directory, seed):
-        build(directory, seed, hidden_size=64, layers=2)  # heads of 32, the narrowest that vLLM knows; a layer a stage
+        build(directory, seed, hidden_size=64)  # heads of 32, the narrowest that vLLM knows
 
     def build_deep(directory, seed):
         build(directory, seed, layers=2)

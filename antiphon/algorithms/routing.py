@@ -94,7 +94,7 @@ class Routers:
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
     def _observed(self, router: Any, layer: int) -> Callable[..., Any]:
-        forward, experts = router.forward, len(router.weight)
+        forward = router.forward
 
         def observed(*args: Any, **options: Any) -> Any:
             balance = self.balance if torch.is_grad_enabled() else None
@@ -104,6 +104,7 @@ class Routers:
                     f"{name} balances its experts by a bias of its own: not with algorithm.expert_balance"
                 )
             attach = None if balance is None else partial(balance.attach, layer)
+            experts = len(router.weight)  # whole within its forward alone, where ranks have pieces of it
             choice = _Choice(experts, None if self.replayed is None else self.replayed[:, layer], attach)
             with choice:
                 result = forward(*args, **options)

@@ -219,6 +219,8 @@ def _start(model: str, config: EngineConfig) -> Any:
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
     if config.routed_experts:
         raise UnsupportedError("engine.routed_experts: only the native engine records them")
+    if device == "cpu" and config.options.get("pipeline_parallel_size", 1) > 1:
+        raise UnsupportedError("engine.options.pipeline_parallel_size: vLLM on a CPU makes no stages of a model")
     ours: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -249,9 +251,6 @@ def _start(model: str, config: EngineConfig) -> Any:
         longest = arguments.create_model_config().max_model_len
         arguments.max_num_batched_tokens = max(ours["max_num_batched_tokens"], longest)
     settings = arguments.create_engine_config()
-    stages, layers = arguments.pipeline_parallel_size, settings.model_config.hf_text_config.num_hidden_layers
-    if stages > layers:
-        raise ConfigError(f"engine.options.pipeline_parallel_size: {stages} stages, and the model has {layers} layers")
     if settings.model_config.enforce_eager:
         torch.compiler.set_stance(
             "force_eager"

@@ -64,6 +64,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class MegatronLearner(TorchLearner):
     """Trains a policy that Megatron-Core computes."""
 
+    optimizer: "_Optimizer"
     runs_on = "cuda"  # of Megatron-Core, much is written for nothing else
     loads_whole = True
 
@@ -96,16 +97,17 @@ class MegatronLearner(TorchLearner):
         """See `TorchLearner.head`."""
         return self.shards.head
 
-    def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+    def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
         return self.shards.optimize(config)
 
     def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
-        step = torch.tensor(float(self.scheduler.last_epoch))
+        step = torch.tensor(float(self.optimizer.steps))
         for name in self.shards.parts:
             found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
             yield name, found | {"step": lambda: step} if step else {}
 
     def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+        self.optimizer.steps = int(kept.get("step", 0))
         for key, whole in kept.items():
             self.shards.take_moment(name, key, whole)
 
@@ -253,7 +255,7 @@ class MegatronModel(ShardedModel):
 
     # --- gradients and the optimiser -----------------------------------------------------------------------------------
 
-    def optimize(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+    def optimize(self, config: OptimizerConfig) -> "_Optimizer":
         """A fresh optimiser."""
         self._kept: dict[nn.Parameter, _Kept] = {}
         self._optimizer = get_megatron_optimizer(
@@ -341,12 +343,14 @@ class _Optimizer(torch.optim.Optimizer):
     """Megatron's optimisers of dense and of expert parameters, as the schedule of learning rates knows one."""
 
     def __init__(self, chain: Any) -> None:
+        self.steps = 0  # which an update without packs does not make
         self.param_groups = chain.param_groups  # the very same: what is set here, is there
         self._chain = chain
 
     def step(self, closure: Any = None) -> None:
         """With the gradients that `MegatronModel.clip` has left."""
         self._chain.step_with_ready_grads()
+        self.steps += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Those that `step` has used."""

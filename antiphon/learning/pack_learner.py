@@ -5,6 +5,7 @@ import ctypes
 import math
 import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -149,6 +150,8 @@ class PackLearner(Worker):
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: rate_at(optimizer, n, total_updates)
         )
+        # An update without packs makes no step, and may be the first.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -342,11 +345,13 @@ class PackLearner(Worker):
         self._sequences = update.sequences or 1
         self._balances.clear()
         sums: dict[str, torch.Tensor] = {}
-        for own in self.shards.train(update.packs[self.shards.data], self._pass_on, self._backward):
+        packs = update.packs[self.shards.data]
+        for own in self.shards.train(packs, self._pass_on, self._backward):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         totals = self.shards.sums(numbers(sums))
-        norm = self._descend()
+        # Where one rank has no packs none has: without a gradient, momentum and decay are to move nothing either.
+        norm = self._descend() if packs else 0.0
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
         self.scheduler.step()

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,9 +13,22 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.record.audit import audit
-from antiphon.types import Update
-from tests.parity.test_meshes import alone, apart, asked, deviations, kept, on_mesh, saved_models, trained
+from antiphon.types import Streams, Update
+from tests.parity.test_meshes import (
+    ALGORITHM,
+    alone,
+    apart,
+    asked,
+    deviations,
+    idle,
+    kept,
+    on_mesh,
+    saved_models,
+    trained,
+)
 from tests.parity.test_meshes import ranks as ranks_of
+from tests.parity.test_mixtures import batch_for as recorded_batch
+from tests.parity.test_mixtures import trained as replayed
 from tests.parity.workbench import Arrays, Workbench
 
 pytestmark = pytest.mark.skipif(
@@ -25,15 +40,20 @@ class ZeroBench(Workbench):
     """A workbench whose learner may be DeepSpeed's."""
 
     def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
-        """See `Workbench.open`: DeepSpeed, too, is to know nothing of what was before: not all ranks have seen as much."""
+        """See `Workbench.open`: DeepSpeed, too, is to know nothing of what was before: not all ranks have seen as much. Stage 3
+        is to cut small parameters, too, which else it keeps whole: these are all small."""
         from deepspeed.comm import comm
         from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
         from deepspeed.runtime.zero.partition_parameters import Init
         from deepspeed.utils import groups
 
+        from antiphon.learning import deepspeed as learner
+
         comm.cdb = groups._WORLD_GROUP = None
         Init.param_id, DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__ = 0, ([0],)  # what it counts
-        super().open(model, config, rank, where)
+        settings = learner._settings
+        with patch.object(learner, "_settings", lambda config: cut_all(settings(config))):
+            super().open(model, config, rank, where)
 
     def gradient(self, update: Update) -> Arrays:
         """See `Workbench.gradient`: a step, which moves nothing, is what makes DeepSpeed forget it."""
@@ -89,6 +109,11 @@ def references(models):
     return alone(models)
 
 
+def cut_all(settings):
+    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return settings
+
+
 def zero(stage, **config):
     return {"kind": "deepspeed", "options": {"stage": stage}, **config}
 
@@ -133,6 +158,31 @@ def test_ranks_learn_adapters_as_one_does(bench, models, stage):
     assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
     assert apart(ours["moved"], theirs["moved"]) <= 1e-5
     assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("config", [zero(2), zero(3), zero(3, gradient_checkpointing=True)], ids=str)
+def test_ranks_replay_experts_as_one_does(bench, models, config):
+    """Also from some pack on, when at stage 3 what comes next of their routers may be on its way."""
+    runner, members = bench
+    one, batch = Workbench(), recorded_batch(replayed=True)
+    one.open(models["mixture"], LearnerConfig(), 0, "")
+    ((packs,),) = [update.packs for update in batch.updates]
+    given = [*(replace(pack, streams=Streams()) for pack in packs), *packs]
+    expected = one.learner.score(given)
+    assert np.abs(expected[0] - expected[len(packs)]).max() > 1e-3
+    said, _ = runner.run(asked(members, models["mixture"], {"shard": 2}, given, **config))
+    for mine, theirs in zip(said, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    theirs = one.train(ALGORITHM, batch)
+    ours = runner.run(replayed(members, models["mixture"], ALGORITHM, replayed=True, config=config, shard=2))
+    assert apart(ours[0], theirs["gradient"]) <= 1e-5
+    assert apart(ours[1], theirs["moved"]) <= 1e-5
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_updates_without_packs_move_nothing(bench, models, stage, offload):
+    idle(*bench, models["llama"], {"shard": 2}, **zero(stage, cpu_offload=offload))
 
 
 @pytest.mark.parametrize("stage", [2, 3])

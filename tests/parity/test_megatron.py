@@ -14,6 +14,7 @@ from tests.parity.test_meshes import (
     apart,
     asked,
     deviations,
+    idle,
     kept,
     on_mesh,
     ranks,
@@ -82,6 +83,14 @@ def test_it_learns_what_torch_does(bench, models, references, measured, model, m
     ours = runner.run(trained(members, models[model], mesh, **PLAIN))
     case = [model, *(f"{axis} {ranks}" for axis, ranks in mesh.items())]
     measured[", ".join(case)] = deviations(ours, references[model])
+
+
+IDLE = [({"shard": 2}, PLAIN), ({"shard": 2}, SHARDED), ({"pipeline": 2, "tensor": 2}, PLAIN)]
+
+
+@pytest.mark.parametrize(("mesh", "how"), IDLE, ids=str)
+def test_updates_without_packs_move_nothing(bench, models, mesh, how):
+    idle(*bench, models["llama"], mesh, **how)
 
 
 def goes_on(there, elsewhere):

@@ -153,12 +153,12 @@ async def on_mesh(members, model, mesh, method, *args, may_fail=False, **config)
     return await asyncio.gather(*calls, return_exceptions=may_fail)
 
 
-async def asked(members, model, mesh, **config):
+async def asked(members, model, mesh, given=(), **config):
     """What ranks say of packs, and where attention can be read, its rhythm."""
     members, ranks = await opened(members, model, mesh, **config)
     learner = Ranks(members, ranks)
     await learner.call("begin", ALGORITHM)
-    said = await learner.call("score", packs())
+    said = await learner.call("score", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
     return said, await learner.call("attend", packs()) if readable else []
 
@@ -196,6 +196,17 @@ def alone(models, **config):
         batch = batch_for(MeshConfig())
         found[name] = bench.train(ALGORITHM, batch)
     return found
+
+
+def idle(runner, members, model, mesh, **config):
+    """Updates without packs move nothing, and leave the others and the schedule as they are on one rank of torch."""
+    bench = Workbench()
+    bench.open(model, LearnerConfig(), 0, "")
+    expected, _ = bench.idle(ALGORITHM, batch_for(MeshConfig()))
+    for said, moved in runner.run(on_mesh(members, model, mesh, "idle", **config)):
+        assert moved == [False, True, True, False, True]
+        for mine, theirs in zip(said, expected, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 def apart(ours, theirs):
@@ -339,6 +350,10 @@ def test_ranks_send_adapters_and_know_their_base_as_one_does(bench, models, tmp_
     for mine, theirs in zip([*others[0], *others[1]], [*said, *of_base], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     assert not any(np.allclose(with_them, without, atol=1e-4) for with_them, without in zip(said, of_base, strict=True))
+
+
+def test_updates_without_packs_move_nothing(bench, models):
+    idle(*bench, models["llama"], {"shard": 2})
 
 
 CRITICS = [{"shard": 2}, {"context": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]

@@ -34,13 +34,17 @@ def recorded(sample, rng):
     return replace(sample, streams=sample.streams.with_stream(SPEC, chosen.astype(SPEC.dtype)))
 
 
-async def trained(members, model, algorithm, tokens=90, replayed=False, **mesh):
-    settings = LearnerConfig(mesh=MeshConfig(**mesh))
+def batch_for(ranks=1, tokens=90, replayed=False):
     rng, groups = np.random.default_rng(1), samples()
     if replayed:
         groups = [[recorded(sample, rng) for sample in group] for group in groups]
     how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": tokens}
-    batch = build_batch(groups, ranks=settings.mesh.data, **how)
+    return build_batch(groups, ranks=ranks, **how)
+
+
+async def trained(members, model, algorithm, tokens=90, replayed=False, config=None, **mesh):
+    settings = LearnerConfig(mesh=MeshConfig(**mesh), **(config or {}))
+    batch = batch_for(settings.mesh.data, tokens, replayed)
     members = members[: settings.mesh.world]
     where = await members[0].call("host", "127.0.0.1")
     await asyncio.gather(*(member.call("open", model, settings, rank, where) for rank, member in enumerate(members)))

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,11 @@ class Workbench(Worker):
             self.learner.join(rank, where)
 
     def save(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
-        """A checkpoint after a step, and what the steps after it come to."""
+        """A checkpoint after a step and an update without one, and what the steps after it come to."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
         self.learner.emit = self.emit
         self.learner._update(batch.updates[0])
+        self.learner._update(_empty(batch.updates[0]))
         self.learner.save(place)
         self.learner._writer.finish()
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
@@ -157,6 +159,18 @@ class Workbench(Worker):
             for _ in range(STEPS):
                 self.learner._update(batch.updates[0])
 
+    def idle(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[dict[str, float]], list[bool]]:
+        """What updates say of which some have no packs, and whether each has moved anything."""
+        learner, (update,) = self.learner, batch.updates
+        learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, schedule="linear"), 5)
+        said, moved = [], []
+        for each in (_empty(update), update, update, _empty(update), update):
+            before = {name: learner.shards.whole(name, piece).clone() for name, piece in learner.shards.pieces()}
+            said.append(learner._update(each) | {"lr": learner.scheduler.get_last_lr()[0]})
+            after = {name: learner.shards.whole(name, piece) for name, piece in learner.shards.pieces()}
+            moved.append(any(not torch.equal(after[name], before[name]) for name in after))
+        return said, moved
+
     def hold(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[int, int]:
         """Bytes of the weights and of the moments that this rank has after an update."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
@@ -222,6 +236,11 @@ class Workbench(Worker):
         learner.optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
         yield
+
+
+def _empty(update: Update) -> Update:
+    """Of as many ranks, without packs."""
+    return replace(update, packs=((),) * len(update.packs))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
