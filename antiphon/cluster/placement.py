@@ -208,7 +208,7 @@ def _counted(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -
 
 def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
     engine, judge = (devices.get(role, ()) for role in GENERATING)
-    if both := sorted({*engine} & {*judge}):
+    if both := sorted(device for device in {*engine} & {*judge} if device.node != NOWHERE):
         raise ConfigError(
             f"placement.judge: {both[0]} is the engines' too, and both generate at the same time: only what trains takes turns "
             "with what generates"

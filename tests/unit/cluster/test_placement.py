@@ -66,6 +66,8 @@ def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
         None,
         ("c", ("0", "1")),
     ]
+    both = PlacementConfig(engine="node7.gpu:0", judge="node1.gpu:0")
+    assert not resolve(both, left, {"engine": 1, "judge": 1}, patient=("engine", "judge")).there("judge")
     assert resolve(PlacementConfig(environment="node1.cpu:1"), LARGE, {}).place("environment").node == "b"
     for lost in ({"engine": "gpu:2-9"}, {"environment": "node1.cpu:1"}, {"learner": "node1.cpu:0-0"}):
         with pytest.raises(ConfigError, match="node1 with nothing, as it has left"):
