@@ -48,16 +48,16 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
-    beside = Place(node=nodes[0].id)  # the controller
-    _check_engines(config, found, least, beside)
-    _check_devices(config, found)
-    if config.rollout.workers:
-        _check_trainer(found, beside)
     if len({place.node for place in found.there("learner")}) > 1 and config.weights.host == LOOPBACK:
         raise ConfigError(
             "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
             "reached from that alone"
         )
+    beside = Place(node=nodes[0].id)  # the controller
+    _check_engines(config, found, least, beside)
+    _check_devices(config, found)
+    if config.rollout.workers:
+        _check_trainer(found, beside)
     if (reward := found.place("reward")) is not None and reward.node != beside.node:
         raise ConfigError("placement.reward: rewards run beside the controller, on node0")
     return found
