@@ -314,8 +314,8 @@ class ShardedModel(WholeModel):
     def _reshard(self) -> None:
         """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
         ended early had begun with. Both would be published as if they were pieces."""
-        if self._sharded:
-            model: Any = self.model
+        model: Any = self.model
+        if isinstance(model, FSDPModule):
             model.set_reshard_after_forward(True, recurse=False)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
