@@ -88,7 +88,7 @@ class ZeroBench(Workbench):
         """See `Workbench.plain_descent`."""
         zero = self.learner.shards.zero
         adam = zero.optimizer
-        zero.optimizer = torch.optim.SGD([{"params": group["params"]} for group in adam.param_groups], lr=0.05)
+        zero.optimizer = torch.optim.SGD([{"params": group["params"]} for group in adam.param_groups], lr=0.3)
         self.learner.scheduler = torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda step: 1.0)
         yield
         zero.optimizer = adam

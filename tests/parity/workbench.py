@@ -195,15 +195,16 @@ class Workbench(Worker):
         return self.learner.attend(packs)
 
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
-        """What comes of a batch's first update: its gradient, what steps of plain descent move, the losses of AdamW's."""
+        """What comes of a batch's first update: its gradient, what plain descent moves them by, the losses of AdamW's."""
         learner = self.learner
         update = batch.updates[0]
         initial = {name: learner.shards.whole(name, piece).clone() for name, piece in learner.shards.pieces()}
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.3), STEPS)
         gradient = self.gradient(update)
+        began = self.weights()
         with self.plain_descent():
             plain = [learner._update(update) for _ in range(STEPS)]
-        moved = {name: tensor.detach().numpy().copy() for name, tensor in learner.shards.named()}
+        moved = {name: array - began[name] for name, array in self.weights().items()}
         for name, piece in learner.shards.pieces():
             learner.shards.take(name, piece, initial[name])
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5), STEPS)
@@ -233,7 +234,7 @@ class Workbench(Worker):
     def plain_descent(self) -> Iterator[None]:
         """Have SGD make the updates meanwhile."""
         learner = self.learner
-        learner.optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        learner.optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1.0)
         yield
 
