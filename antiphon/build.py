@@ -190,7 +190,9 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         model = await _model(cluster, directory, config)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         beside = await stack.enter_async_context(AsyncExitStack())
-        grading, judges = await beside.enter_async_context(graders(cluster, config, waits, view.message, placement))
+        grading, judges = await beside.enter_async_context(
+            graders(cluster, config, waits, view.message, placement, events)
+        )
         if not resume:
             await _check_at_start(config, mixture, grading, view.message)
         response = config.sft.response if config.sft else ""

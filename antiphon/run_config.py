@@ -201,6 +201,7 @@ def _tasks(config: RunConfig) -> Found:
                 yield from _registered(SOURCES, prompts.source, f"{at}.{field}.source")
         yield from _registered(REWARDS, task.reward, f"{at}.reward")
         if task.judge is not None:
+            yield from _enough_questions(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"reward {task.reward!r} asks no model"
             if ":" in task.judge.path:
@@ -217,6 +218,19 @@ def _tasks(config: RunConfig) -> Found:
             yield from _lengths(config, task)
         elif task.reward == "environment_return":
             yield f"{at}.reward", "'environment_return' is paid by an environment, and this task has none"
+
+
+def _enough_questions(config: RunConfig, task: TaskConfig, at: str) -> Found:
+    """Whether a judge can need more engines than are always there; how much other rewards ask at once, nobody knows."""
+    if task.judge is None or task.reward != "judge":
+        return
+    least, questions = task.judge.minimum or task.judge.replicas, (task.grading or config.grading).concurrency
+    if least < task.judge.replicas and questions <= (slots := least * config.engine.slots):
+        yield (
+            at,
+            f"{least} with {slots} slots (engine.slots) have room for the {questions} questions that are asked at once "
+            "(grading.concurrency), and no other would ever start: give more concurrency or fewer slots",
+        )
 
 
 def _lengths(config: RunConfig, task: TaskConfig) -> Found:

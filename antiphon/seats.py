@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
+from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig, EngineKind
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
 from antiphon.errors import ConfigError, WorkerDied
+from antiphon.rollout.members import Scaling
 from antiphon.run_config import RunConfig, model_shape
 
 LOOPBACK = "127.0.0.1"
@@ -60,7 +62,20 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
         _check_trainer(found, beside)
     if (reward := found.place("reward")) is not None and reward.node != beside.node:
         raise ConfigError("placement.reward: rewards run beside the controller, on node0")
+    _check_graders(config, reward)
     return found
+
+
+def _check_graders(config: RunConfig, reward: Place | None) -> None:
+    """`ConfigError` if rewards have GPUs that no process would ever see."""
+    own = [task.grading for task in config.tasks if task.grading is not None]
+    pools = own + [config.grading] * (len(own) < len(config.tasks))
+    processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
+    if reward is not None and len(reward.gpus) > processes:
+        raise ConfigError(
+            f"placement.reward: {len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
+            "max_workers in grading), each of which sees one"
+        )
 
 
 def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
@@ -182,11 +197,15 @@ class EngineStarter:
         config: EngineConfig,
         channel: str = "shared_memory",
         seat_of: Seats = lambda number: Seat(),
+        idle_seconds: float = 0.0,
     ) -> None:
-        """New weights, if there are any, come by `channel`."""
+        """New weights, if there are any, come by `channel`. With `idle_seconds`, only `config.minimum` engines are wanted at
+        first, and others start when they are needed and go when they have been idle for so long."""
         self._kinds = config.each
-        self.wanted = len(self._kinds)
-        self._least = config.minimum or self.wanted
+        most = len(self._kinds)
+        self._least = config.minimum or most
+        self.wanted = self._least if idle_seconds else most
+        self.scaling = Scaling(most, idle_seconds, self.close) if self.wanted < most else None
         self._cluster = cluster
         self._name = name
         self._names = (f"{name}-{number}" for number in itertools.count())
@@ -210,7 +229,7 @@ class EngineStarter:
     async def another(self) -> Engine:
         """On the first free seat on which one can be. `WorkerDied` if there is none."""
         lost = WorkerDied(f"{self._name}: no seat is free")
-        for seat in range(self.wanted):
+        for seat in range(len(self._kinds)):
             if seat not in self._seated or self._seated[seat].dead:
                 try:
                     return await self._start(seat)
@@ -219,6 +238,13 @@ class EngineStarter:
                         raise  # it died as it started, which somebody is to hear of
                     lost = error
         raise lost
+
+    async def close(self, engine: InferenceEngine) -> None:
+        """End one that has left its pool; its seat is free then."""
+        seat, made = next((seat, made) for seat, made in self._seated.items() if made is engine)
+        if isinstance(made, WorkerEngine):  # servers are ended by who started them
+            await made.close()
+        del self._seated[seat]
 
     async def _start(self, seat: int) -> Engine:
         config = self._kinds[seat]

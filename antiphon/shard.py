@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cluster.base import CLUSTERS, Cluster
+from antiphon.cluster.placement import Placement
 from antiphon.engines.base import InferenceEngine
 from antiphon.loop import supervised
 from antiphon.questions import STARTED, AnsweringWorker, Does
@@ -68,7 +69,9 @@ class RolloutWorker(AnsweringWorker):
             cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, directory.logs / name)
             stack.push_async_callback(cluster.close)
             tell = partial(self._say, "message", STARTED)
-            grading, _ = await stack.enter_async_context(graders(cluster, config, waits, tell))
+            places = tuple(seat.place for seat in self._seats if seat.place)
+            placement = Placement({"engine": places} if places else {})
+            grading, _ = await stack.enter_async_context(graders(cluster, config, waits, tell, placement))
             self._pool, episodes, _ = await start_rollouts(
                 cluster, self._model, grading, config, waits, self._events, stack, tell, seats=self._seats.__getitem__
             )

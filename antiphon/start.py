@@ -184,23 +184,30 @@ async def graders(
     waits: Waits,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
+    events: Events | None = None,
 ) -> AsyncIterator[tuple[Graders, list[EnginePool]]]:
-    """What grades the tasks of a run, started, and the engines of the judges among it."""
+    """What grades the tasks of a run, started, and the engines of the judges among it. In a run with a placement it sees the
+    GPUs that it has there, and no others."""
+    events = events or Events()
+    rollout = config.rollout.model_copy(update={"placement": "spread"})  # a judge's questions are of no group
     asked: dict[str, Generate] = {}
     pools: list[EnginePool] = []
     judges = 0
     for task in config.tasks:
         if (judge := task.judge) is not None:
             model = await model_directory(cluster, judge.path, Path(), config.seed)
-            engine = config.engine.model_copy(update={"replicas": judge.replicas, "minimum": 0, "also": ()})
+            several = {"replicas": judge.replicas, "minimum": judge.minimum, "also": ()}
+            engine = config.engine.model_copy(update=several)
             seats, judges = seats_of(cluster, config, "judge", judges), judges + judge.replicas
-            starter = EngineStarter(cluster, f"judge-{task.name}", model, engine, seat_of=seats)
-            pool, longest = await start_engines(starter, config.rollout, waits, Events(), tell)
+            name = f"judge-{task.name}"
+            starter = EngineStarter(cluster, name, model, engine, seat_of=seats, idle_seconds=judge.idle_seconds)
+            pool, longest = await start_engines(starter, rollout, waits, events.aside(name), tell)
             asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     reward = placement.place("reward")
     cores = reward.cores if reward else ()
-    async with Graders(config.tasks, config.grading, waits, asked, cores) as grading:
+    gpus = reward.gpus if reward else () if placement.places else None
+    async with Graders(config.tasks, config.grading, waits, asked, cores, gpus) as grading:
         yield grading, pools
 
 
@@ -224,6 +231,7 @@ async def start_engines(
         respawn=starter.another,
         wanted=starter.wanted,
         prefers=prefers,
+        scaling=starter.scaling,
     )
     return pool, min(engine.max_length for engine in engines)
 

@@ -24,8 +24,9 @@ class ClusterConfig(Config):
 
 class PlacementConfig(Config):
     """The devices of each role: `gpu:0-7`, `node2.gpu:0-3`, `h800:0-31`, `cpu:0-3` (these cores), `cpu:16` (any sixteen), `with
-    learner`, `anywhere`. A role without any runs beside the controller and sees every device. Where what generates shares a
-    device with what trains, it sleeps meanwhile, and its requests go on elsewhere or afterwards."""
+    learner`, `anywhere`. A role without any runs beside the controller and sees every device; graders (`reward`) without GPUs
+    see none. Where what generates shares a device with what trains, it sleeps meanwhile, and its requests go on elsewhere or
+    afterwards."""
 
     auto: bool = False
     """Let the planner divide the cores or GPUs of this machine between learner and engines; `placement: auto` says the same."""

@@ -24,7 +24,7 @@ ANYWHERE = "anywhere"
 NOWHERE = -1  # the node of devices that are not there
 TRAINING = ("learner", "reference", "critic", "teacher")  # have their turn together
 GENERATING = ("engine", "judge")  # sleep in the meantime, where they share devices with those
-BESIDE = ("environment", "reward")  # run on cores, whoever has their turn there
+BESIDE = ("environment", "reward")  # run all the time, whoever has their turn
 
 _PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
 
@@ -213,9 +213,14 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
             f"placement.judge: {both[0]} is the engines' too, and both generate at the same time: only what trains takes turns "
             "with what generates"
         )
-    for role in BESIDE:
-        if gpus := [device for device in devices.get(role, ()) if device.kind == GPU]:
-            raise ConfigError(f"placement.{role}: {gpus[0]} is of no use to it: it runs on cores")
+    if gpus := [device for device in devices.get("environment", ()) if device.kind == GPU]:
+        raise ConfigError(f"placement.environment: {gpus[0]} is of no use to it: it runs on cores")
+    own = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
+    for role in (*TRAINING, *GENERATING):
+        if both := sorted(own & {*devices.get(role, ())}):
+            raise ConfigError(
+                f"placement.reward: {both[0]} is of {role}, too, and rewards take no turns: give them GPUs of their own"
+            )
 
 
 def _blocks(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:

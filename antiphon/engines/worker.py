@@ -174,6 +174,10 @@ class WorkerEngine:
         """See `InferenceEngine.kill`."""
         self.handle.kill()
 
+    async def close(self) -> None:
+        """End it politely."""
+        await self.handle.close()
+
     def abort(self, request: str) -> None:
         """End a request early."""
         self._tell("abort", request)

@@ -10,8 +10,11 @@ Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/
     load     engine, version                    an engine samples from a version
     join     engine, version                    the pool has an engine more
     lost, retired  engine                       the pool has an engine less
+    grow     engines, asked                     the pool wants so many engines from now on, for so many requests
     take     groups                             a step begins with these groups
     publish  version                            it is done
+
+Of the engines of a judge only those that come and go are noted, with `pool`, the judge's name.
 
 `perfetto` turns them into a picture: https://ui.perfetto.dev opens the file.
 """
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-RARE = frozenset({"join", "lost", "retired", "fault"})
+RARE = frozenset({"join", "lost", "retired", "grow", "fault"})
 KEPT = 20  # events, for whoever wants to know what happened last
 
 
@@ -53,6 +56,10 @@ class Events:
         if self._sink is not None:
             self._sink.write(_line(now, event, what) + "\n")
 
+    def aside(self, pool: str) -> "Events":
+        """What notes the rare events of another pool than the policy's among these, with its name."""
+        return _Aside(self, pool)
+
     def now(self) -> float:
         """The second on the run's clock."""
         return self._clock()
@@ -60,6 +67,21 @@ class Events:
     def last(self) -> str:
         """The last events, one a line."""
         return "\n".join(_line(*event) for event in self._last) or "none"
+
+
+class _Aside(Events):
+    """Rare events of one pool, among those of the run."""
+
+    def __init__(self, run: Events, pool: str) -> None:
+        super().__init__(run.now)
+        self.numbers = run.numbers  # an engine's is its own in the whole run
+        self._run = run
+        self._pool = pool
+
+    def add(self, event: str, **what: Any) -> None:
+        """See `Events.add`."""
+        if event in RARE:
+            self._run.add(event, pool=self._pool, **what)
 
 
 def _line(now: float, event: str, what: dict[str, Any]) -> str:

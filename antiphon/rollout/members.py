@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from antiphon.engines.base import GenerationHandle, InferenceEngine
@@ -19,6 +20,15 @@ class Pending:
     placed: asyncio.Future["Member"] = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How a pool has more engines while more is asked of it, and lets them go afterwards."""
+
+    most: int  # engines
+    idle_seconds: float  # after which one that is not needed may go
+    close: Callable[[InferenceEngine], Awaitable[None]]
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """An engine of the pool."""
@@ -33,6 +43,8 @@ class Member:
     asleep: bool = False  # has left its device to what trains
     handles: set[GenerationHandle] = field(default_factory=set)  # of the requests that run there
     noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `Free`
+    timer: asyncio.TimerHandle | None = None  # while nothing runs there, in a pool that lets engines go
+    spare: bool = False  # for so long that it may go
     groups: Counter[str] = field(default_factory=Counter)  # pinned: requests of each group there
 
     @property

@@ -21,7 +21,7 @@ from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
 from antiphon.errors import StallError, WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.members import Free, Member, Pending
+from antiphon.rollout.members import Free, Member, Pending, Scaling
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.waits import Waits, fail
 
@@ -51,10 +51,13 @@ class EnginePool:
         respawn: Callable[[], Awaitable[InferenceEngine]] | None = None,
         wanted: int = 0,
         prefers: Mapping[str, str] | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """`on_loss` is told of each engine that died; `respawn` makes one to take its place, while `watch` runs, and those that
         are `wanted` besides the first; `prefers` has, for some tasks, the class of devices that their requests go to while
-        there is room."""
+        there is room. With `scaling`, which needs `respawn`, engines start while `watch` runs and more is asked than those
+        there have slots for, and go when they are idle, but never so that fewer are left than at first."""
+        self._least, self._scaling = len(engines), scaling
         self._prefers = dict(prefers or {})
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
@@ -70,7 +73,7 @@ class EnginePool:
         self._restarts = config.engine_restarts + max(wanted - len(engines), 0) if respawn else 0
         self._coming = False  # an engine is being started
         self._loss: WorkerDied | None = None  # of the last engine, when none will take its place
-        self._gone = asyncio.Event()  # an engine was lost
+        self._due = asyncio.Event()  # engines are to come or to go
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
         self._pending: dict[int, list[Pending]] = {}
         self._free: dict[str, Free] = defaultdict(Free)  # by class of device
@@ -130,6 +133,8 @@ class EnginePool:
         """Have the engines sleep that share a device with what trains: what they run goes on elsewhere, or when they wake."""
 
         async def lend_one(member: Member) -> None:
+            if member not in self._members:  # it went this very moment
+                return
             self._put(member, asleep=True)
             for handle in member.handles:
                 handle.abort()
@@ -155,6 +160,7 @@ class EnginePool:
         if member.asleep != asleep:
             member.asleep = asleep
             self._sleepers += 1 if asleep else -1
+            self._note_idle(member)
             self._events.add("sleep" if asleep else "wake", engine=member.number)
 
     async def _emptied(self, member: Member) -> None:
@@ -200,9 +206,11 @@ class EnginePool:
     async def _keep_replacing(self, refresh: Refresh) -> None:
         pause = PAUSES[0]
         while self._loss is None:
-            self._gone.clear()
-            if not self._restarts or len(self._members) >= self._wanted:
-                await self._gone.wait()
+            self._due.clear()
+            if (spare := self._spare()) is not None:
+                await self._let_go(spare)
+            elif not self._restarts or len(self._members) >= self._wanted:
+                await self._due.wait()
             elif await self._replace(refresh):
                 pause = PAUSES[0]
             else:
@@ -251,6 +259,7 @@ class EnginePool:
             await self._unless_dead(member, member.engine.sleep())
         await self._with_weights(member, refresh(member.engine))
         self._dispatch()
+        self._grow()
         return True
 
     async def _with_weights(self, member: Member, load: Awaitable[None]) -> None:
@@ -288,7 +297,7 @@ class EnginePool:
         if member in self._members:
             self._members.remove(member)
             self._put(member, asleep=False)
-            self._gone.set()
+            self._due.set()
             self._events.add("lost", engine=member.number)
             self._on_loss(f"{error}; engines left: {len(self._members)}")
         self._give_up_if_empty(error)
@@ -299,6 +308,46 @@ class EnginePool:
             for pending in itertools.chain.from_iterable(self._pending.values()):
                 fail(pending.placed, error)
             raise error
+
+    # --- how many ------------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Want one engine more if more is asked than those that there are have slots for, and none is on its way."""
+        if self._scaling is None or self._wanted >= self._scaling.most:
+            return
+        coming = self._coming or (self._restarts > 0 and len(self._members) < self._wanted)
+        if not coming and self._outstanding > sum(member.engine.capacity for member in self._members):
+            self._wanted += 1
+            self._restarts += 1  # it takes the place of none that died
+            self._events.add("grow", engines=self._wanted, asked=self._outstanding)
+            self._due.set()
+
+    def _note_idle(self, member: Member) -> None:
+        """When nothing runs on an engine that is awake, its time begins."""
+        if self._scaling is None:
+            return
+        member.spare = False
+        if member.timer is not None:
+            member.timer.cancel()
+            member.timer = None
+        if member.awake and not member.running:
+            seconds = self._scaling.idle_seconds
+            member.timer = asyncio.get_running_loop().call_later(seconds, self._note_spare, member)
+
+    def _note_spare(self, member: Member) -> None:
+        member.spare = True
+        self._due.set()
+
+    def _spare(self) -> Member | None:
+        """An engine that may go."""
+        if len(self._members) <= self._least:
+            return None
+        return next((member for member in self._members if member.spare), None)
+
+    async def _let_go(self, member: Member) -> None:
+        assert self._scaling is not None
+        await self.retire(member.engine)  # at once: nothing runs there
+        await self._wait(self._scaling.close(member.engine), "close", "an engine that is not needed")
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -333,6 +382,7 @@ class EnginePool:
         queue = self._pending.setdefault(request.min_version, [])
         heapq.heappush(queue, Pending(request.priority, next(self._orders), request, placed))
         self._dispatch()
+        self._grow()
         handle: GenerationHandle | None = None
         try:
             member = placed.result() if placed.done() else await self._wait(placed, "queue", "a free engine slot")
@@ -370,6 +420,7 @@ class EnginePool:
             group = _group(request)
             member.running += 0 if member.groups[group] else self._seats
             member.groups[group] += 1
+        self._note_idle(member)
         self._free[member.engine.device].note(member)
 
     def _leave(self, member: Member, request: GenerateRequest) -> None:
@@ -390,6 +441,7 @@ class EnginePool:
         if member.version != member.engine.version:
             member.version = member.engine.version
             self._events.add("load", engine=member.number, version=member.version)
+        self._note_idle(member)
         self._free[member.engine.device].note(member)
 
     def _note_served(self, request: GenerateRequest, member: Member, completion: Completion) -> None:

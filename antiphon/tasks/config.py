@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config
+from antiphon.config import Config, Problems
 
 
 class PromptsConfig(Config):
@@ -135,8 +135,20 @@ class JudgeConfig(Config):
     """A directory or Hugging Face id."""
     replicas: int = Field(1, gt=0)
     """Engines that run it, which otherwise are as `engine` says."""
+    minimum: int = Field(0, ge=0)
+    """Engines that are always there; others, up to `replicas`, start while more questions are asked than those there have slots
+    for. 0 is all."""
+    idle_seconds: float = Field(300.0, gt=0.0)
+    """An engine beyond `minimum` ends when it has been asked nothing for so long."""
     max_tokens: int = Field(1024, gt=0)
     """Most tokens of one reply."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.minimum > self.replicas:
+            message = f"{self.minimum} is more than there may be: give 1 to {self.replicas} (replicas), or 0 for all"
+            raise Problems([("minimum", message)])
+        return self
 
 
 class TaskConfig(Config):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from antiphon.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.tasks.base import AsyncReward, Generate, Transcript, Unreachable, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
-from antiphon.tasks.grading import GradingPool, GradingStats, Named
+from antiphon.tasks.grading import Gpus, GradingPool, GradingStats, Named
 from antiphon.tasks.grading_worker import marked, one_line
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous
 from antiphon.tasks.rewards.composed import Composition
@@ -107,8 +107,11 @@ class Graders:
         waits: Waits,
         generate: Mapping[str, Generate] | None = None,
         cores: Sequence[int] = (),
+        gpus: Sequence[str] | None = None,
     ) -> None:
-        """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any."""
+        """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any, and each
+        sees one of `gpus`, or none if there are none, or whatever there is if nothing is said of them."""
+        shared = None if gpus is None else Gpus(gpus)  # by all pools
         self._of: dict[str, Grader] = {}
         self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
@@ -129,7 +132,7 @@ class Graders:
         settings = {task.name: task.grading for task in tasks if task.grading}
         for own in alone.keys() | together.keys():
             rewards, groups = alone.get(own, {}), together.get(own, {})
-            pool = GradingPool(rewards, settings.get(own, config), waits, groups, cores)
+            pool = GradingPool(rewards, settings.get(own, config), waits, groups, cores, shared)
             self._of |= dict.fromkeys(rewards, pool)
             self._together |= dict.fromkeys(groups, pool)
 

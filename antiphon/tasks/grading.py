@@ -47,7 +47,8 @@ RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be st
 Named = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options
 
 _PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; main({descriptor}, {cores})"
+    "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; "
+    "main({descriptor}, {cores}, {gpu!r})"
 )
 
 
@@ -82,6 +83,7 @@ class _Worker:
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    gpu: str | None = None  # that it sees, see `Gpus`
     batch: deque[_Grading] = field(default_factory=deque)
     since: float = 0.0  # when it began with the first of them, seconds of the event loop's clock
     timer: asyncio.TimerHandle | None = None
@@ -103,6 +105,27 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
+class Gpus:
+    """GPUs of graders. Each process sees one: a model that is on "cuda" is on the first that its process sees, and all of them
+    would be on the same."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """By the names that CUDA_VISIBLE_DEVICES has for them; there may be none."""
+        self._held = dict.fromkeys(names, 0)  # processes
+
+    def take(self) -> str:
+        """The one that the fewest processes see; empty if there is none."""
+        gpu = min(self._held, key=self._held.__getitem__, default="")
+        if gpu:
+            self._held[gpu] += 1
+        return gpu
+
+    def give_back(self, gpu: str) -> None:
+        """A process that saw it has ended."""
+        if gpu:
+            self._held[gpu] -= 1
+
+
 class GradingPool:
     """Scores transcripts in processes. Use as `async with`; leaving it leaves no process behind."""
 
@@ -113,10 +136,13 @@ class GradingPool:
         waits: Waits,
         group_rewards: Named | None = None,
         cores: Sequence[int] = (),
+        gpus: Gpus | None = None,
     ) -> None:
         """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups. Workers, and
-        what they start, are held to `cores`; if there are none, to none in particular."""
+        what they start, are held to `cores`; if there are none, to none in particular. Each sees one of `gpus`, or all
+        GPUs if nothing is said of them."""
         self._cores = tuple(cores)
+        self._gpus = gpus
         self._rewards = dict(rewards)
         self._group_rewards = dict(group_rewards or {})
         for registry, named in ((REWARDS, self._rewards), (GROUP_REWARDS, self._group_rewards)):
@@ -258,6 +284,7 @@ class GradingPool:
         return worker
 
     async def _spawn(self) -> _Worker:
+        gpu = self._gpus.take() if self._gpus else None
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -265,15 +292,16 @@ class GradingPool:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-c",
-                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno(), cores=self._cores),
+                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno(), cores=self._cores, gpu=gpu),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started
                 )
             except BaseException:
                 writer.close()
+                self._give_back(gpu)
                 raise
-        worker = _Worker(process, reader, writer)
+        worker = _Worker(process, reader, writer, gpu)
         self._workers.add(worker)
         self.stats.processes += 1
         writer.write(frame(SetUp(self._rewards, self._group_rewards, os.getpid())))
@@ -303,7 +331,12 @@ class GradingPool:
             worker.timer.cancel()
         worker.kill()
         worker.writer.close()
+        self._give_back(worker.gpu)
         await worker.process.wait()
+
+    def _give_back(self, gpu: str | None) -> None:
+        if self._gpus is not None and gpu is not None:
+            self._gpus.give_back(gpu)
 
     # --- how many ------------------------------------------------------------------------------------------------------
 

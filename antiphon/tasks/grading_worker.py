@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from antiphon.config import see_gpus
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
 from antiphon.tasks.rewards import build_group_reward, build_reward
 from antiphon.tasks.suspicions import suspicions
@@ -60,10 +61,13 @@ def frame(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main(descriptor: int, cores: Sequence[int] = ()) -> None:
-    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any."""
+def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> None:
+    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any; see this GPU
+    alone, or none if it is empty."""
     if cores:
         os.sched_setaffinity(0, cores)
+    if gpu is not None:
+        see_gpus([gpu] if gpu else [])
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
         set_up: SetUp = _read(stream)
         _die_with(set_up.parent)

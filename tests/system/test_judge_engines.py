@@ -1,11 +1,27 @@
 """A reward that asks a model on engines of its own, in a real run."""
 
+import asyncio
+import json
+import sys
 import textwrap
 
 import psutil
 import pytest
 
-from tests.system.test_bad_input import is_worker, wait_for_line
+from antiphon.cluster.base import Gpu, Node
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.config import load
+from antiphon.errors import ConfigError
+from antiphon.record.audit import audit
+from antiphon.record.events import Events
+from antiphon.run_config import RunConfig
+from antiphon.seats import placed
+from antiphon.start import graders
+from antiphon.tasks.base import Transcript
+from antiphon.types import Message, Prompt
+from antiphon.waits import Waits
+from tests.system.test_bad_input import is_worker, output_of, wait_for_line
 
 pytestmark = pytest.mark.system
 
@@ -24,19 +40,121 @@ ASKER = """
 """
 
 
-def config(project, **sections):
+def config(project, judge=None, **sections):
     (project.folder / "asker.py").write_text(textwrap.dedent(ASKER))
-    judge = {"path": str(project.model), "max_tokens": 4}
+    judge = {"path": str(project.model), "max_tokens": 4, **(judge or {})}
     task = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "asker:Asker", "judge": judge}
     return project.config(tasks=[task], grading={"deadline": 60}, **sections)
 
 
-def test_a_reward_asks_a_model_of_its_own(project):
-    done = project.run("train", config(project, steps=2))
+def test_a_reward_asks_a_model_of_its_own_with_more_engines_while_more_is_asked(project):
+    sections = {"judge": {"replicas": 2, "minimum": 1}, "engine": {"slots": 2}, "record": {"events": True}}
+    done = project.run("train", config(project, steps=2, **sections))
     assert done.returncode == 0, done.stderr
     for line in project.metrics():
         assert line["reward/part/digits/same"] == line["reward/part/digits/asked"] == 1.0
-    assert (project.folder / "runs" / "run" / "logs" / "judge-digits-0.log").exists()
+    run = project.folder / "runs" / "run"
+    assert (run / "logs" / "judge-digits-0.log").exists()
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    of_judges = [event for event in events if event.get("pool") == "judge-digits"]
+    began, grew, *_ = of_judges
+    assert (began["event"], grew["event"], grew["engines"]) == ("join", "grow", 2)
+    assert not {"place", "served"} & {event["event"] for event in of_judges}
+    engines = [event["engine"] for event in events if event["event"] == "join"]
+    assert len({*engines}) == len(engines) >= 2
+    assert not audit(run).violations
+
+
+class Heard(Events):
+    """Events that can be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = asyncio.Queue()
+
+    def add(self, event, **what):
+        super().add(event, **what)
+        self.heard.put_nowait((event, what["pool"]))
+
+    async def next(self, event):
+        while (await self.heard.get()) != (event, "judge-digits"):
+            pass
+
+
+def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idle(project, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(project.folder), *sys.path])
+    judge = {"replicas": 2, "minimum": 1, "idle_seconds": 0.5}
+    settings = load(config(project, judge=judge, engine={"slots": 1}), model=RunConfig)
+    prompt = Prompt(id="digits/0", task="digits", messages=(), payload={"prompt": "1+1="})
+    transcript = Transcript([Message("assistant", "2")])
+
+    async def main():
+        logs, events, waits = project.folder / "logs", Heard(), Waits()
+        cluster = LocalCluster(ClusterConfig(), logs)
+        started, ended = [], []
+        try:
+            async with graders(cluster, settings, waits, events=events) as (grading, (pool,)):
+                watch = asyncio.create_task(pool.watch())
+                for _ in range(2):
+                    asked = asyncio.gather(*(grading.score(prompt, transcript) for _ in range(6)))
+                    await events.next("grow")
+                    await events.next("join")
+                    started.append(judges())
+                    assert {score.value for score in await asyncio.shield(asked)} == {1 / 8}
+                    await events.next("retired")
+                    while pool.engines != 1 or {"respawn", "close"} & {wait.name for wait in waits.open()}:
+                        await waits.change()
+                    ended.append(judges())
+                    events.heard = asyncio.Queue()
+                watch.cancel()
+        finally:
+            await cluster.close()
+        return started, ended
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == ([2, 2], [1, 1])
+
+
+def judges():
+    """Processes."""
+    found = psutil.Process().children(recursive=True)
+    return sum("/judge-digits-" in path for child in found for path in output_of(child))
+
+
+def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
+    """Those that a machine would have: processes say what they were given."""
+    monkeypatch.setattr(sys, "path", [str(project.folder), *sys.path])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    (project.folder / "sees.py").write_text(textwrap.dedent(SEES))
+    nodes = [Node(cores=(0, 1), gpus=tuple(Gpu(str(number), "h200") for number in range(4)))]
+    task = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "sees:sees"}
+    prompt = Prompt(id="digits/0", task="digits", messages=(), payload={})
+
+    async def seen(config):
+        cluster = LocalCluster(ClusterConfig())
+        async with graders(cluster, config, Waits(), placement=placed(nodes, config)) as (grading, _):
+            return (await grading.score(prompt, Transcript([]))).detail
+
+    found = {}
+    for reward in ("gpu:3", "gpu:2, cpu:1", "cpu:1", ""):
+        placement = {"learner": "gpu:0", "engine": "gpu:1", "reward": reward}
+        config = load(project.config(tasks=[task], placement=placement), model=RunConfig)
+        found[reward] = asyncio.run(seen(config))
+    assert found == {"gpu:3": "3", "gpu:2, cpu:1": "2", "cpu:1": "", "": ""}
+    assert asyncio.run(seen(load(project.config(tasks=[task]), model=RunConfig))) == "0,1,2,3"
+    config = load(
+        project.config(tasks=[task], placement={"reward": "gpu:1-3"}, grading={"max_workers": 2}), model=RunConfig
+    )
+    with pytest.raises(ConfigError, match=r"placement.reward: 3 GPUs are more than the 2 processes that grade at most"):
+        placed(nodes, config)
+
+
+SEES = """
+    import os
+    from antiphon.types import Score, ScoreStatus
+
+    def sees(prompt, transcript):
+        return Score(status=ScoreStatus.SCORED, value=1.0, detail=os.environ["CUDA_VISIBLE_DEVICES"])
+"""
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -59,6 +177,17 @@ def test_a_judge_that_is_killed_is_replaced_as_often_as_allowed(project, restart
         ({"reward": "math"}, {}, "reward 'math' asks no model"),
         ({"reward": "asker:Asker"}, {"deterministic": True}, "not with rollout.deterministic"),
         ({"reward": "asker:Asker", "judge": {"path": "mytask:build"}}, {}, "must be a directory or a Hugging Face id"),
+        (
+            {"reward": "asker:Asker", "judge": {"path": "x", "replicas": 2, "minimum": 3}},
+            {},
+            "tasks.0.judge.minimum: 3 is more than there may be: give 1 to 2 (replicas), or 0 for all",
+        ),
+        (
+            {"reward": "judge", "judge": {"path": "x", "replicas": 9, "minimum": 4}},
+            {},
+            "tasks.0.judge.minimum: 4 with 64 slots (engine.slots) have room for the 64 questions",
+        ),
+        ({"reward": "asker:Asker", "judge": {"path": "x", "idle_seconds": 0}}, {}, "tasks.0.judge.idle_seconds"),
     ],
 )
 def test_a_judge_that_cannot_be_is_refused(project, task, rollout, message):

@@ -98,6 +98,11 @@ def test_with_one_gpu_an_engine_on_a_core_goes_on_while_the_learner_trains():
     assert [found.lends("engine", number) for number in range(2)] == [True, False]
 
 
+def test_rewards_have_all_their_gpus_in_one_place():
+    place = placed(learner="gpu:0", engine="gpu:4-5", reward="gpu:2-3, cpu:2").place("reward")
+    assert (place.node, place.gpus, place.cores) == ("a", ("2", "3"), (0, 1))
+
+
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
@@ -111,7 +116,13 @@ def test_with_one_gpu_an_engine_on_a_core_goes_on_while_the_learner_trains():
             {"engine": "gpu:0-3", "judge": "gpu:3"},
             r"placement.judge: node0.gpu:3 is the engines' too, and both generate at the same time",
         ),
-        ({"reward": "gpu:0"}, r"placement.reward: node0.gpu:0 is of no use to it: it runs on cores"),
+        ({"environment": "gpu:0"}, r"placement.environment: node0.gpu:0 is of no use to it: it runs on cores"),
+        (
+            {"engine": "gpu:0-1", "reward": "gpu:1-2"},
+            r"placement.reward: node0.gpu:1 is of engine, too, and rewards take no turns: give them GPUs of their own",
+        ),
+        ({"learner": "gpu:0", "reward": "with learner"}, r"placement.reward: node0.gpu:0 is of learner, too"),
+        ({"reward": "gpu:3-4"}, r"placement.reward: node0.gpu:3, node1.gpu:0 would be one worker's"),
     ],
 )
 def test_what_cannot_be_is_said_with_role_device_and_conflict(roles, message):

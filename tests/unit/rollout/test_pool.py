@@ -1,6 +1,7 @@
 """The engine pool places requests; the engines here answer when the test says so."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from antiphon.errors import WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.members import Scaling
 from antiphon.rollout.pool import EnginePool
 from antiphon.simulate import clock
 from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
@@ -357,6 +359,127 @@ def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_re
         watch.cancel()
 
     clock.run(main())  # in virtual time
+
+
+class Scaled:
+    """A pool of one to three engines of one slot, each of which goes after ten seconds without a request."""
+
+    def __init__(self, restarts=0):
+        self.engines, self.closed = [HeldEngine(capacity=1)], []
+        self.pool = EnginePool(
+            self.engines,
+            Waits(),
+            SCHEDULE.model_copy(update={"engine_restarts": restarts, "engine_timeout": 1.0, "timeout": 600.0}),
+            events=Events(),
+            respawn=self.another,
+            scaling=Scaling(3, 10.0, self.close),
+        )
+        self.watch = asyncio.create_task(self.pool.watch())
+        self.names = map(str, itertools.count())
+
+    async def another(self):
+        await asyncio.sleep(1.0)
+        self.engines.append(HeldEngine(capacity=1))
+        return self.engines[-1]
+
+    async def close(self, engine):
+        self.closed.append(engine)
+
+    async def ask(self, count):
+        asked = [asyncio.create_task(self.pool.generate(request(next(self.names)))) for _ in range(count)]
+        await settle()
+        return asked
+
+    async def answer(self):
+        """All that is asked."""
+        while held := [each for engine in self.engines for each in engine.started if not each.done.done()]:
+            for each in held:
+                each.finish()
+            await settle()
+
+
+def test_engines_come_while_more_is_asked_than_they_have_slots_for_and_go_when_idle():
+    async def main():
+        scaled = Scaled()
+        pool = scaled.pool
+        await scaled.ask(1)
+        await asyncio.sleep(60.0)
+        assert (pool.engines, len(scaled.engines)) == (1, 1)  # it has a slot for that
+        await scaled.ask(1)
+        await asyncio.sleep(5.0)
+        assert pool.engines == 2
+        await scaled.ask(8)
+        await asyncio.sleep(60.0)
+        assert pool.engines == 3  # and no more
+        await scaled.answer()
+        await asyncio.sleep(9.0)
+        await scaled.ask(1)
+        await scaled.answer()
+        await asyncio.sleep(9.0)
+        assert pool.engines == 1 and len(scaled.closed) == 2  # but not the one that was asked since
+        await asyncio.sleep(60.0)
+        assert pool.engines == 1 and len({*scaled.closed}) == 2
+        await scaled.ask(2)
+        await asyncio.sleep(2.0)
+        assert pool.engines == 2 and len(scaled.engines) == 4
+        scaled.watch.cancel()
+
+    clock.run(main())  # in virtual time
+
+
+def test_one_engine_starts_at_a_time_and_none_for_what_is_over():
+    async def main():
+        scaled = Scaled()
+        await scaled.ask(9)
+        await asyncio.sleep(0.5)
+        await scaled.answer()
+        await asyncio.sleep(5.0)
+        assert scaled.pool.engines == 2
+        scaled.watch.cancel()
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_engine_that_came_with_the_load_is_replaced_as_any_other(restarts):
+    async def main():
+        scaled = Scaled(restarts)
+        await scaled.ask(2)
+        await asyncio.sleep(5.0)
+        scaled.engines[1].kill()
+        await asyncio.sleep(5.0)
+        assert (scaled.pool.engines, len(scaled.engines)) == (1 + restarts, 2 + restarts)
+        for engine in scaled.engines:
+            engine.kill()
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(scaled.watch, 600)
+        assert raised.group_contains(WorkerDied)
+
+    clock.run(main())
+
+
+def test_engines_that_sleep_while_others_train_are_not_idle():
+    async def main():
+        scaled = Scaled()
+        pool = scaled.pool
+        await scaled.ask(2)
+        await asyncio.sleep(5.0)
+        for engine in scaled.engines:
+            engine.lent = True
+        await scaled.answer()
+        await pool.lend()
+        waiting = await scaled.ask(2)  # for the engines to wake, and for no other
+        await asyncio.sleep(60.0)
+        assert pool.engines == len(scaled.engines) == 2
+        await pool.take_back()
+        await settle()
+        await scaled.answer()
+        await asyncio.gather(*waiting)
+        await asyncio.sleep(60.0)
+        assert pool.engines == 1
+        scaled.watch.cancel()
+
+    clock.run(main())
 
 
 def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():

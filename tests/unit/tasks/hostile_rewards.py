@@ -42,6 +42,10 @@ def obey(prompt: Prompt, transcript: Transcript) -> Any:
             return Score(status=ScoreStatus.SCORED, value=1.0, detail=",".join(sys.modules))
         case "pid":
             return os.getpid()
+        case "gpus":
+            return Score(
+                status=ScoreStatus.SCORED, value=os.getpid(), detail=str(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            )
         case number:
             return number
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from antiphon.errors import ConfigError, WorkerDied
 from antiphon.tasks.base import Transcript, Unreachable
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.graders import Graders
-from antiphon.tasks.grading import GradingPool
+from antiphon.tasks.grading import Gpus, GradingPool
 from antiphon.tasks.rewards import is_asynchronous
 from antiphon.types import Message, Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
@@ -279,3 +280,47 @@ def test_a_suspicious_response_is_marked_whatever_its_score(response: str, marks
     for score in with_graders([task("process"), task("here", f"{HERE}:waits")], body):
         assert score.value == 0.5
         assert re.sub("mark/", "", ",".join(score.parts)) == marks
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------------------------
+
+
+def seen(gpus: Any, workers: int, own: bool = False) -> Counter[str]:
+    """How many processes see what, as they say themselves."""
+
+    async def run() -> Counter[str]:
+        tasks = [task("a"), task("b", grading=GradingConfig(deadline=60.0))] if own else [task("a")]
+        said: dict[float | None, str] = {}
+        config = GradingConfig(workers=workers, deadline=60.0)
+        async with Graders(tasks, config, Waits(), gpus=gpus) as graders:
+            while len(said) < workers + own:
+                asked = (graders.score(prompt("gpus", each.name), EMPTY) for each in tasks for _ in range(4))
+                said |= {score.value: score.detail for score in await asyncio.gather(*asked)}
+        return Counter(said.values())
+
+    return asyncio.run(run())
+
+
+def test_each_process_sees_one_of_the_gpus_and_each_gpu_has_as_many() -> None:
+    assert seen(("2", "GPU-7f"), workers=3, own=True) == {"2": 2, "GPU-7f": 2}
+    assert seen((), workers=1) == {"": 1}
+
+
+def test_processes_see_what_there_is_where_nothing_is_said_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert seen(None, workers=1) == {"0,1": 1}
+
+
+def test_a_process_in_the_place_of_another_sees_its_gpu() -> None:
+    async def body(pool: GradingPool) -> list[str]:
+        before = await pool.score(prompt("gpus"), EMPTY)
+        await pool.score(prompt("exit"), EMPTY)
+        after = await pool.score(prompt("gpus"), EMPTY)
+        assert before.value != after.value
+        return [before.detail, after.detail]
+
+    async def run() -> list[str]:
+        async with GradingPool({"obey": OBEY}, GradingConfig(), Waits(), gpus=Gpus(["0", "1"])) as pool:
+            return await body(pool)
+
+    assert asyncio.run(run()) == ["0", "0"]
