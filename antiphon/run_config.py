@@ -142,7 +142,7 @@ class RunConfig(Config):
         return {"learner": 1, "reference": int(reference), "critic": critics, "teacher": len(self.teachers)}
 
     def learner_of(self, role: str) -> LearnerConfig:
-        """The settings of a model that is trained or asked: the learner's, on the role's mesh."""
+        """The settings of a model that is trained or asked: the learner's, on the role's mesh. Critics are torch's."""
         settings, own = self.learner, self.meshes.roles.get(role)
         if role == "critic":
             settings = settings.model_copy(update={"kind": "torch", "options": {}})

@@ -123,7 +123,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
                 f"({', '.join(RANKS)} in engine.options)"
             )
-    for role in (role for role in TRAINING if config.counts[role]):
+    for role in TRAINING:
         there, ranks = found.there(role), config.learner_of(role).mesh.world
         for number in range(0, len(there), ranks):
             own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]

@@ -254,7 +254,7 @@ class LearnerConfig(Config):
         return self.minibatches * self.epochs
 
     def on(self, mesh: MeshConfig) -> "LearnerConfig":
-        """The same, on another mesh."""
+        """The same, on another mesh; one that shards nothing has nothing to offload."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
 

@@ -292,6 +292,13 @@ def test_critics_have_the_gpus_of_their_own_mesh(project):
     assert [place.gpus for place in found.there("critic")] == [("0",), ("1",)]
 
 
+@pytest.mark.parametrize("role", ["reference", "critic", "teacher"])
+def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
+    gpus = "node0.gpu:0-1, node1.gpu:0"
+    config = load(project.config(placement={"learner": "node0.gpu:0", role: gpus}), model=RunConfig)
+    assert placed(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
+
+
 @pytest.mark.parametrize(
     ("meshes", "gpus", "message"),
     [
