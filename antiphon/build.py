@@ -13,6 +13,7 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement
 from antiphon.config import dump
 from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.learning.config import MeshesConfig
 from antiphon.learning.learner import Models
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.stages import Training
@@ -70,7 +71,9 @@ def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
     """Run `antiphon sft`; returns the exit code as `train` does. What reinforcement learning needs beside the model is left
     out."""
-    config = config.model_copy(update={"algorithm": AlgorithmConfig(), "critic": None, "teachers": ()})
+    config = config.model_copy(
+        update={"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
+    )
     return _ended(_run(config, overwrite, Run.sft))
 
 

@@ -581,13 +581,9 @@ def _show(run: "RunConfig") -> None:
     """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
     from antiphon.config import dump
     from antiphon.run_config import count_parameters, memory_estimate
+    from antiphon.start import check_meshes
 
-    for path in map(Path, run.models):
-        if (path / "config.json").is_file():
-            from antiphon.start import check_layers, check_mesh
-
-            check_mesh(path, run.learner)
-            check_layers(path, run.learner)
+    check_meshes(run, Path(run.model.path))
     print(dump(run), end="")
     print("\n# What this amounts to:")
     for name, number in run.derived().items():

@@ -21,7 +21,15 @@ from antiphon.config import Config, Problems, load, secret
 from antiphon.engines.config import LOADING, EngineConfig, EngineKind
 from antiphon.engines.worker import ENGINES
 from antiphon.errors import ConfigError, DataError
-from antiphon.learning.config import OPTIONS, CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
+from antiphon.learning.config import (
+    OPTIONS,
+    CheckpointConfig,
+    CriticConfig,
+    LearnerConfig,
+    MeshesConfig,
+    SftConfig,
+    TeacherConfig,
+)
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.record.config import RecordConfig
@@ -75,6 +83,8 @@ class RunConfig(Config):
     """What says how good a state is, for the algorithms that ask."""
     teachers: tuple[TeacherConfig, ...] = ()
     """Whose opinion of the policy's tokens is learned from, see `algorithm.teacher_coefficient`."""
+    meshes: MeshesConfig = MeshesConfig()
+    """Ranks of reference, critics and teachers that are not as many as the learner's, or divide their work otherwise."""
     engine: EngineConfig = EngineConfig()
     grading: GradingConfig = GradingConfig()
     check: CheckConfig = CheckConfig()
@@ -98,6 +108,7 @@ class RunConfig(Config):
             *_servers(self),
             *_sampling(self),
             *_ranks(self),
+            *_meshes(self),
             *_scheduling(self),
             *_joining(self),
             *_workers(self),
@@ -122,6 +133,27 @@ class RunConfig(Config):
         critic = (self.critic.path,) if self.critic and self.critic.path else ()
         return (self.model.path, *critic, *(teacher.path for teacher in self.teachers))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Models of each role that is trained or asked, of which each has the ranks of its mesh. Adapters' reference is the
+        learner's own model."""
+        reference = "reference_logprobs" in self.algorithm.needed and self.learner.lora is None
+        critics = self.critic.count if self.critic else 0
+        return {"learner": 1, "reference": int(reference), "critic": critics, "teacher": len(self.teachers)}
+
+    def learner_of(self, role: str) -> LearnerConfig:
+        """The settings of a model that is trained or asked: the learner's, on the role's mesh. Critics are torch's."""
+        settings, own = self.learner, self.meshes.roles.get(role)
+        if role == "critic":
+            settings = settings.model_copy(update={"kind": "torch", "options": {}})
+        if role == "teacher":  # is not trained
+            settings = settings.model_copy(update={"lora": None})
+        return settings.on(own) if own else settings
+
+    def mesh_of(self, role: str) -> str:
+        """Where the mesh of a role is said."""
+        return f"meshes.{role}" if role in self.meshes.roles else "learner.mesh"
+
     def derived(self) -> dict[str, int]:
         """What the numbers of the configuration amount to."""
         rollout = self.rollout
@@ -129,6 +161,7 @@ class RunConfig(Config):
         longest = rollout.max_turns * rollout.sampling.max_tokens
         updates = self.learner.updates
         ranks = {"learner ranks": self.learner.mesh.world} if self.learner.mesh.world > 1 else {}
+        ranks |= {f"{role} ranks": self.counts[role] * mesh.world for role, mesh in self.meshes.roles.items()}
         return ranks | {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
@@ -360,6 +393,9 @@ def _sampling(config: RunConfig) -> Found:
             )
 
 
+TOLD = "routers are told of the pack that comes next: with a pipeline not with learner.gradient_checkpointing"
+
+
 def _ranks(config: RunConfig) -> Found:
     learner, algorithm = config.learner, config.algorithm
     yield from ((f"learner.{key}", message) for key, message in learner.problems())
@@ -389,10 +425,31 @@ def _ranks(config: RunConfig) -> Found:
     told = {"engine.routed_experts": config.engine.routed_experts, "algorithm.expert_balance": algorithm.expert_balance}
     if learner.mesh.pipeline > 1 and learner.gradient_checkpointing:
         for key in (key for key, on in told.items() if on):
+            yield key, TOLD
+
+
+ASKS = {"reference": "algorithm.kl", "critic": "critic", "teacher": "teachers"}  # what a role is there for
+
+
+def _meshes(config: RunConfig) -> Found:
+    """What is wrong with the meshes that are not the learner's."""
+    for role, mesh in config.meshes.roles.items():
+        at, settings = f"meshes.{role}", config.learner_of(role)
+        if role == "reference" and config.learner.lora:
             yield (
-                key,
-                "routers are told of the pack that comes next: with a pipeline not with learner.gradient_checkpointing",
+                at,
+                "the reference of adapters (learner.lora) is the learner's own model, on learner.mesh: leave it out",
             )
+        elif not config.counts[role]:
+            yield at, f"the run has no {role} ({ASKS[role]}), whose ranks these would be: leave it out"
+        for key, message in settings.problems():
+            if key.startswith("mesh."):  # all else is the learner's, too
+                yield at + key.removeprefix("mesh"), message
+        if config.cluster.debug and mesh.world > 1:
+            yield "cluster.debug", f"the {mesh.world} ranks of {at} are processes"
+        balanced = role == "critic" and config.algorithm.expert_balance
+        if balanced and mesh.pipeline > 1 and settings.gradient_checkpointing:
+            yield f"{at}.pipeline", f"{mesh.pipeline}, and algorithm.expert_balance is more than 0: {TOLD}"
 
 
 def _scheduling(config: RunConfig) -> Found:
@@ -574,6 +631,7 @@ CHANGEABLE = (
     "learner.threads",
     "learner.mesh",
     "learner.cpu_offload",
+    "meshes",
     "grading",
     "check",
 )
@@ -657,6 +715,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     """Bytes that a model of so many parameters takes in each part of a run, on all ranks together, without activations, caches
     and adapters; and on each rank of the learner."""
     mesh, (weights, gradients) = config.learner.mesh, config.learner.copies
+    reference = config.counts["reference"] * config.learner_of("reference").copies[0]
     trained = 0 if config.learner.lora else parameters
     learner = {
         "learner weights": parameters * LEARNT * weights,
@@ -665,8 +724,8 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     }
     estimate = {
         **learner,
-        "reference weights": trained * LEARNT * weights if "reference_logprobs" in config.algorithm.needed else 0,
-        **_others(parameters, LEARNT * mesh.replicate, config),
+        "reference weights": parameters * LEARNT * reference,
+        **_others(parameters, config),
         "engine weights": sum(parameters * BYTES.get(engine.dtype, 4) for engine in config.engine.each),
         "weights in transit": trained * LEARNT,
     }
@@ -674,13 +733,14 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     return {**estimate, "all": sum(estimate.values()), **each}
 
 
-def _others(parameters: int, size: int, config: RunConfig) -> dict[str, int]:
+def _others(parameters: int, config: RunConfig) -> dict[str, int]:
     """Bytes of critics (weights, gradients, moments) and of teachers, if there are any."""
     found, critic = {}, config.critic
     if critic is not None:
         own = (count_parameters(critic.path) if critic.path else None) or parameters
+        size = LEARNT * config.learner_of("critic").mesh.replicate
         found["critics"] = (1 if config.learner.lora else 4) * own * size * critic.count
     if config.teachers:
-        weights = LEARNT * config.learner.copies[0]
+        weights = LEARNT * config.learner_of("teacher").copies[0]
         found["teachers"] = sum((count_parameters(each.path) or parameters) * weights for each in config.teachers)
     return found

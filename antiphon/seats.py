@@ -28,15 +28,8 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
         return Placement()
     kinds = config.engine.each
     least = (config.engine.minimum or len(kinds)) if least is None else least
-    critic = config.critic.count if config.critic else 0
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
-    ranks = config.learner.mesh.world
-    one_a_place = {
-        "learner": ranks,
-        "reference": ranks,
-        "critic": critic * ranks,
-        "teacher": len(config.teachers) * ranks,
-    }
+    one_a_place = {role: count * config.learner_of(role).mesh.world for role, count in config.counts.items()}
     engines = {"engine": len(kinds), "judge": judges}
     patient: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
     if not least:  # somebody asks what there is now: what others have lost is theirs to notice
@@ -50,11 +43,7 @@ def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
-    if len({place.node for place in found.there("learner")}) > 1 and config.weights.host == LOOPBACK:
-        raise ConfigError(
-            "weights.host: the ranks of the learner are on several nodes, and meet at an address of the first's: 127.0.0.1 is "
-            "reached from that alone"
-        )
+    _check_meetings(config, found)
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
     _check_devices(config, found)
@@ -76,6 +65,19 @@ def _check_graders(config: RunConfig, reward: Place | None) -> None:
             f"placement.reward: {len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
             "max_workers in grading), each of which sees one"
         )
+
+
+def _check_meetings(config: RunConfig, found: Placement) -> None:
+    """`ConfigError` unless the ranks of each model reach each other."""
+    for role in TRAINING:
+        places, ranks = found.there(role), config.learner_of(role).mesh.world
+        for number in range(0, len(places), ranks):
+            nodes = {place.node for place in places[number : number + ranks]}
+            if len(nodes) > 1 and config.weights.host == LOOPBACK:
+                raise ConfigError(
+                    f"weights.host: the ranks of the {role} are on several nodes, and meet at an address of the first's: "
+                    "127.0.0.1 is reached from that alone"
+                )
 
 
 def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
@@ -136,14 +138,13 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
                 f"({', '.join(RANKS)} in engine.options)"
             )
-    ranks = config.learner.mesh.world
     for role in TRAINING:
-        there = found.there(role)
+        there, ranks = found.there(role), config.learner_of(role).mesh.world
         for number in range(0, len(there), ranks):
             own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
             if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
                 raise ConfigError(
-                    f"placement.{role}: each of {ranks} ranks (learner.mesh) has one GPU, its own; they would have "
+                    f"placement.{role}: each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
                     f"{', '.join(' + '.join(gpus) for _, gpus in own)}"
                 )
 

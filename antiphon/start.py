@@ -55,8 +55,9 @@ async def start_models(
     handles: list[WorkerHandle] = []
     meetings: list[Awaitable[None]] = []
 
-    def start(name: str, kind: str, path: Path, *more: Any, settings: LearnerConfig = config.learner) -> WorkerLearner:
+    def start(name: str, kind: str, path: Path, *more: Any) -> WorkerLearner:
         role, _, number = name.partition("-")
+        settings = config.learner_of(role)
         args = (str(path), settings, derive(config.seed, name), *more)
         ranks = settings.mesh.world
         members = [
@@ -81,12 +82,13 @@ async def start_models(
     kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
     paths = [await directory(teacher.path) for teacher in config.teachers]
     began = await directory(critic.path if critic else "")
-    for path in {*paths, began} - {model}:
-        check_tokenizers(model, path)
-        await check_model(cluster, path, config.learner)
+    for role, path in [("reference", model), ("critic", began), *(("teacher", path) for path in paths)]:
+        if path != model:
+            check_tokenizers(model, path)
+        if config.counts[role] and (path, config.learner_of(role)) != (model, config.learner):
+            await check_model(cluster, path, config.learner_of(role), config.mesh_of(role))
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
-    unadapted = config.learner.model_copy(update={"lora": None})
     learner = start("learner", kind, model)
     reference: Resident | None = None
     if "reference_logprobs" in config.algorithm.needed:
@@ -95,7 +97,7 @@ async def start_models(
         learner=learner,
         reference=reference,
         critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
-        teachers=[start(f"teacher-{number}", kind, path, settings=unadapted) for number, path in enumerate(paths)],
+        teachers=[start(f"teacher-{number}", kind, path) for number, path in enumerate(paths)],
     )
     await asyncio.gather(*meetings)
     return models, handles
@@ -130,20 +132,33 @@ def check_installed(kind: str) -> None:
         raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install 'antiphon[{kind}]'")
 
 
-def check_mesh(model: Path, learner: LearnerConfig) -> None:
-    """`ConfigError` unless the model in a directory can be learned so, on such a mesh."""
+def check_mesh(model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
+    """`ConfigError` unless the model in a directory can be learned so, on such a mesh, which is said `at` this place."""
     for key, message in learner.misfits(model_shape(model)):
-        raise ConfigError(f"learner.{key}: of the model at {model}, {message}")
+        place = at + key.removeprefix("mesh") if key.startswith("mesh") else f"learner.{key}"
+        raise ConfigError(f"{place}: of the model at {model}, {message}")
 
 
-def check_layers(model: Path, learner: LearnerConfig) -> None:
-    """`UnsupportedError` unless the model in a directory has layers that can be divided on such a mesh. Where that is to be
-    seen from them alone, torch is imported."""
+def check_layers(model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
+    """`UnsupportedError` unless the model in a directory has layers that can be divided on such a mesh, which is said `at` this
+    place. Where that is to be seen from them alone, torch is imported."""
     if _divides_layers(learner):
         from antiphon.learning.models import outline
         from antiphon.learning.sharding import check_division
 
-        check_division(outline(model), learner.mesh)
+        check_division(outline(model), learner.mesh, at)
+
+
+def check_meshes(config: RunConfig, model: Path) -> None:
+    """`check_mesh` and `check_layers` of all models of a run that are here, and of the policy in a directory."""
+    critic, seen = config.critic.path if config.critic else "", list[tuple[Path, LearnerConfig]]()
+    paths = [("learner", model), ("reference", model), ("critic", Path(critic) if critic else model)]
+    for role, path in [*paths, *(("teacher", Path(teacher.path)) for teacher in config.teachers)]:
+        settings, at = config.learner_of(role), config.mesh_of(role)
+        if config.counts[role] and (path / "config.json").is_file() and (path, settings) not in seen:
+            seen.append((path, settings))
+            check_mesh(path, settings, at)
+            check_layers(path, settings, at)
 
 
 def _divides_layers(learner: LearnerConfig) -> bool:
@@ -153,26 +168,27 @@ def _divides_layers(learner: LearnerConfig) -> bool:
 class LayersChecker(Worker):
     """Looks at the layers of models, so that torch stays out of the controller."""
 
-    def check(self, model: Path, learner: LearnerConfig) -> None:
+    def check(self, model: Path, learner: LearnerConfig, at: str) -> None:
         """See `check_layers`."""
-        check_layers(model, learner)
+        check_layers(model, learner, at)
 
 
-async def check_model(cluster: Cluster, model: Path, learner: LearnerConfig) -> None:
-    """Refuse a model in a directory that cannot be learned so, before a rank of the learner is started."""
-    check_mesh(model, learner)
-    check_shares(model, learner)
+async def check_model(cluster: Cluster, model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
+    """Refuse a model in a directory that cannot be learned so, before a rank is started; its mesh is said `at` this place."""
+    check_mesh(model, learner, at)
+    check_shares(model, learner, at)
     if _divides_layers(learner):
         checker = cluster.spawn("layers", f"{__name__}:{LayersChecker.__name__}")
-        await checker.call("check", model, learner)
+        await checker.call("check", model, learner, at)
         await checker.close()
 
 
-def check_shares(model: Path, learner: LearnerConfig) -> None:
-    """`ConfigError` unless each rank can read its share of the weights in a directory; see `learning.models.Checkpoint`."""
+def check_shares(model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
+    """`ConfigError` unless each rank of a mesh, which is said `at` this place, can read its share of the weights in a
+    directory; see `learning.models.Checkpoint`."""
     if learner.mesh.world > 1 and learner.kind not in OPTIONS and not any(model.glob("*.safetensors")):
         raise ConfigError(
-            f"learner.mesh: the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
+            f"{at}: the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
             "share; transformers' save_pretrained writes them"
         )
 

@@ -129,12 +129,15 @@ def companion(text: str) -> str | None:
 def resolve(
     config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
 ) -> Placement:
-    """What a placement comes to, with so many `workers` of each role; a role of none has all its devices in one place. The
-    devices of `patient` roles need not be there. `ConfigError` names role, device and conflict."""
+    """What a placement comes to, with so many `workers` of each role; one of which nothing is said has all its devices in one
+    place. The devices of `patient` roles need not be there. `ConfigError` names role, device and conflict."""
     asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
     devices = _devices(asked, nodes, patient)
     _refuse_conflicts(devices)
-    places = {role: tuple(_divide(role, found, nodes, workers.get(role, 0))) for role, found in devices.items()}
+    places = {
+        role: tuple(_divide(role, found, nodes, workers.get(role, 0))) if workers.get(role) != 0 else ()
+        for role, found in devices.items()
+    }
     training = {device for role in TRAINING for device in devices.get(role, ())}
     lent = {
         role: frozenset(

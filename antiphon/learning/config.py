@@ -117,6 +117,19 @@ class MeshConfig(Config):
             )
 
 
+class MeshesConfig(Config):
+    """Meshes of models that do not have `learner.mesh`. Of several critics or teachers each has the ranks of one."""
+
+    reference: MeshConfig | None = None
+    critic: MeshConfig | None = None
+    teacher: MeshConfig | None = None
+
+    @property
+    def roles(self) -> dict[str, MeshConfig]:
+        """What each role that has one of its own has."""
+        return {role: mesh for role in type(self).model_fields if (mesh := getattr(self, role)) is not None}
+
+
 class DeepSpeedOptions(Config):
     """`learner.options` of `deepspeed`."""
 
@@ -198,7 +211,8 @@ class LearnerConfig(Config):
     gradient_checkpointing: bool = False
     mesh: MeshConfig = MeshConfig()
     cpu_offload: bool = False
-    """Keep parameters and optimiser state in the machine's memory between their uses: with a mesh that shards."""
+    """Keep parameters and optimiser state in the machine's memory between their uses: with a mesh that shards. Of `meshes` it
+    is for those that do."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
     minibatches: int = Field(1, gt=0)
@@ -239,6 +253,11 @@ class LearnerConfig(Config):
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
 
+    def on(self, mesh: MeshConfig) -> "LearnerConfig":
+        """The same, on another mesh; one that shards nothing has nothing to offload."""
+        sharded = mesh.data * mesh.context > 1
+        return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """What cannot be on several ranks, or would mean nothing: (key, message)."""
         mesh = self.mesh
@@ -263,7 +282,8 @@ class LearnerConfig(Config):
 
 
 class CriticConfig(Config):
-    """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is."""
+    """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is, but
+    on torch whatever `learner.kind` is."""
 
     path: str = ""
     """Where they begin: a directory or Hugging Face id; empty is the model that is trained."""

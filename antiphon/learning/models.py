@@ -190,7 +190,7 @@ def _safetensors(path: str) -> list[str]:
         files: list[str] = get_checkpoint_shard_files(path, index)[0]
         return files
     raise DataError(
-        f"model {path!r} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}: each of several ranks (learner.mesh) "
+        f"model {path!r} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}: each of several ranks "
         "reads its share from such files, which transformers' save_pretrained writes"
     )
 

@@ -54,19 +54,20 @@ class Spread(NamedTuple):
     detach: Callable[[], torch.Tensor]  # puts it together
 
 
-def check_division(model: PreTrainedModel, mesh: MeshConfig) -> None:
-    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh."""
+def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
+    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
+    said `at` this place."""
     kind, styles = type(model).__name__, set[str]()
     for name, module, style in _planned(model) if mesh.tensor > 1 else ():
         if style not in (COLUMNS, ROWS, PARTIAL):
-            raise UnsupportedError(f"learner.mesh.tensor: {name} of {kind} cannot be cut ({style})")
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
         if style == ROWS and getattr(module, "base_layer", module).bias is not None:
-            raise UnsupportedError(f"learner.mesh.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
         styles.add(style)
     if mesh.tensor > 1 and COLUMNS not in styles:
-        raise UnsupportedError(f"learner.mesh.tensor: there is no plan of how to cut a {kind}")
+        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
     if mesh.expert > 1 and not _layers_of_experts(model):
-        raise UnsupportedError(f"learner.mesh.expert: {kind} has no layers of experts to divide")
+        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
 
 
 def _planned(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:

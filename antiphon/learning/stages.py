@@ -79,6 +79,7 @@ class Training:
     algorithm: AlgorithmConfig
     config: LearnerConfig
     critic: CriticConfig | None = None
+    critic_ranks: int  # shares that the packs of a critic are divided into
     estimate: Advantages
     stages: Sequence["Stage"]
     max_tokens: int  # of one completion
@@ -277,7 +278,7 @@ async def update_critics(step: Step) -> None:
     step.give(RETURNS, (array for group in targets for array in group))
     count = len(training.critics) if training.critic.disjoint else 1
     batches = [
-        _batch(step, [_for_critic(group, number, count) for group in step.samples], "token_mean")
+        _batch(step, [_for_critic(group, number, count) for group in step.samples], training.critic_ranks, "token_mean")
         for number in range(len(training.critics))
     ]
     trained = await asyncio.gather(
@@ -313,14 +314,19 @@ async def update_actor(step: Step) -> None:
     spent -= set(algorithm.streams)
     if any(spec.name in spent for sample in step.flat[:1] for spec in sample.streams):  # what no loss looks at
         step.change(lambda sample: {"streams": sample.streams.without(spent)})
-    batch = _batch(step, step.samples, algorithm.aggregation, algorithm.zero_without_advantage)
+    ranks = training.config.mesh.data
+    batch = _batch(step, step.samples, ranks, algorithm.aggregation, algorithm.zero_without_advantage)
     step.batches.append(batch)
     trained = await training.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}
 
 
 def _batch(
-    step: Step, samples: Sequence[Sequence[Sample]], aggregation: Aggregation, skip_zero_advantage: bool = False
+    step: Step,
+    samples: Sequence[Sequence[Sample]],
+    ranks: int,
+    aggregation: Aggregation,
+    skip_zero_advantage: bool = False,
 ) -> TrainBatch:
     return build_batch(
         samples,
@@ -330,6 +336,6 @@ def _batch(
         epochs=step.training.config.epochs,
         tokens_per_pack=step.training.config.tokens_per_pack,
         skip_zero_advantage=skip_zero_advantage,
-        ranks=step.training.config.mesh.data,
+        ranks=ranks,
         share=step.training.config.share_prefixes,
     )

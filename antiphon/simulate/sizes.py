@@ -23,7 +23,7 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
-from antiphon.learning.config import OPTIONS, MeshConfig
+from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
 from antiphon.learning.models import outline
 from antiphon.learning.sharding import COLUMNS, ROWS
 from antiphon.run_config import BYTES, LEARNT, RunConfig, memory_estimate
@@ -32,7 +32,7 @@ from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import Speeds, trace
 from antiphon.simulate.workloads import DistributionConfig
-from antiphon.start import check_layers, check_mesh, model_directory
+from antiphon.start import check_meshes, model_directory
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
 
@@ -227,8 +227,7 @@ async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
         model = await model_directory(cluster, config.model.path, scratch, config.seed, weights=False)
     finally:
         await cluster.close()
-    check_mesh(model, config.learner)
-    check_layers(model, config.learner)
+    check_meshes(config, model)
     renderer = Renderer(model)
     return ModelFacts(
         shape=Architecture.read(model),
@@ -243,6 +242,7 @@ def _size(dtype: str) -> int:
 # --- memory of each device ---------------------------------------------------------------------------------------------
 
 ROOM = 0.9  # of a device, that an engine takes which has its own memory: vLLM's gpu_memory_utilization
+OTHERS = ("reference", "critic", "teacher")
 LOGITS = 12  # bytes of a logit: itself, its probability and its gradient, in float32
 
 
@@ -267,24 +267,23 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
             "weights": kept,
             "gradients": trained,
             "moments": 2 * trained,
-            "gathered": _gathered(share, config),
-            "activations": _activations(model.shape, config),
+            "gathered": _gathered(share, learner),
+            "activations": _activations(model.shape, learner),
             "logits": learner.logits_chunk * -(-model.shape.vocabulary // learner.mesh.tensor) * LOGITS,
         }
-        found.append(rows | _beside_learner(share, config))
+        found.append(rows | _beside_learner(model.shape, share, config))
     return max(found, key=lambda rows: sum(rows.values()))
 
 
-def _gathered(share: Share, config: RunConfig) -> int:
-    learner, size = config.learner, _size(config.learner.dtype)
+def _gathered(share: Share, learner: LearnerConfig) -> int:
+    size = _size(learner.dtype)
     if learner.mesh.data * learner.mesh.context > 1:
         there = share.around + min(2 * share.layer, share.computed - share.around)
         return there * size + max(share.around, share.layer) * (size + LEARNT)
     return share.computed * size if size < LEARNT else 0
 
 
-def _activations(shape: Architecture, config: RunConfig) -> int:
-    learner = config.learner
+def _activations(shape: Architecture, learner: LearnerConfig) -> int:
     mesh, size = learner.mesh, _size(learner.dtype)
     copies = 2 * shape.chosen * shape.hidden if shape.experts > 1 else 0
     block = 2 * shape.queries + 2 * shape.keys * shape.head + 4 * shape.columns + copies
@@ -293,20 +292,36 @@ def _activations(shape: Architecture, config: RunConfig) -> int:
     return learner.tokens_per_pack // mesh.context * whole * size
 
 
-def _beside_learner(share: Share, config: RunConfig) -> dict[str, int]:
-    """Of models that are placed with the learner."""
-
-    def there(role: str) -> bool:
-        return companion(config.placement.roles.get(role, "")) == "learner"
-
+def _beside_learner(shape: Architecture, share: Share, config: RunConfig) -> dict[str, int]:
+    """Of models that are placed with the learner, whose devices their ranks are divided among."""
     found = {}
-    if there("reference") and "reference_logprobs" in config.algorithm.needed and not config.learner.lora:
-        found["reference"] = share.held * LEARNT
-    if there("critic") and config.critic:
-        found["critics"] = 4 * share.held * LEARNT * config.critic.count
-    if there("teacher") and config.teachers:
-        found["teachers"] = share.held * LEARNT * len(config.teachers)
+    for role in OTHERS:
+        count, mesh = config.counts[role], config.learner_of(role).mesh
+        if count and companion(config.placement.roles.get(role, "")) == "learner":
+            held = share.held if mesh == config.learner.mesh else max(each.held for each in shape.shares(mesh))
+            ranks = -(-count * mesh.world // config.learner.mesh.world)  # on each device
+            found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * LEARNT * ranks
     return found
+
+
+def own_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+    """Bytes on the fullest rank of each role that has a mesh of its own: weights, of critics gradients and moments too, what is
+    gathered, and of critics activations, as `learner_memory` has them. All are taken for models of the policy's size."""
+    found = {}
+    for role, mesh in config.meshes.roles.items():
+        settings = config.learner_of(role)
+        held = 0 if settings.cpu_offload else _copies(role, config) * LEARNT
+        activations = _activations(model.shape, settings) if role == "critic" else 0
+        shares = model.shape.shares(mesh)
+        found[f"each {role} rank"] = activations + max(
+            share.held * held + _gathered(share, settings) for share in shares
+        )
+    return found
+
+
+def _copies(role: str, config: RunConfig) -> int:
+    """Numbers for each parameter of a model: critics have a gradient and two moments, too."""
+    return 4 if role == "critic" and not config.learner.lora else 1
 
 
 def engine_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[str, int]:
@@ -354,7 +369,7 @@ def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     }.items():
         found |= {f"{who}: {part}": size for part, size in rows.items() if size}
         found[f"{who}, all"] = sum(rows.values())
-    return found | passing_needs(model, config) | {"there is": int(device.memory)}
+    return found | own_memory(model, config) | passing_needs(model, config) | {"there is": int(device.memory)}
 
 
 def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
@@ -363,6 +378,7 @@ def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[st
     found = {
         "each learner rank": sum(learner_memory(model, config).values()),
         "each device of an engine": sum(engine.values()),
+        **own_memory(model, config),
         **passing_needs(model, config),
     }
     needs = [(who, need, device.memory) for who, need in found.items()]

@@ -24,12 +24,27 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.engines.base import Delta
-from antiphon.errors import WeightsError
+from antiphon.errors import ConfigError, WeightsError
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.ranks import Ranks
+from antiphon.learning.stages import Step, annotate
+from antiphon.loop import training_of
 from antiphon.record.checkpoint import draft, name_of, newest, publish
-from antiphon.types import MIXED_CACHE, OLD_VALUE, RETURNS, FinishReason, GenerateRequest, Sampling, Streams
+from antiphon.run_config import RunConfig
+from antiphon.start import start_models
+from antiphon.types import (
+    MIXED_CACHE,
+    OLD_VALUE,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    TEACHER_LOGPROBS,
+    VALUES,
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    Streams,
+)
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
@@ -368,6 +383,99 @@ def test_ranks_fit_a_critic_as_one_does(bench, models, mesh):
         runner.run(trained(members, models["llama"], on, kind="tests.parity.workbench:Critic")) for on in ({}, mesh)
     )
     deviations(ours, alone)
+
+
+def run_on(model, mesh, meshes):
+    """A run whose critic, reference and teacher have meshes of their own."""
+    return RunConfig(
+        name="run",
+        steps=9,
+        model={"path": model},
+        tasks=[{"name": "sums", "prompts": {"source": "jsonl", "path": "sums.jsonl"}, "reward": "math"}],
+        rollout={"groups_per_step": 5, "group_size": 3, "sampling": {"max_tokens": 30}},
+        algorithm={"recipe": "ppo", "kl": {"coefficient": 0.1}, "teacher_coefficient": 0.5},
+        learner={"mesh": mesh, "tokens_per_pack": 90, "optimizer": {"learning_rate": 1e-3}},
+        critic={"optimizer": {"learning_rate": 1e-3}},
+        teachers=[{"path": model}],
+        meshes=meshes,
+    )
+
+
+async def steps_on(cluster, config, numbers, goes_on=None, into=None):
+    """What models say of the samples, and what they learn, in so many steps after a checkpoint; between steps they leave their
+    devices and come back."""
+    models, workers = await start_models(cluster, Path(config.model.path), config)
+    found = []
+    try:
+        await models.begin(config.algorithm, config.learner, config.critic, config.steps)
+        if goes_on is not None:
+            await models.restore(goes_on)
+        training = training_of(config, models.learner, models.reference, models.critics, models.teachers)
+        for number in numbers:
+            paid = [
+                [replace(sample, streams=Streams(), reward=float(place)) for place, sample in enumerate(group)]
+                for group in samples()
+            ]
+            step = Step(number=number, version=number - 1, samples=paid, training=training)
+            await annotate(step)
+            said = [sample.streams.named(name) for sample in step.flat for name in SAID]
+            for stage in training.stages[1:]:
+                await stage(step)
+            kept = {name: value for name, value in step.metrics.items() if not name.endswith(OF_PACKS)}
+            found.append((said, kept))
+            await models.offload()
+            await models.reload()
+        if into is not None:
+            await asyncio.gather(*await models.save(into))
+    finally:
+        await asyncio.gather(*(worker.close() for worker in workers))
+    return found
+
+
+async def from_mesh_to_mesh(model, first, then, place):
+    """What is said and learned in a step on some meshes and one on others; and in both on one rank each."""
+    cluster = LocalCluster(ClusterConfig())
+    try:
+        alone = await steps_on(cluster, run_on(model, {}, {}), (1, 2))
+        ours = await steps_on(cluster, run_on(model, *first), (1,), into=place)
+        return alone, ours + await steps_on(cluster, run_on(model, *then), (2,), goes_on=place)
+    finally:
+        await cluster.close()
+
+
+OF_PACKS = ("seconds", "/tokens")  # what depends on how samples are packed
+SAID = (VALUES, REFERENCE_LOGPROBS.name, TEACHER_LOGPROBS.name)
+OF_ROLES = [
+    ({"tensor": 2}, {"critic": {"shard": 2}, "reference": {"pipeline": 2}, "teacher": {}}),
+    ({}, {"critic": {"context": 2}, "reference": {"tensor": 2}, "teacher": {"shard": 2}}),
+]
+OF_MANY = [
+    ({"shard": 2}, {"critic": {"shard": 2, "tensor": 2}, "reference": {}, "teacher": {"pipeline": 2}}),
+    ({"pipeline": 2, "shard": 2}, {"critic": {}, "reference": {"shard": 3}}),
+    ({"shard": 3}, {"critic": {"pipeline": 2, "context": 2}, "teacher": {"replicate": 2}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(OF_ROLES[0], OF_ROLES[1]), *(pytest.param(one, OF_ROLES[1], marks=pytest.mark.long) for one in OF_MANY)],
+)
+def test_models_on_meshes_of_their_own_say_and_learn_what_they_do_on_one_rank(models, tmp_path, first, then):
+    """And go on, each on another."""
+    alone, ours = asyncio.run(from_mesh_to_mesh(models["llama"], first, then, tmp_path))
+    assert np.abs(alone[1][0][0]).max() > 0, "the critic has learned"
+    for (said, metrics), (expected, measures) in zip(ours, alone, strict=True):
+        for mine, theirs in zip(said, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert metrics == pytest.approx(measures, rel=1e-4, abs=1e-6)
+        assert metrics["critic/0/grad_norm"] > 0
+
+
+def test_a_mesh_that_does_not_fit_its_model_is_refused_before_a_rank_starts(models):
+    with pytest.raises(ConfigError, match=r"meshes.critic.pipeline: of the model at .*, 4 layers cannot be cut into 3"):
+        asyncio.run(
+            steps_on(LocalCluster(ClusterConfig()), run_on(models["llama"], {}, {"critic": {"pipeline": 3}}), ())
+        )
 
 
 ASKED = [

@@ -129,12 +129,17 @@ def test_fine_tuning_alone_needs_nothing_beside_the_model(project):
     """... though the same configuration has all of it."""
     given = sections(project, "asyppo", kl={"coefficient": 0.1}, teacher_coefficient=1.0)
     path = project.config(
-        **given, teachers=[{"path": str(project.model)}], sft={"steps": 2, "batch_size": 4}, cluster={"debug": True}
+        **given,
+        teachers=[{"path": str(project.model)}],
+        meshes={"critic": {}, "reference": {}, "teacher": {}},
+        sft={"steps": 2, "batch_size": 4},
+        cluster={"debug": True},
     )
     done = project.run("sft", path)
     assert done.returncode == 0, done.stderr
     (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
     assert not (checkpoint / "critics").exists()
+    assert load(project.folder / "runs" / "run" / "config.yaml", model=RunConfig).critic is None
 
 
 def test_adapters_in_a_whole_run(project):

@@ -9,6 +9,7 @@ import pytest
 from antiphon.record.audit import audit
 
 MESHES = {"sharded by tensors": {"shard": 2, "tensor": 2}, "pipeline": {"pipeline": 2}}
+OF_ROLES = {"critic": {"shard": 2}, "reference": {"pipeline": 2}}
 DYING = """
     import os
     import signal
@@ -66,6 +67,37 @@ def test_ranks_train_together_and_one_goes_on(project, mesh):
     more = train(project, {"mesh": {}}, "--resume", steps=4)
     assert more.returncode == 0, more.stderr
     assert project.summary()["steps"] == 4
+    assert not audit(project.folder / "runs" / "run").violations
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"placement": {"learner": "cpu:1", "critic": "with learner", "engine": "with learner"}},
+        pytest.param({"rollout": {"workers": 1}, "cluster": {"fork": False}}, marks=pytest.mark.long),
+    ],
+    ids=["in turns with engines", "beside a trainer"],
+)
+def test_critics_and_reference_train_on_meshes_of_their_own_and_go_on_with_others(project, sections):
+    given = {
+        "algorithm": {"recipe": "ppo", "kl": {"coefficient": 0.1}},
+        "critic": {"count": 2},
+        "checkpoint": {"every": 1},
+    }
+    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
+    rollout |= sections.get("rollout", {})
+    path = project.config(
+        model={"path": "mytask:build_deep"}, meshes=OF_ROLES, **given | sections | {"rollout": rollout, "steps": 2}
+    )
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    logs = {log.stem for log in (project.folder / "runs" / "run" / "logs").rglob("*.log")}
+    ranks = {f"{model}-rank-{rank}" for model in ("critic-0", "reference") for rank in range(2)}
+    assert ranks | {"learner"} <= logs
+    more = project.run("train", path, "--resume", "steps=3", "meshes={critic: {tensor: 2}}", "learner.mesh.shard=2")
+    assert more.returncode == 0, more.stderr
+    steps = project.metrics()
+    assert len(steps) == 3 and all(step["critic/0/grad_norm"] > 0 for step in steps)
     assert not audit(project.folder / "runs" / "run").violations
 
 

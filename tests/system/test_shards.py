@@ -280,6 +280,39 @@ def test_each_rank_has_a_gpu(project, gpus):
         placed(TwoNodes(ClusterConfig()).nodes(), config)
 
 
+def ppo(project, meshes, **placement):
+    sections = {"algorithm": {"recipe": "ppo"}, "critic": {"count": 2}, "learner": {"mesh": {"shard": 2}}}
+    return load(project.config(placement=placement, meshes={"critic": meshes}, **sections), model=RunConfig)
+
+
+def test_critics_have_the_gpus_of_their_own_mesh(project):
+    config = ppo(project, {}, learner="node0.gpu:0-1", critic="node1.gpu:0-1")
+    found = placed(TwoNodes(ClusterConfig()).nodes(), config)
+    assert [len(found.there(role)) for role in ("learner", "critic")] == [2, 2]
+    assert [place.gpus for place in found.there("critic")] == [("0",), ("1",)]
+
+
+@pytest.mark.parametrize("role", ["reference", "critic", "teacher"])
+def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
+    gpus = "node0.gpu:0-1, node1.gpu:0"
+    config = load(project.config(placement={"learner": "node0.gpu:0", role: gpus}), model=RunConfig)
+    assert placed(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
+
+
+@pytest.mark.parametrize(
+    ("meshes", "gpus", "message"),
+    [
+        ({"tensor": 2}, "node0.gpu:0-1", r"placement.critic: each of 2 ranks \(meshes.critic\) has one GPU"),
+        ({}, "node0.gpu:0-1, node1.gpu:0-1", r"placement.critic: each of 1 ranks \(meshes.critic\) has one GPU"),
+        ({"shard": 2}, "node0.gpu:0, node1.gpu:0, node0.gpu:1, node1.gpu:1", "weights.host: the ranks of the critic"),
+    ],
+)
+def test_critics_whose_ranks_cannot_be_so_are_refused(project, meshes, gpus, message):
+    config = ppo(project, meshes, learner="node0.gpu:0-1", critic=gpus)
+    with pytest.raises(ConfigError, match=message):
+        placed(TwoNodes(ClusterConfig()).nodes(), config)
+
+
 @pytest.mark.parametrize(
     ("placement", "role"),
     [

@@ -174,6 +174,19 @@ def test_more_devices_are_faster_until_they_wait_for_each_other():
     assert bubble == pytest.approx(ranks[0] / 2 * (1 + 1 / packs))
 
 
+def test_models_on_meshes_of_their_own_are_planned_so():
+    given = ["learner.mesh={shard: 4}", "algorithm={kl: {coefficient: 0.1}}", "placement.reference=with learner"]
+    alike, apart = config(*given), config(*given, "meshes.reference={shard: 2}")
+    held = 4 * 1_800_000
+    assert learner_memory(MODEL, alike)["reference"] == held // 4
+    assert learner_memory(MODEL, apart)["reference"] == held // 2, "on some of the learner's devices"
+    alone = config("algorithm=ppo", "critic={count: 1}", "learner.mesh={shard: 4}", "meshes.critic={}")
+    need = device_memory(MODEL, alone, SMALL)["each critic rank"]
+    assert need > 4 * held
+    small = Device(operations=1e12, read=1e12, memory=need - 1, link=1e11, network=1e10)
+    assert any(line.startswith("each critic rank: needs") for line in misfits(MODEL, alone, small))
+
+
 def test_a_plan_is_refused_where_the_mesh_cannot_divide_the_model():
     with pytest.raises(ConfigError, match=r"learner.mesh.expert: .* 2 ranks have no experts to divide"):
         inspect(config("learner.mesh={shard: 2, expert: 2}"))

@@ -224,6 +224,9 @@ def test_a_bad_override_is_explained(file, override, message):
 # --- combinations ------------------------------------------------------------------------------------------------------
 
 
+PPO = ["algorithm.recipe=ppo", "critic.count=1"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "place", "reason"),
     [
@@ -286,6 +289,33 @@ def test_a_bad_override_is_explained(file, override, message):
             "learner.mesh.context_attention",
             "by 'heads' only",
         ),
+        (["meshes.critic={shard: 2}"], "meshes.critic", "the run has no critic (critic), whose ranks these would be"),
+        (["meshes.teacher={}"], "meshes.teacher", "the run has no teacher (teachers)"),
+        (["meshes.reference={shard: 2}"], "meshes.reference", "the run has no reference (algorithm.kl)"),
+        (
+            ["meshes.reference={shard: 2}", "algorithm.kl.coefficient=0.1", "learner.lora={rank: 4}"],
+            "meshes.reference",
+            "the learner's own model",
+        ),
+        ([*PPO, "meshes.critic={shard: 3, expert: 2}"], "meshes.critic.expert", "no divisor of the 3 ranks"),
+        ([*PPO, "meshes.critic={tensor: 0}"], "meshes.critic.tensor", "greater than 0"),
+        ([*PPO, "meshes.critics={shard: 2}"], "meshes.critics", "Valid here: reference, critic, teacher"),
+        ([*PPO, "meshes.critic={shard: 2}", "cluster.debug=true"], "cluster.debug", "2 ranks of meshes.critic"),
+        (
+            [*PPO, "meshes.critic={pipeline: 2}", "learner.gradient_checkpointing=true", "algorithm.expert_balance=1"],
+            "meshes.critic.pipeline",
+            "not with learner.gradient_checkpointing",
+        ),
+        (
+            ["learner.kind=deepspeed", "learner.mesh.shard=2", "algorithm.kl.coefficient=0.1", "meshes.reference={}"],
+            "meshes.reference.shard",
+            "leaves 'deepspeed' (learner.kind) nothing to divide",
+        ),
+        (
+            ["learner.kind=megatron", "algorithm.kl.coefficient=0.1", "meshes.reference.replicate=2"],
+            "meshes.reference.replicate",
+            "is not of the megatron learner",
+        ),
         (["cluster.address=auto"], "cluster.address", "cluster.kind is local"),
         (["cluster.kind=ray", "cluster.address=ray://head:10001"], "cluster.address", "neither 'auto' nor host:port"),
         (["rollout.filter=spred"], "rollout.filter", "did you mean 'spread'"),
@@ -297,6 +327,15 @@ def test_a_bad_override_is_explained(file, override, message):
 def test_what_cannot_work_together_is_refused(file, overrides, place, reason):
     message = complaint(file, *overrides)
     assert reason in message and f": {place}: " in message
+
+
+def test_a_critic_is_torchs_on_any_mesh_whatever_learns(file):
+    zero = ["learner.kind=deepspeed", "learner.options.stage=1", "learner.mesh.shard=2", "learner.cpu_offload=true"]
+    config = load(file, [*PPO, *zero, "meshes.critic={tensor: 2}"], model=RunConfig)
+    critic = config.learner_of("critic")
+    assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, False)
+    assert config.learner_of("reference") == config.learner
+    assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic").mesh == config.learner.mesh
 
 
 def test_several_turns_without_an_environment_are_fine(file):
@@ -337,6 +376,20 @@ def test_memory_is_counted_per_part(file):
     for stage, weights, gradients in ((1, 5, 4), (2, 5, 1), (3, 2, 1)):
         estimate = memory_estimate(1000, load(file, [*zero, f"learner.options.stage={stage}"], model=RunConfig))
         assert estimate["learner weights"] == 4000 * weights and estimate["learner gradients"] == 4000 * gradients
+
+
+def test_models_on_meshes_of_their_own_are_counted_so(file):
+    given = [*PPO, "critic.count=2", "algorithm.kl.coefficient=0.1", "learner.mesh={replicate: 2}"]
+    alike, apart = (
+        load(file, [*given, *more], model=RunConfig)
+        for more in ([], ["meshes={critic: {shard: 3}, reference: {replicate: 4}}"])
+    )
+    before, after = memory_estimate(1000, alike), memory_estimate(1000, apart)
+    assert before["critics"] == 2 * after["critics"] == 64_000, "one copy of each, not two"
+    assert after["reference weights"] == 2 * before["reference weights"] == 16_000
+    assert after["learner weights"] == before["learner weights"]
+    ranks = {name: number for name, number in apart.derived().items() if name.endswith("ranks")}
+    assert ranks == {"learner ranks": 2, "reference ranks": 4, "critic ranks": 6}
 
 
 def test_parameters_are_counted_without_loading_them(tmp_path):

@@ -7,9 +7,10 @@ from pydantic import ValidationError
 from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
 
 from antiphon.errors import ConfigError, UnsupportedError
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import LearnerConfig, MeshConfig, MeshesConfig
 from antiphon.learning.pipeline import schedule
-from antiphon.start import check_installed, check_layers, check_mesh, check_shares
+from antiphon.run_config import RunConfig
+from antiphon.start import check_installed, check_layers, check_mesh, check_meshes, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,
@@ -169,6 +170,40 @@ def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
     assert not [*LearnerConfig(mesh=mesh).misfits(shape)]
 
 
+@pytest.mark.parametrize(
+    ("meshes", "message"),
+    [
+        (
+            {"critic": {"tensor": 3}},
+            "meshes.critic.tensor: of the model at .*, 3 ranks cannot divide 4 attention heads",
+        ),
+        ({"critic": {"tensor": 2}}, "meshes.critic.tensor: layers.0.self_attn.o_proj .* has a bias"),
+        (
+            {"reference": {"pipeline": 3}},
+            "meshes.reference.pipeline: of the model at .*, 2 layers cannot be cut into 3",
+        ),
+        ({"teacher": {"shard": 2, "expert": 2}}, "meshes.teacher.expert: of the model at .*, 2 ranks have no experts"),
+    ],
+)
+def test_each_role_is_held_to_its_own_mesh(tmp_path, meshes, message):
+    LlamaConfig(**SMALL, attention_bias=True).save_pretrained(tmp_path)
+    asked = {"recipe": "ppo", "kl": {"coefficient": 0.1}, "teacher_coefficient": 1}
+    config = RunConfig(
+        name="run",
+        steps=1,
+        model={"path": str(tmp_path)},
+        tasks=[{"name": "sums", "prompts": {"source": "jsonl", "path": "sums.jsonl"}, "reward": "math"}],
+        rollout={"groups_per_step": 2, "group_size": 2, "sampling": {"max_tokens": 8}},
+        algorithm=asked,
+        critic={},
+        teachers=[{"path": str(tmp_path)}],
+        meshes=meshes,
+    )
+    with pytest.raises((ConfigError, UnsupportedError), match=message):
+        check_meshes(config, tmp_path)
+    check_meshes(config.model_copy(update={"meshes": MeshesConfig()}), tmp_path)
+
+
 def test_an_axis_has_at_least_one_rank():
     with pytest.raises(ValidationError):
         MeshConfig(tensor=0)
@@ -207,6 +242,8 @@ def test_ranks_read_their_shares_of_safetensors_alone(tmp_path):
     several = LearnerConfig(mesh=MeshConfig(shard=2))
     with pytest.raises(ConfigError, match=r"learner.mesh: .* has no \*.safetensors"):
         check_shares(tmp_path, several)
+    with pytest.raises(ConfigError, match=r"meshes.critic: .* each of 2 ranks"):
+        check_shares(tmp_path, several, "meshes.critic")
     check_shares(tmp_path, LearnerConfig())
     check_shares(tmp_path, several.model_copy(update={"kind": "deepspeed"}))
     (tmp_path / "model-00001-of-00002.safetensors").touch()

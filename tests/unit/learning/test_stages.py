@@ -46,6 +46,7 @@ def training(directory, algorithm, critics=(), critic=None, teachers=(), **confi
         algorithm=algorithm,
         config=config,
         critic=critic,
+        critic_ranks=1,
         teachers=teachers,
         estimate=ADVANTAGES.resolve(algorithm.advantage),
         stages=[],
