@@ -109,13 +109,10 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
         raise ConfigError(
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
-    kinds = config.engine.each
-    if found.shared and (keeping := OWN_MEMORY & {engine.kind for engine in kinds}):
-        raise ConfigError(
-            f"placement.engine: engines of kind {min(keeping)!r} do not give back their memory, and cannot share devices with "
-            "what trains: give them others, or use engine.kind = native"
-        )
-    for engine, place in zip(kinds, found.places.get("engine", ()), strict=False):  # one place is `anywhere`
+    _check_lent(config, found)
+    for engine, place in zip(
+        config.engine.each, found.places.get("engine", ()), strict=False
+    ):  # one place is `anywhere`
         if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices:
             raise ConfigError(
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
@@ -130,6 +127,19 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 raise ConfigError(
                     f"placement.{role}: each of {ranks} ranks (learner.mesh) has one GPU, its own; they would have "
                     f"{', '.join(' + '.join(gpus) for _, gpus in own)}"
+                )
+
+
+def _check_lent(config: RunConfig, found: Placement) -> None:
+    """`ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
+    for role, numbers in found.lent.items():
+        for number in numbers:
+            kind = config.engine.each[number].kind if role == "engine" else config.engine.kind
+            place = found.places[role][number]
+            if kind in OWN_MEMORY and place and not place.gpus:
+                raise ConfigError(
+                    f"placement.{role}: engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
+                    "with what trains: give them other devices, or use engine.kind = native"
                 )
 
 
@@ -247,6 +257,6 @@ class EngineStarter:
             await self._cluster.reserve([place] if place else [])
         except ConfigError as error:  # a node has left, or has not come yet
             raise _NowhereError(f"{self._name}-{seat} has nowhere to run: {error}") from error
-        args = (config.kind, str(self._model), config, self._channel)
+        args = (config.kind, str(self._model), config.lent if lent else config, self._channel)
         handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
         return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
