@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, P
 from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig, EngineKind
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
-from antiphon.errors import ConfigError, WorkerDied
+from antiphon.errors import ConfigError, StallError, WorkerDied
 from antiphon.run_config import RunConfig, model_shape
+from antiphon.waits import Waits
 
 LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
@@ -206,13 +207,18 @@ class EngineStarter:
         self._vocabulary = int(model_shape(model)["vocab_size"])
         self._seated: dict[int, Engine] = {}
 
-    async def first(self, tell: Callable[[str], None]) -> list[Engine]:
-        """As many as can be, each on its seat. Raises what went wrong if those are too few."""
+    async def first(self, waits: Waits, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
+        """As many as can be within `deadline` seconds, each on its seat. Raises what went wrong if those are too few."""
+
+        def start(seat: int) -> Awaitable[Engine]:
+            on = f"{self._name}-{seat} to load the model"
+            return waits.wait(self._start(seat), name="start", owner="run", on=on, deadline=deadline)
+
         some = self._least < self.wanted
-        begun = await asyncio.gather(*map(self._start, range(self.wanted)), return_exceptions=some)
+        begun = await asyncio.gather(*map(start, range(self.wanted)), return_exceptions=some)
         engines = [each for each in begun if not isinstance(each, BaseException)]
         for error in (each for each in begun if isinstance(each, BaseException)):
-            if not isinstance(error, WorkerDied) or len(engines) < self._least:
+            if not isinstance(error, WorkerDied | StallError) or len(engines) < self._least:
                 raise error
             tell(f"the run begins with {len(engines)} of {self.wanted} engines: {error}")
         return engines
@@ -243,6 +249,7 @@ class EngineStarter:
             await made.ready()
         except BaseException:  # it is nobody's, and hangs perhaps
             made.kill()
+            del self._seated[seat]
             raise
         if made.vocabulary != self._vocabulary:
             raise ConfigError(

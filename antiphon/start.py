@@ -213,8 +213,7 @@ async def start_engines(
     prefers: Mapping[str, str] | None = None,
 ) -> tuple[EnginePool, int]:
     """A pool of engines, and the most tokens that one takes."""
-    on, deadline = "engines to load the model", rollout.timeout
-    engines = await waits.wait(starter.first(tell), name="start", owner="run", on=on, deadline=deadline)
+    engines = await starter.first(waits, rollout.timeout, tell)
     pool = EnginePool(
         engines,
         waits,

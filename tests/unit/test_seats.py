@@ -1,0 +1,51 @@
+"""Starting the engines of a pool: what begins with some of them, and what not."""
+
+import asyncio
+import json
+
+import pytest
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.engines.config import EngineConfig
+from antiphon.errors import StallError, WorkerDied
+from antiphon.seats import EngineStarter
+from antiphon.waits import Waits
+
+DEADLINE = 5.0  # of which engines that do not hang need a moment, once there is what they are forks of
+
+
+def started(folder, minimum, then):
+    """Begin with two engines, the first of which hangs, and go on with their starter."""
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 7}))
+    config = EngineConfig(kind="tests.unit.engine_for_tests:open_engine", replicas=2, minimum=minimum)
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        try:
+            await cluster.spawn("first", "tests.unit.cluster.workers_for_tests:Counter").call("pid")
+            told = []
+            starter = EngineStarter(cluster, "engine", folder, config)
+            engines = await starter.first(Waits(), DEADLINE, told.append)
+            await then(starter, engines, told)
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(tmp_path):
+    async def then(starter, engines, told):
+        assert len(engines) == 1
+        (message,) = told
+        assert message.startswith("the run begins with 1 of 2 engines") and "to load the model" in message
+        assert (await starter.another()).capacity == 1
+        with pytest.raises(WorkerDied, match="no seat is free"):
+            await starter.another()
+
+    started(tmp_path, 1, then)
+
+
+def test_where_all_engines_are_needed_one_that_hangs_is_the_end(tmp_path):
+    with pytest.raises(StallError, match=r"engine-\d to load the model"):
+        started(tmp_path, 0, None)
