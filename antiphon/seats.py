@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
-from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig, EngineKind
+from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
 from antiphon.errors import ConfigError, StallError, WorkerDied
@@ -176,6 +177,7 @@ def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> 
 
 
 Engine = WorkerEngine | ServerEngine
+Turn = Callable[[], AbstractAsyncContextManager[None]]  # in which an engine may start on a device that is shared
 
 
 class _NowhereError(WorkerDied):
@@ -206,6 +208,7 @@ class EngineStarter:
         self._seat_of = seat_of
         self._vocabulary = int(model_shape(model)["vocab_size"])
         self._seated: dict[int, Engine] = {}
+        self.turn: Turn = nullcontext  # of a pool, once there is one
 
     async def first(self, waits: Waits, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
         """As many as can be within `deadline` seconds, each on its seat. Raises what went wrong if those are too few."""
@@ -238,12 +241,16 @@ class EngineStarter:
 
     async def _start(self, seat: int) -> Engine:
         config = self._kinds[seat]
-        made: Engine
-        if (servers := config.servers) is None:
-            made = await self._spawn(seat, config)
-        else:
+        if (servers := config.servers) is not None:
             number = self._kinds[:seat].count(config)
-            made = ServerEngine(servers, number, self._model, config, self._channel)
+            return await self._ready(seat, ServerEngine(servers, number, self._model, config, self._channel))
+        place, lent = await self._reserved(seat)
+        async with self.turn() if lent else nullcontext():
+            args = (config.kind, str(self._model), config.lent if lent else config, self._channel)
+            handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
+            return await self._ready(seat, WorkerEngine(handle, lent=lent, device=place.kind if place else ""))
+
+    async def _ready(self, seat: int, made: Engine) -> Engine:
         self._seated[seat] = made
         try:
             await made.ready()
@@ -252,18 +259,17 @@ class EngineStarter:
             del self._seated[seat]
             raise
         if made.vocabulary != self._vocabulary:
+            kind = self._kinds[seat].kind
             raise ConfigError(
-                f"engine.kind: {self._name}-{seat} ({config.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"engine.kind: {self._name}-{seat} ({kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
                 f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on"
             )
         return made
 
-    async def _spawn(self, seat: int, config: EngineKind) -> WorkerEngine:
+    async def _reserved(self, seat: int) -> Seat:
         try:
-            place, lent = self._seat_of(seat)
-            await self._cluster.reserve([place] if place else [])
+            found = self._seat_of(seat)
+            await self._cluster.reserve([found.place] if found.place else [])
         except ConfigError as error:  # a node has left, or has not come yet
             raise _NowhereError(f"{self._name}-{seat} has nowhere to run: {error}") from error
-        args = (config.kind, str(self._model), config.lent if lent else config, self._channel)
-        handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
-        return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
+        return found

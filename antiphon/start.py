@@ -224,6 +224,7 @@ async def start_engines(
         wanted=starter.wanted,
         prefers=prefers,
     )
+    starter.turn = pool.turn
     return pool, min(engine.max_length for engine in engines)
 
 

@@ -13,10 +13,17 @@ class Idle:
     vocabulary = 7
     busy = False
 
+    def sleep(self):
+        """Takes nothing."""
+
+    def wake(self):
+        """Takes nothing."""
+
 
 def open_engine(model, config, receive):
     try:
         (Path(model) / "begun").mkdir()
     except FileExistsError:
+        (Path(model) / "opened").touch()
         return Idle()
     return threading.Event().wait()
