@@ -308,6 +308,10 @@ def _cluster(config: RunConfig) -> Found:
         yield "cluster.address", f"{cluster.address!r} is the address of a Ray, and cluster.kind is local"
     if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):
         yield "cluster.address", f"{cluster.address!r} is neither 'auto' nor host:port"
+    if cluster.kind == "ray" and not config.rollout.workers:  # their engines are processes beside them
+        for at, engine in _engines(config):
+            if engine.python:
+                yield f"{at}.python", f"{engine.python!r}: Ray has one interpreter for all: use cluster.kind = local"
 
 
 def _placement(config: RunConfig) -> Found:

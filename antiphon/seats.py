@@ -3,19 +3,21 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
 from antiphon.engines.base import InferenceEngine
-from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig, EngineKind
+from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import ENGINES, WorkerEngine
-from antiphon.errors import ConfigError, WorkerDied
+from antiphon.errors import ConfigError, StallError, WorkerDied
 from antiphon.rollout.members import Scaling
 from antiphon.run_config import RunConfig, model_shape
+from antiphon.waits import Waits
 
 LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
@@ -126,13 +128,10 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
         raise ConfigError(
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
-    kinds = config.engine.each
-    if found.shared and (keeping := OWN_MEMORY & {engine.kind for engine in kinds}):
-        raise ConfigError(
-            f"placement.engine: engines of kind {min(keeping)!r} do not give back their memory, and cannot share devices with "
-            "what trains: give them others, or use engine.kind = native"
-        )
-    for engine, place in zip(kinds, found.places.get("engine", ()), strict=False):  # one place is `anywhere`
+    _check_lent(config, found)
+    for engine, place in zip(
+        config.engine.each, found.places.get("engine", ()), strict=False
+    ):  # one place is `anywhere`
         if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices:
             raise ConfigError(
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
@@ -146,6 +145,19 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 raise ConfigError(
                     f"placement.{role}: each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
                     f"{', '.join(' + '.join(gpus) for _, gpus in own)}"
+                )
+
+
+def _check_lent(config: RunConfig, found: Placement) -> None:
+    """`ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
+    for role, numbers in found.lent.items():
+        for number in numbers:
+            kind = config.engine.each[number].kind if role == "engine" else config.engine.kind
+            place = found.places[role][number]
+            if kind in OWN_MEMORY and place and not place.gpus:
+                raise ConfigError(
+                    f"placement.{role}: engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
+                    "with what trains: give them other devices, or use engine.kind = native"
                 )
 
 
@@ -181,6 +193,7 @@ def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> 
 
 
 Engine = WorkerEngine | ServerEngine
+Turn = Callable[[], AbstractAsyncContextManager[None]]  # in which an engine may start on a device that is shared
 
 
 class _NowhereError(WorkerDied):
@@ -215,14 +228,20 @@ class EngineStarter:
         self._seat_of = seat_of
         self._vocabulary = int(model_shape(model)["vocab_size"])
         self._seated: dict[int, Engine] = {}
+        self.turn: Turn = nullcontext  # of a pool, once there is one
 
-    async def first(self, tell: Callable[[str], None]) -> list[Engine]:
-        """As many as can be, each on its seat. Raises what went wrong if those are too few."""
+    async def first(self, waits: Waits, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
+        """As many as can be within `deadline` seconds, each on its seat. Raises what went wrong if those are too few."""
+
+        def start(seat: int) -> Awaitable[Engine]:
+            on = f"{self._name}-{seat} to load the model"
+            return waits.wait(self._start(seat), name="start", owner="run", on=on, deadline=deadline)
+
         some = self._least < self.wanted
-        begun = await asyncio.gather(*map(self._start, range(self.wanted)), return_exceptions=some)
+        begun = await asyncio.gather(*map(start, range(self.wanted)), return_exceptions=some)
         engines = [each for each in begun if not isinstance(each, BaseException)]
         for error in (each for each in begun if isinstance(each, BaseException)):
-            if not isinstance(error, WorkerDied) or len(engines) < self._least:
+            if not isinstance(error, WorkerDied | StallError) or len(engines) < self._least:
                 raise error
             tell(f"the run begins with {len(engines)} of {self.wanted} engines: {error}")
         return engines
@@ -249,31 +268,35 @@ class EngineStarter:
 
     async def _start(self, seat: int) -> Engine:
         config = self._kinds[seat]
-        made: Engine
-        if (servers := config.servers) is None:
-            made = await self._spawn(seat, config)
-        else:
+        if (servers := config.servers) is not None:
             number = self._kinds[:seat].count(config)
-            made = ServerEngine(servers, number, self._model, config, self._channel)
+            return await self._ready(seat, ServerEngine(servers, number, self._model, config, self._channel))
+        place, lent = await self._reserved(seat)
+        async with self.turn() if lent else nullcontext():
+            args = (config.kind, str(self._model), config.lent if lent else config, self._channel)
+            handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
+            return await self._ready(seat, WorkerEngine(handle, lent=lent, device=place.kind if place else ""))
+
+    async def _ready(self, seat: int, made: Engine) -> Engine:
         self._seated[seat] = made
         try:
             await made.ready()
         except BaseException:  # it is nobody's, and hangs perhaps
             made.kill()
+            del self._seated[seat]
             raise
         if made.vocabulary != self._vocabulary:
+            kind = self._kinds[seat].kind
             raise ConfigError(
-                f"engine.kind: {self._name}-{seat} ({config.kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"engine.kind: {self._name}-{seat} ({kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
                 f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on"
             )
         return made
 
-    async def _spawn(self, seat: int, config: EngineKind) -> WorkerEngine:
+    async def _reserved(self, seat: int) -> Seat:
         try:
-            place, lent = self._seat_of(seat)
-            await self._cluster.reserve([place] if place else [])
+            found = self._seat_of(seat)
+            await self._cluster.reserve([found.place] if found.place else [])
         except ConfigError as error:  # a node has left, or has not come yet
             raise _NowhereError(f"{self._name}-{seat} has nowhere to run: {error}") from error
-        args = (config.kind, str(self._model), config, self._channel)
-        handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
-        return WorkerEngine(handle, lent=lent, device=place.kind if place else "")
+        return found

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.cluster.placement import Placement
+from antiphon.cluster.devices import as_seen
+from antiphon.cluster.placement import Placement, gpus_of
 from antiphon.engines.base import InferenceEngine
 from antiphon.loop import supervised
 from antiphon.questions import STARTED, AnsweringWorker, Does
@@ -47,11 +48,13 @@ class RolloutWorker(AnsweringWorker):
         life: Life,
         listening: bool,
     ) -> None:
-        """`config` has as many engines as there are `seats`; `listening` says whether anybody reads all events."""
+        """`config` has as many engines as there are `seats`, whose GPUs are the only ones that are seen here;
+        `listening` says whether anybody reads all events."""
         self._serial = serial
         self._model = Path(model)
         self._config = config
-        self._seats = seats
+        gpus = gpus_of(seat.place for seat in seats)
+        self._seats = [seat._replace(place=seat.place and as_seen(seat.place, gpus)) for seat in seats]
         self._record = life
         self._events = _Told(self._say, listening, serial * ENGINES)
         self._pool: EnginePool | None = None

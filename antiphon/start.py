@@ -4,13 +4,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from antiphon.cluster.base import Cluster, Place
-from antiphon.cluster.placement import Placement
+from antiphon.cluster.base import Cluster
+from antiphon.cluster.placement import Placement, gpus_of
 from antiphon.errors import ConfigError, DataError, SandboxError, WorkerDied
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
@@ -108,8 +109,10 @@ async def start_trainer(
 ) -> RemoteTrainer:
     """What starts the models with `start_models`, on the learner's node."""
     at = placement.place("learner")
-    args = (str(model), config, directory, placement)
-    trainer = RemoteTrainer(cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=at and Place(node=at.node)))
+    place = at and replace(at, cores=(), gpus=placement.training_gpus)
+    trainer = RemoteTrainer(
+        cluster.spawn(TRAINER, TRAINER_WORKER, str(model), config, directory, placement, place=place)
+    )
     on, deadline = "the trainer to start its models", config.rollout.timeout
     await waits.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline)
     return trainer
@@ -236,8 +239,7 @@ async def start_engines(
     prefers: Mapping[str, str] | None = None,
 ) -> tuple[EnginePool, int]:
     """A pool of engines, and the most tokens that one takes."""
-    on, deadline = "engines to load the model", rollout.timeout
-    engines = await waits.wait(starter.first(tell), name="start", owner="run", on=on, deadline=deadline)
+    engines = await starter.first(waits, rollout.timeout, tell)
     pool = EnginePool(
         engines,
         waits,
@@ -249,6 +251,7 @@ async def start_engines(
         prefers=prefers,
         scaling=starter.scaling,
     )
+    starter.turn = pool.turn
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -313,7 +316,7 @@ async def start_shards(
         except ConfigError as error:  # at the start it could be placed: a node has left since
             raise WorkerDied(f"rollout worker {number} has nowhere to run: {error}") from error
         at = seats[0].place
-        place = at and Place(node=at.node, anywhere=at.anywhere)
+        place = at and replace(at, cores=(), gpus=gpus_of(seat.place for seat in seats))
         serial = next(serials)
         name = f"rollout-{serial}"
         args = (serial, str(model), own, seats, life, events.on)

@@ -13,7 +13,8 @@ from typing import Any
 
 from antiphon.algorithms.rewards import Controllers
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.cluster.placement import Placement
+from antiphon.cluster.devices import as_seen
+from antiphon.cluster.placement import TRAINING, Placement
 from antiphon.learning.learner import Models
 from antiphon.learning.stages import Training
 from antiphon.loop import supervised, training_of
@@ -29,11 +30,13 @@ class TrainerWorker(AnsweringWorker):
     """Has the models of a run."""
 
     def __init__(self, model: str, config: RunConfig, directory: RunDirectory, placement: Placement) -> None:
-        """All devices that `placement` gives the models are of this node."""
+        """All devices that `placement` gives the models are of this node, and its GPUs the only ones that are seen here."""
         self._model = Path(model)
         self._config = config
         self._directory = directory
-        self._placement = placement
+        gpus = placement.training_gpus
+        own = {role: tuple(as_seen(place, gpus) for place in placement.there(role)) for role in TRAINING}
+        self._placement = Placement(own)
         super().__init__()
 
     async def _live(self) -> None:

@@ -3,9 +3,10 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from antiphon.cluster.base import Gpu, Node
+from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.config import see_gpus, visible_gpus
 
 _DRIVER = Path("/proc/driver/nvidia")
@@ -44,3 +45,10 @@ def occupy(cores: Sequence[int], gpus: Sequence[str]) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     see_gpus(gpus)
+
+
+def as_seen(place: Place, gpus: Sequence[str]) -> Place:
+    """The place, with the names that its GPUs have in this process, which was given `gpus` and those alone: where they are
+    reserved, Ray has the last word on which they are."""
+    names = dict(zip(gpus, visible_gpus() or (), strict=False))
+    return replace(place, gpus=tuple(names[gpu] for gpu in place.gpus))

@@ -12,7 +12,7 @@ Several parts are separated by commas. The devices of a role are divided evenly 
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from antiphon.cluster.base import Node, Place
@@ -78,9 +78,19 @@ class Placement:
         return number in self.lent.get(role, ())
 
     @property
+    def training_gpus(self) -> tuple[str, ...]:
+        """Of all that trains, if that is on one node."""
+        return gpus_of(place for role in TRAINING for place in self.there(role))
+
+    @property
     def shared(self) -> bool:
         """Whether anything generates on a device that something trains on."""
         return any(self.lent.values())
+
+
+def gpus_of(places: Iterable[Place | None]) -> tuple[str, ...]:
+    """All GPUs of places on one node, each once."""
+    return tuple(dict.fromkeys(gpu for place in places if place for gpu in place.gpus))
 
 
 def parse(text: str) -> list[Part]:

@@ -9,7 +9,8 @@ from antiphon.config import Config, Problems, parse
 
 SERVERS = frozenset({"server"})  # kinds of engines that others have started
 LOADING = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
-OWN_MEMORY = frozenset({"vllm"})  # kinds that take their share of a device for good, and make do with it
+OWN_MEMORY = frozenset({"vllm"})  # kinds that take their share of a device as they start, and make do with it
+TO_SLEEP = {"vllm": {"enable_sleep_mode": True}}  # options with which a kind gives a GPU's memory back as it sleeps
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # options that have an engine run on several devices
 
 
@@ -61,6 +62,11 @@ class EngineKind(Config):
     def servers(self) -> ServerOptions | None:
         """Those that others have started, if the engines are such."""
         return parse(ServerOptions, self.options) if self.kind in SERVERS else None
+
+    @property
+    def lent(self) -> Self:
+        """The same, started so that it can leave its GPU to what trains there."""
+        return self.model_copy(update={"options": {**TO_SLEEP.get(self.kind, {}), **self.options}})
 
     @property
     def devices(self) -> int:

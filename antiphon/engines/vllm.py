@@ -1,13 +1,14 @@
 """An engine on vLLM: its model, cache and scheduler, under our rules for weights that come in mid-flight.
 
 vLLM runs in this process and is stepped by us, so that weights change between two steps and never within one. Requests
-wait in a queue of ours, because what vLLM holds counts as in flight. Each update opens an epoch, and every request reads
-and fills the prefix cache under the name of the epoch it was handed over in: nothing that old weights computed is found
-under new ones, and nothing has to be thrown away while others still decode from it.
+wait in a queue of ours, because what vLLM holds counts as in flight. Each update, and each sleep, opens an epoch, and every
+request reads and fills the prefix cache under the name of the epoch it was handed over in: nothing that old weights computed
+is found under new ones, and nothing has to be thrown away while others still decode from it.
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,18 +72,20 @@ class VLLMEngine:
         self.capacity = config.slots
         self._engine = _start(model, config)
         settings = self._engine.model_config
+        self._sleeps: bool = settings.enable_sleep_mode
         self.max_length: int = settings.max_model_len
         self.vocabulary: int = settings.get_vocab_size()
         self._files = Files(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
-        self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
+        self._epoch = 0  # counts loads and sleeps; a version number may come back after a rollback, an epoch does not
         self._queue: list[tuple[int, int, str]] = []  # heap of (priority, order, request id)
         self._queued: dict[str, GenerateRequest] = {}  # what of the heap was not aborted
         self._order = 0
         self._running: dict[str, _Running] = {}
         self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
         self._draining: WeightsUpdate | None = None
+        self._asleep = False
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -107,7 +110,7 @@ class VLLMEngine:
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
-        return bool(self._outbox or self._draining or self._running or self._queued)
+        return bool(self._outbox or self._draining or (not self._asleep and (self._running or self._queued)))
 
     # --- weights and memory --------------------------------------------------------------------------------------------
 
@@ -122,7 +125,8 @@ class VLLMEngine:
 
     def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         self._draining = None
-        self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
+        with self._weights_there():
+            self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
         self.version = update.version
         self._epoch += 1
         for name, running in self._running.items():
@@ -135,14 +139,35 @@ class VLLMEngine:
                 self._outbox.append(Delta.empty(name, restarted=True))
             self._hand_over(running)
 
+    @contextmanager
+    def _weights_there(self) -> Iterator[None]:
+        """While it sleeps, the weights alone come to the device, and leave it again."""
+        if self._asleep:
+            self._engine.wake_up(["weights"])
+        try:
+            yield
+        finally:
+            if self._asleep:
+                self._engine.sleep()
+
     def sleep(self) -> None:
-        """Not here: vLLM gives its cache back on some devices only, and says so in its log only where it does not."""
-        raise UnsupportedError(
-            "the vllm engine does not give back its KV cache: it cannot share a device with what trains (placement.engine)"
-        )
+        """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
+        running; queued ones wait until `wake`. On a CPU vLLM forgets what it has read, and keeps all of its memory."""
+        if self._running:
+            raise StateError(f"the engine cannot sleep: {len(self._running)} requests are running")
+        if not (self._sleeps or current_platform.is_cpu()):
+            raise UnsupportedError(
+                "the vllm engine gives back its KV cache only if it was started so (enable_sleep_mode in engine.options)"
+            )
+        self._engine.sleep()
+        self._asleep = True
+        self._epoch += 1
 
     def wake(self) -> None:
-        """Nothing: it never sleeps."""
+        """Take the device again."""
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
 
     # --- one step ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +186,7 @@ class VLLMEngine:
             self._swap(self._draining, OnUpdate.DRAIN)
 
     def _admit(self) -> None:
-        while self._queue and len(self._running) < self.capacity and self._draining is None:
+        while self._queue and len(self._running) < self.capacity and self._draining is None and not self._asleep:
             _, _, name = heapq.heappop(self._queue)
             request = self._queued.pop(name, None)
             if request is not None:  # else it was aborted while it was queued
@@ -212,15 +237,22 @@ class VLLMEngine:
         )
 
 
-def _start(model: str, config: EngineConfig) -> Any:
-    """vLLM, in this process, with the model loaded."""
-    device = current_platform.device_type
+def _refuse(config: EngineConfig, device: str) -> None:
+    """`UnsupportedError` for what this vLLM, made for a kind of device, does not do."""
     if config.device not in ("auto", device):
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
     if config.routed_experts:
         raise UnsupportedError("engine.routed_experts: only the native engine records them")
     if device == "cpu" and config.options.get("pipeline_parallel_size", 1) > 1:
         raise UnsupportedError("engine.options.pipeline_parallel_size: vLLM on a CPU makes no stages of a model")
+    if device == "cpu" and config.options.get("enable_sleep_mode"):
+        raise UnsupportedError("engine.options.enable_sleep_mode: vLLM on a CPU does not give back its memory")
+
+
+def _start(model: str, config: EngineConfig) -> Any:
+    """vLLM, in this process, with the model loaded."""
+    device = current_platform.device_type
+    _refuse(config, device)
     ours: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,

@@ -11,7 +11,8 @@ import itertools
 import math
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -80,7 +81,9 @@ class EnginePool:
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
         self._sleepers = 0  # engines
-        self._lent = False  # devices that are shared are with what trains
+        self._ours = asyncio.Event()  # devices that are shared are not with what trains
+        self._ours.set()
+        self._starting = asyncio.Lock()  # held while an engine starts on one
         self._homes: OrderedDict[str, Member] = OrderedDict()  # affinity -> where it was served last
         for engine in engines:
             self.add(engine)
@@ -113,7 +116,7 @@ class EnginePool:
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
-        self._put(member, asleep=self._lent and engine.lent)
+        self._put(member, asleep=engine.lent and not self._ours.is_set())
         self._free[member.engine.device].note(member)
         self._dispatch()
         return member
@@ -141,12 +144,20 @@ class EnginePool:
             await self._emptied(member)
             await self._unless_dead(member, member.engine.sleep())
 
-        self._lent = True
+        async with self._starting:
+            self._ours.clear()
         await asyncio.gather(*(lend_one(member) for member in self._members if member.engine.lent))
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """For an engine to start in, on a device that is shared: such devices are the engines' then, until the turn ends."""
+        async with self._starting:
+            await self._ours.wait()
+            yield
 
     async def take_back(self) -> None:
         """Wake all engines that sleep."""
-        self._lent = False
+        self._ours.set()
         await asyncio.gather(*map(self._wake, self._members))
         self._dispatch()
 
@@ -178,7 +189,7 @@ class EnginePool:
             await self._wake(member)
             self._dispatch()
 
-        self._lent = False
+        self._ours.set()
 
         await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
 

@@ -35,6 +35,24 @@ def test_learner_and_engine_take_turns_on_one_gpu(project, dtype):
     assert all(abs(step["learner/mismatch_kl"]) < limit for step in project.metrics())
 
 
+def test_vllm_leaves_its_gpu_to_the_learner(project, vllm_python):
+    """Tokens come from the newest weights, though they were loaded while it slept."""
+    options = {"gpu_memory_utilization": 0.3, "enforce_eager": True}
+    path = project.config(
+        model={"path": "mytask:build_wide"},
+        placement={"learner": "gpu:0", "engine": "with learner"},
+        engine={"kind": "vllm", "python": vllm_python, "max_length": 256, "slots": 4, "options": options},
+        rollout={"async_ratio": 0, "timeout": 500, "sampling": {"max_tokens": 8}},
+        record={"events": True},
+        steps=4,
+    )
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    assert all(abs(step["learner/mismatch_kl"]) < 1e-3 for step in project.metrics())
+    events = (project.folder / "runs" / "run" / "events.jsonl").read_text().splitlines()
+    assert sum(event["event"] == "sleep" for event in map(json.loads, events)) == 4
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_the_tiny_recipe_has_only_the_engine_asleep_that_is_on_its_learners_gpu(project, pytestconfig, placement):
     settings = {

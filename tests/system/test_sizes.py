@@ -205,7 +205,11 @@ def test_a_published_device_is_named_or_the_others_are():
     ("recipe", "overrides", "message"),
     [
         ("dense_32b_64gpu", ["engine.replicas=20"], "placement.engine: 2 GPUs an engine, and each runs on 4"),
-        ("dense_7b_8gpu", ["placement.engine=gpu:0-3"], "engines of kind 'vllm' do not give back their memory"),
+        (
+            "dense_7b_8gpu",
+            ["placement={learner: 'cpu:0-3', engine: with learner}"],
+            "placement.engine: engines of kind 'vllm' do not give back their memory on a CPU",
+        ),
         ("dense_32b_64gpu", ["weights.host=127.0.0.1"], "weights.host: the ranks of the learner are on several nodes"),
         ("dense_32b_64gpu", ["placement.engine=gpu:22-61"], "it cannot run on 2 nodes"),
     ],
@@ -214,6 +218,11 @@ def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, o
     with pytest.raises(ConfigError) as refused:
         drawn(config(*overrides, recipe=recipe), "h100")
     assert message in str(refused.value)
+
+
+def test_engines_of_vllm_take_turns_with_what_trains_on_gpus():
+    found = drawn(config("placement.engine=gpu:0-3"), "h100")
+    assert found.lent["engine"] == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -272,6 +272,12 @@ PPO = ["algorithm.recipe=ppo", "critic.count=1"]
         (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size", "no number of devices"),
         (["cluster.kind=rey"], "cluster.kind", "did you mean 'ray'"),
         (["cluster.kind=ray", "cluster.debug=true"], "cluster.debug", "are processes"),
+        (["cluster.kind=ray", "engine.python=other/python"], "engine.python", "'other/python': Ray has one"),
+        (
+            ["cluster.kind=ray", "engine.also=[{python: other/python}]"],
+            "engine.also.0.python",
+            "one interpreter for all",
+        ),
         (["cluster.debug=true", "learner.kind=megatron"], "cluster.debug", "a process of its own"),
         (["engine.routed_experts=true", "learner.kind=megatron"], "engine.routed_experts", "does not replay"),
         (

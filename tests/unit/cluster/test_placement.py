@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ROLES, PlacementConfig
-from antiphon.cluster.devices import gpu_class
-from antiphon.cluster.placement import parse, problems, resolve
+from antiphon.cluster.devices import as_seen, gpu_class
+from antiphon.cluster.placement import gpus_of, parse, problems, resolve
 from antiphon.errors import ConfigError
 
 SMALL = [Node(cores=(0, 1))]
@@ -155,6 +155,15 @@ parts = st.builds(
     st.integers(0, 5),
 )
 devices = st.one_of(st.just(""), st.integers(1, 9).map("cpu:{}".format), st.lists(parts, min_size=1).map(",".join))
+
+
+def test_gpus_have_other_names_where_others_say_which_they_are(monkeypatch):
+    both = placed(engine="node1.gpu:1-2", learner="node1.gpu:2").places["engine"]
+    assert gpus_of((*both, both[1], None)) == ("1", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    assert [as_seen(place, gpus_of(both)).gpus for place in both] == [("0",), ("3",)]
+    on_a_core = placed(learner="cpu:1").places["learner"][0]
+    assert as_seen(on_a_core, ()) == on_a_core
 
 
 @given(roles=st.fixed_dictionaries(dict.fromkeys(ROLES, devices)), engines=st.integers(1, 6))

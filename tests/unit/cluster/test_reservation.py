@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS, Place
 from antiphon.cluster.config import ClusterConfig
-from tests.chaos.test_nodes import Nodes
+from tests.chaos.test_nodes import HOST, Nodes
 
 pytestmark = [
     pytest.mark.ray,
@@ -89,6 +89,51 @@ def test_workers_have_the_gpus_that_others_leave(address, taken):
         assert one == both[1:] and again == both, "what shares a GPU sees the same one"
         # Closed, it has given back what it had.
         assert {*ours.submit(reserved, address, ("2", "3")).result()[0]} == GPUS - taken
+
+
+def test_what_a_rollout_worker_and_the_trainer_start_has_the_gpus_that_others_leave(project, address, taken):
+    (project.folder / "noting.py").write_text(NOTING)
+    config = project.config(
+        cluster={"kind": "ray", "address": address},
+        weights={"channel": "distributed", "host": HOST},
+        placement={"learner": "node1.gpu:0", "engine": "node1.gpu:0-1"},
+        learner={"kind": "noting:Learner"},
+        engine={"kind": "noting:open_engine", "replicas": 2},
+        rollout={"workers": 1, "timeout": 400},
+        steps=1,
+    )
+    done = project.run("train", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    learner, *_ = (project.folder / "learner").iterdir()
+    engines = {seen.name for seen in (project.folder / "engine").iterdir()}
+    assert engines == GPUS - taken
+    assert learner.name in engines
+
+
+NOTING = """
+import os
+from pathlib import Path
+
+from antiphon.engines.native.open import open_engine as open_native
+from antiphon.learning.torch_learner import TorchLearner
+
+HERE = Path(__file__).parent
+
+
+def note(role):
+    (HERE / role / os.environ["CUDA_VISIBLE_DEVICES"]).mkdir(parents=True, exist_ok=True)
+
+
+def open_engine(model, config, receive):
+    note("engine")
+    return open_native(model, config, receive)
+
+
+class Learner(TorchLearner):
+    def __init__(self, *args):
+        note("learner")
+        super().__init__(*args)
+"""
 
 
 def test_what_others_have_is_refused_before_anything_starts(project, address, taken):

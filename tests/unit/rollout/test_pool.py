@@ -688,6 +688,31 @@ def test_an_engine_that_joins_while_devices_are_lent_sleeps():
     clock.run(main())
 
 
+def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_it_meanwhile():
+    async def main():
+        pool = EnginePool([HeldEngine()], Waits(), SCHEDULE, events=Events())
+        await pool.lend()
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def start():
+            async with pool.turn():
+                begun.set()
+                await may_end.wait()
+
+        starting = asyncio.create_task(start())
+        await settle()
+        assert not begun.is_set()
+        await pool.take_back()
+        await begun.wait()
+        lending = asyncio.create_task(pool.lend())
+        await settle()
+        assert not lending.done()
+        may_end.set()
+        await asyncio.gather(starting, lending)
+
+    clock.run(main())
+
+
 def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
     async def main():
         reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
