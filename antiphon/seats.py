@@ -129,9 +129,8 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
     _check_lent(config, found)
-    for engine, place in zip(
-        config.engine.each, found.places.get("engine", ()), strict=False
-    ):  # one place is `anywhere`
+    seated = zip(config.engine.each, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
+    for engine, place in seated:
         if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices:
             raise ConfigError(
                 f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
