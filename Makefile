@@ -10,12 +10,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 SUITES := $(wildcard tests/chaos tests/system tests/parity tests/gpu)
-# A file to a process, in their order: the longest are first.
+# A file to a process. Unit tests are run in a random order; whole runs in theirs, the longest first: some share processes.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos parity coverage bench format lint types floors unit vllm clean
+.PHONY: help demo check test commands alone chaos parity coverage bench format lint types floors unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -27,7 +27,13 @@ check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
 	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
-	pytest -q $(TWO) --durations=10 $(SUITES) tests/unit/cluster
+	pytest -q $(TWO) -p no:randomly --durations=10 $(SUITES) tests/unit/cluster
+
+commands: $(VENV)/.installed-dev  ## what needs commands of the system: boxes by bubblewrap, containers by docker
+	pytest -q $(TWO) -p no:randomly -m commands tests
+
+alone: $(VENV)/.installed-dev  ## each file of unit tests in a process of its own
+	printf '%s\n' $$(git ls-files 'tests/unit/**test_*.py') | xargs -P 2 -I {} sh -c 'pytest -q --no-header {} || exit 255'
 
 parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with other implementations, every mesh and learner with one rank
 	pytest -q --long tests/parity

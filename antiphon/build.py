@@ -1,7 +1,6 @@
 """From a configuration to a run: the only wiring. Reads from top to bottom; names of parts are looked up, never compared."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -70,15 +69,20 @@ def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
     """Run `antiphon sft`; returns the exit code as `train` does. What reinforcement learning needs beside the model is left
-    out."""
-    config = config.model_copy(
-        update={"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
-    )
+    out, and the accuracy that is demanded of it."""
+    evaluation = config.evaluation.model_copy(update={"minimum_accuracy": 0.0})
+    without = {"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
+    config = config.model_copy(update=without | {"evaluation": evaluation})
     return _ended(_run(config, overwrite, Run.sft))
 
 
-def evaluate_model(model: str, config: RunConfig, *, samples: int, temperature: float, limit: int) -> dict[str, Any]:
-    """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts."""
+def evaluate_model(
+    model: str, config: RunConfig, *, samples: int, temperature: float | None = None, limit: int
+) -> dict[str, Any]:
+    """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts. Without a `temperature` the
+    configuration's holds, see `EvaluationConfig.temperature`."""
+    if temperature is None:
+        temperature = config.evaluation.resolve_temperature(samples)
     return asyncio.run(_evaluate(model, config, samples, temperature, limit))
 
 
@@ -116,7 +120,10 @@ async def _once(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], 
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         demanded = config.evaluation.minimum_accuracy
-        accuracy = "" if after is None else f"held-out accuracy {before:.3f} before, {after:.3f} after; "
+        accuracy = ""
+        if after is not None:
+            how = f"at temperature {summary['evaluation']['temperature']:g}"
+            accuracy = f"held-out accuracy {before:.3f} before, {after:.3f} after, {how}; "
         run.parts.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {run.parts.directory.path}")
         if summary["stopped_early"]:
             return INTERRUPTED
@@ -184,9 +191,8 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         events = _events(config, directory, stack)
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
-        place = shared_directory(config.name, config.weights.directory)
+        place = stack.enter_context(shared_directory(config.name, config.weights.directory))
         exchange = Exchange(place, config.weights.channel, config.weights.host)
-        stack.callback(shutil.rmtree, exchange.directory)
 
         waits = Waits()
         stack.push_async_exit(ending.pop_all())  # workers end before what they write to
@@ -297,23 +303,25 @@ async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders,
         )
 
 
-async def findings(config: RunConfig, mixture: Mixture, grading: Graders, prompts: int) -> AsyncIterator[Finding]:
+async def findings(
+    config: RunConfig, mixture: Mixture, grading: Graders, prompts: int, *, attack: bool = False
+) -> AsyncIterator[Finding]:
     """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
         if prompts and not task.environment and not task.agent:
             sample = mixture.sample(task.name, prompts)
-            yield await check(task, sample, grading.score, task.grading or config.grading)
+            yield await check(task, sample, grading.score, task.grading or config.grading, attack=attack)
 
 
 def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
-    """Run `antiphon check`."""
+    """Run `antiphon check`: try the rewards of all tasks, and attack them."""
 
     async def run() -> list[Finding]:
         mixture = Mixture.load(config.tasks, config.seed)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         try:
             async with graders(cluster, config, Waits()) as (grading, _):
-                return [finding async for finding in findings(config, mixture, grading, prompts)]
+                return [finding async for finding in findings(config, mixture, grading, prompts, attack=True)]
         finally:
             await cluster.close()
 
@@ -352,6 +360,8 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     return {
         "prompts": len(prompts),
+        "samples": samples,
+        "temperature": temperature,
         "accuracy": result.accuracy,
         "accuracy, 95 % interval": result.interval(),
         "ungraded": result.ungraded,

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from antiphon import __version__
-from antiphon.errors import AntiphonError, ConfigError
+from antiphon.errors import AntiphonError, ConfigError, printable
 from antiphon.sandbox.base import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from antiphon.run_config import RunConfig
     from antiphon.workers import WorkerHandle
 
@@ -40,6 +42,8 @@ Overrides = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and what it amounts to.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")]
+CodeFolder = Annotated[Path | None, typer.Option(help="Folder of the modules that the run's configuration names.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Import, run and open whatever the run's configuration names.")]
 
 
 def main() -> None:
@@ -127,12 +131,18 @@ def evaluate(
     config: ConfigPath,
     overrides: Overrides = None,
     samples: Annotated[int | None, typer.Option(help="Completions a prompt, k of pass@k.", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", min=0.0)] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 is greedy. By default 0 for one completion a prompt, 1 for several.", min=0.0),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first so many test prompts; 0 uses all.", min=0)] = None,
+    code: CodeFolder = None,
+    trust: Trust = False,
 ) -> None:
-    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals."""
+    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals. Of the configuration that a run
+    keeps of itself, names are resolved with --code or --trust only."""
     with _outcome():
-        run = _load(config, overrides)
+        run = _load_to_evaluate(Path(config), overrides or [], code, trust)
         _require_model(model)
         from antiphon.build import evaluate_model
 
@@ -141,7 +151,7 @@ def evaluate(
             model,
             run,
             samples=settings.samples if samples is None else samples,
-            temperature=settings.temperature if temperature is None else temperature,
+            temperature=temperature,
             limit=settings.limit if limit is None else limit,
         )
         _table("measure", "value", _flat(result))
@@ -240,7 +250,7 @@ def check(
     overrides: Overrides = None,
     prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
 ) -> None:
-    """Try the rewards before a run: right answers, empty ones and garbage; range, repeatability and speed."""
+    """Try the rewards before a run: right answers, empty ones and garbage; range, repeatability, speed; known reward hacks."""
     with _outcome():
         run = _load(config, overrides)
         from antiphon.build import check_rewards
@@ -250,8 +260,13 @@ def check(
             rows = {"right answers": finding.oracle, "empty ones": finding.empty, "garbage": finding.garbage}
             scores = {f"score of {kind}": "none" if mean is None else mean for kind, mean in rows.items()}
             timing = {"gradings": finding.gradings, "seconds, the slowest": finding.seconds}
+            timing |= {"attacks": finding.attacks, "attacks that were paid": len(finding.holes)}
             _table(f"task {finding.task}", "", {**scores, **timing})
-        problems = [f"task {finding.task}: {problem}" for finding in found for problem in finding.problems]
+        problems = [
+            f"task {finding.task}: {problem}"
+            for finding in found
+            for problem in (*finding.problems, *(f"reward hack: {hole}" for hole in finding.holes))
+        ]
         print("\n".join([*problems, f"problems: {len(problems)}"]))
         raise typer.Exit(1 if problems else 0)
 
@@ -262,14 +277,14 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the r
 @app.command()
 def audit(run: RunPath) -> None:
     """Check a run from its directory alone: print what became of every attempt, and every promise that was broken."""
-    with _outcome():
+    with _outcome(run):
         from antiphon.record.audit import audit as check
 
         found = check(run)
         for lineage, balance in found.balance.items():
             _table(f"lineage {lineage}", "attempts", {**balance, "all": sum(balance.values())})
         for violation in found.violations:
-            print(violation)
+            _say(violation)
         print(f"violations: {len(found.violations)}")
         raise typer.Exit(1 if found.violations else 0)
 
@@ -280,7 +295,7 @@ def why(
     name: Annotated[str, typer.Argument(metavar="ID", help="[lineage:]group.sibling.try, and @token for one token.")],
 ) -> None:
     """Say where a sample or a token came from, and what became of it."""
-    with _outcome():
+    with _outcome(run):
         from antiphon.record.forensics import why as explain
 
         _table("of", name, dict(explain(run, name)))
@@ -289,36 +304,35 @@ def why(
 @app.command()
 def diff(run: RunPath, other: RunPath) -> None:
     """Name the first thing in which two runs differ: configuration, code, data, sample or number."""
-    with _outcome():
+    with _outcome(run, other):
         from antiphon.record.forensics import diff as compare
 
         difference = compare(run, other)
-        print(difference or "no difference")
+        _say(difference or "no difference")
         raise typer.Exit(1 if difference else 0)
 
 
 @app.command()
 def replay(
     run: RunPath,
-    code: Annotated[Path | None, typer.Option(help="Folder of the modules that its configuration names.")] = None,
+    code: CodeFolder = None,
+    trust: Trust = False,
     weights: Annotated[
         bool, typer.Option("--weights", help="Train again, too, from the first checkpoint that is there.")
     ] = False,
 ) -> None:
     """Let what a run recorded drive the scheduler and the stages again: every batch must be the same, byte for byte."""
-    with _outcome():
-        config = _load(str(run / "config.yaml"), None)
-        if code is not None:
-            from antiphon.config import import_folder
-
-            import_folder(code / "config.yaml")
-        from antiphon.replay import Difference
+    with _outcome(run):
+        config, recorded = _load_recorded(run)
+        from antiphon.replay import Difference, needs_models
         from antiphon.replay import replay as play_again
 
+        needed = (*recorded.REPLAY, *(recorded.MODELS if needs_models(config, weights) else ()))
+        recorded.vouch(run, config, needed, code=code, trust=trust)
         try:
-            print(f"{play_again(run, config, weights=weights)} steps, no difference")
+            _say(f"{play_again(run, config, weights=weights, tell=_say)} steps, no difference")
         except Difference as difference:
-            print(difference)
+            _say(str(difference))
             raise typer.Exit(1) from difference
 
 
@@ -330,27 +344,29 @@ def regrade(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of that reward; may be repeated.")
     ] = None,
     task: Annotated[str, typer.Option(help="The only task that gets it.")] = "",
-    code: Annotated[Path | None, typer.Option(help="Folder of the modules that its configuration names.")] = None,
+    code: CodeFolder = None,
+    trust: Trust = False,
 ) -> None:
     """Grade what a run recorded again, with its own rewards or another one, and say how far the scores agree."""
-    with _outcome():
-        config = _load(str(run / "config.yaml"), None)
-        if code is not None:
-            from antiphon.config import import_folder
-
-            import_folder(code / "config.yaml")
+    with _outcome(run):
+        config, recorded = _load_recorded(run)
         from antiphon.regrade import CLASSES, with_reward
         from antiphon.regrade import regrade as grade_again
 
         if (option or task) and not reward:
             raise ConfigError("--option and --task are of the reward that --reward names")
+        given: list[str] = []
         if reward:
             config = with_reward(config, reward, _options(option or []), task)
+            given = [f"tasks.{number}.reward" for number, each in enumerate(config.tasks) if task in ("", each.name)]
+        judged = any(each.judge for each in config.tasks)
+        needed = (*recorded.REGRADE, *(recorded.ENGINES if judged else ()))
+        recorded.vouch(run, config, needed, code=code, trust=trust, given=given)
         found = grade_again(run, config, re.sub(r"\W+", "_", reward) or "again")
         rows = {f"{then}, now {now}": found.confusion.get((then, now), 0) for then in CLASSES for now in CLASSES}
         _table("was", "attempts", {name: count for name, count in rows.items() if count})
         _table("of", "share whose score changed", found.by_step)
-        print(f"{found.changed} of {found.attempts} scores changed; {found.path}")
+        _say(f"{found.changed} of {found.attempts} scores changed; {found.path}")
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:
@@ -369,10 +385,10 @@ def export(
     run: RunPath, target: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the model goes.")]
 ) -> None:
     """Copy the newest whole checkpoint of a run as a model directory, as transformers and engines load it."""
-    with _outcome():
+    with _outcome(run):
         from antiphon.record.checkpoint import export as copy
 
-        print(copy(run / "checkpoints", target))
+        _say(str(copy(run / "checkpoints", target, _say)))
 
 
 @app.command()
@@ -390,7 +406,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI and Anthropic do, to clients that have the token."""
-    with _outcome():
+    with _outcome(Path(model)):
         from antiphon.config import import_folder, set_environment
 
         set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
@@ -398,13 +414,13 @@ def serve(
         from antiphon.serve import configured
         from antiphon.serve import serve as run
 
-        if config is not None:
+        if config is not None and not config.resolve().is_relative_to(Path(model).resolve()):
             import_folder(config)
-        target, settings = configured(model, config, overrides or ())
+        target, settings = configured(model, config, overrides or (), _say)
         _require_model(target)
         if not given:
             print(f"token: {token}", flush=True)
-        run(target, settings, token, lambda text: print(text, flush=True))
+        run(target, settings, token, _say)
 
 
 sandbox = typer.Typer(help="Where untrusted code runs.", no_args_is_help=True)
@@ -429,7 +445,7 @@ def serve_sandboxes(
         from antiphon.config import import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
+        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, needs
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
@@ -442,7 +458,7 @@ def serve_sandboxes(
         serve(
             settings,
             token,
-            names,
+            [*names, *GEM_NAMES],
             _spawn_environment,
             lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
         )
@@ -465,9 +481,17 @@ def probe_sandbox() -> None:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    clean: Annotated[
+        bool, typer.Option("--clean", help="First remove the weights that killed runs of yours left in shared memory.")
+    ] = False,
+) -> None:
     """Show what this machine has for Antiphon, and how to install what it lacks."""
     with _outcome():
+        if clean:
+            from antiphon.weights.base import remove_abandoned
+
+            print("\n".join(["removed:", *map(str, remove_abandoned())]))
         _table("machine", "", {**_software(), **_hardware()})
         _table("optional", "", _optional())
 
@@ -476,16 +500,73 @@ def doctor() -> None:
 
 
 @contextmanager
-def _outcome() -> Iterator[None]:
-    """Turn the errors that the user can mend, and Ctrl-C, into a message and an exit code."""
+def _outcome(*runs: Path) -> Iterator[None]:
+    """Turn the errors that the user can mend, and Ctrl-C, into a message and an exit code. Nothing in `runs`, which are only
+    read, is imported meanwhile; their errors have one line."""
     try:
+        for run in runs:
+            _forbid_imports_from(run)
         yield
     except AntiphonError as error:
-        print(f"antiphon: {error}", file=sys.stderr)
+        message = "; ".join(str(error).splitlines()) if runs else str(error)
+        print(f"antiphon: {printable(message)}", file=sys.stderr)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as interrupt:
         print("antiphon: interrupted", file=sys.stderr)
         raise typer.Exit(130) from interrupt
+
+
+def _forbid_imports_from(run: Path) -> None:
+    """Take a run's folder off the import path of this process and of those that it starts. What is installed there stays."""
+    folder = run.resolve()
+    installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+
+    def stays(entry: str) -> bool:
+        path = Path(entry or os.curdir).resolve()
+        return not path.is_relative_to(folder) or any(path.is_relative_to(prefix) for prefix in installed)
+
+    sys.path[:] = [entry for entry in sys.path if stays(entry)]
+
+
+def _is_recorded(path: Path) -> bool:
+    """Return True if a configuration file is the one that a run keeps of itself."""
+    beside = path.parent
+    return path.name == "config.yaml" and ((beside / "ledger.db").exists() or (beside / "checkpoints").exists())
+
+
+def _say(text: str) -> None:
+    """Print a text that may come from a run."""
+    print(printable(text), flush=True)
+
+
+def _load_recorded(run: Path) -> "tuple[RunConfig, ModuleType]":
+    """The configuration of a run that is only read, and the module that says what it may name."""
+    from antiphon.config import set_environment
+
+    set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    from antiphon import recorded
+
+    return recorded.load_recorded(run), recorded
+
+
+def _load_to_evaluate(path: Path, overrides: list[str], code: Path | None, trust: bool) -> "RunConfig":
+    """The configuration of an evaluation; that of a run is only read."""
+    recorded_by = path.parent if _is_recorded(path) else None
+    if recorded_by is not None:
+        _forbid_imports_from(recorded_by)
+    from antiphon.config import import_folder, set_environment
+
+    set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    if code is not None:
+        import_folder(code / "config.yaml")
+    if recorded_by is None:
+        return _load(str(path), overrides)
+    from antiphon import recorded
+
+    run = recorded.load_recorded(path.parent, overrides)
+    given = [override.partition("=")[0].strip() for override in overrides]
+    recorded.vouch(path.parent, run, recorded.EVALUATION, code=code, trust=trust, given=given)
+    return run
 
 
 def _load(path: str, overrides: list[str] | None) -> "RunConfig":
@@ -571,9 +652,11 @@ def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_r
 
 
 def _require_model(path: str) -> None:
+    from antiphon.record.checkpoint import check_model
     from antiphon.run_config import check_model_path, check_weights
 
     check_model_path(path)
+    check_model(Path(path))
     check_weights(Path(path))
 
 
@@ -604,9 +687,12 @@ def _table(left: str, right: str, rows: Mapping[str, object]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(left, right, show_header=True, header_style="bold")
+    table = Table(show_header=True, header_style="bold")
+    for header in (left, right):
+        table.add_column(Text(printable(header)))
     for name, value in rows.items():
-        table.add_row(Text(name), Text(f"{value:.4f}" if isinstance(value, float) else str(value)))
+        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+        table.add_row(Text(printable(name)), Text(printable(shown)))
     Console().print(table)
 
 
@@ -656,7 +742,7 @@ def _software() -> dict[str, str]:
 
     rows = {"python": platform.python_version(), "antiphon": __version__}
     for name in ("torch", "transformers", "datasets", "numpy"):
-        rows[name] = _installed(name) or "missing: pip install antiphon"
+        rows[name] = _installed(name) or "missing: pip install -e ."
     return rows
 
 
@@ -686,9 +772,7 @@ def _cuda() -> str:
 
 
 def _optional() -> dict[str, str]:
-    return {
-        name: _installed(name) or f"not installed: pip install 'antiphon[{extra}]'" for name, extra in OPTIONAL.items()
-    }
+    return {name: _installed(name) or f"not installed: pip install -e '.[{extra}]'" for name, extra in OPTIONAL.items()}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from antiphon.errors import ConfigError
 
+MOST_CHARACTERS = 1 << 20  # of one YAML text
+MOST_VALUES = 50_000  # in it, where an alias counts as all that it stands for
+
 Keys = tuple[str | int, ...]  # the way to a value: keys of mappings, indices of lists
 M = TypeVar("M", bound="Config")
 
@@ -48,7 +51,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
         document.override(override)
     try:
         text = json.dumps(document.data)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # what holds itself; a value that JSON has not, such as a !!set
         raise ConfigError(f"{path}: the YAML cannot be a tree of plain values: {error}") from error
     try:
         return model.model_validate_json(text, strict=True)
@@ -72,6 +75,11 @@ def parse(model: type[M], options: Mapping[str, Any], key: str = "options") -> M
 def dump(config: Config) -> str:
     """YAML of the whole configuration, defaults included; `load` gives back an equal model."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the mapping in a YAML file as plain values. `ConfigError` if there is none, or it is too large."""
+    return _Document.read(path).data
 
 
 def import_folder(path: str | Path) -> None:
@@ -129,15 +137,33 @@ _Dumper.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
 
 def _parse(text: str, source: str) -> tuple[Any, yaml.Node | None]:
     """The value and the syntax tree of a YAML text; `ConfigError` names `source` and the line."""
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{source}: has {len(text):,} characters; at most {MOST_CHARACTERS:,} are read")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if node is not None and _count_values(node, {}) > MOST_VALUES:
+            raise ConfigError(f"{source}: has more than {MOST_VALUES:,} values, its aliases written out")
         return (loader.construct_document(node) if node else None), node
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{source}{line}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a scalar, such as a number of 5,000 digits
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: cannot be a tree of plain values: nested too deeply, or in itself") from error
+
+
+def _count_values(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Return how many values a node holds when each alias is written out. `RecursionError` for one that holds itself."""
+    if node not in known:
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        elif isinstance(node, yaml.MappingNode):
+            inner = [value for _, value in node.value]
+        known[node] = 1 + sum(_count_values(each, known) for each in inner)
+    return known[node]
 
 
 class _Document:

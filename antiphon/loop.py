@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +34,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import restored
 from antiphon.engines.base import InferenceEngine
-from antiphon.errors import StallError
+from antiphon.errors import NonFiniteError, StallError
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.learner import Models, Scorer, Trainer
 from antiphon.learning.remote import RemoteTrainer
@@ -67,6 +68,7 @@ from antiphon.types import (
     Sampling,
     Trajectory,
     TrajectoryMeta,
+    WeightsUpdate,
 )
 from antiphon.waits import Waits
 from antiphon.weights.base import Exchange
@@ -77,6 +79,12 @@ T = TypeVar("T")
 # Thresholds of Python's collector: what a run makes lives long, and by default it is looked through all the time.
 COLLECT = (50_000, 20, 20)
 EVALUATION_PRIORITY = -1  # before rollouts: training waits for it
+# The key of each wait's deadline. All others have rollout.timeout.
+DEADLINES = {
+    **dict.fromkeys(("begin", "step"), "learner.timeout"),
+    **dict.fromkeys(("publish", "load", "turn"), "weights.timeout"),
+    **dict.fromkeys(("restore", "checkpoint"), "checkpoint.timeout"),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,9 +163,13 @@ class Run:
         self._since = 0.0  # when reinforcement learning began, had it never been interrupted
         self._last: dict[str, Any] = {}  # the cut after the last step
         self._stopping = asyncio.Event()
+        self._published: WeightsUpdate | None = (
+            None  # the last update, which engines can load until the next is published
+        )
         self._loading: asyncio.Task[None] | None = None
+        self._loaded_at = 0.0  # when all engines had it
         self._saving: asyncio.Task[None] | None = None
-        self._between_steps = asyncio.Lock()  # while it is free, the learner's weights are those of `version`
+        self._between_steps = asyncio.Lock()  # held while the learner's weights change, and while they are published
 
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
@@ -185,7 +197,7 @@ class Run:
         try:
             return await supervised(watchers, main)
         except StallError as stall:
-            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}") from stall
+            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}", stall.key) from stall
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -221,9 +233,10 @@ class Run:
     def _spent(self, name: str) -> float:
         return self.parts.waits.spent("learner", name)
 
-    async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
-        timeout = self.config.rollout.timeout
-        return await self.parts.waits.wait(awaitable, name=name, owner="learner", on=on, deadline=timeout)
+    async def _wait(self, awaitable: Awaitable[T], name: str, on: str, owner: str = "learner") -> T:
+        key = DEADLINES.get(name, "rollout.timeout")
+        deadline = attrgetter(key)(self.config)
+        return await self.parts.waits.wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)
 
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 
@@ -240,14 +253,17 @@ class Run:
         parts, sft = self.parts, self.config.sft
         assert sft is not None
         began = _now()
-        await parts.models.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
+        begun = parts.models.learner.begin(AlgorithmConfig(loss="sft"), sft.optimizer, sft.steps)
+        await self._wait(begun, "begin", "the learner")
         validation: asyncio.Task[Evaluation] | None = None
         for step in range(1, sft.steps + 1):
-            await self._take_devices()
             examples = [parts.next_example() for _ in range(sft.batch_size)]
             learner = self.config.learner
             batch = supervised_batch(examples, learner.tokens_per_pack, learner.mesh.data)
-            trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
+            async with self._between_steps:
+                await self._take_devices()
+                with named_step(f"step {step} of supervised fine-tuning"):
+                    trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
             due = step % sft.evaluate_every == 0
             if due and validation is not None:
@@ -279,7 +295,8 @@ class Run:
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
         parts, config, resumption = self.parts, self.config, self.parts.resumption
         self._since = _now() - self.progress.seconds
-        await parts.models.begin(config.algorithm, config.learner, config.critic, config.steps)
+        begun = parts.models.begin(config.algorithm, config.learner, config.critic, config.steps)
+        await self._wait(begun, "begin", "the learner")
         scheduler = Scheduler(
             config=config.rollout,
             version=self.version,
@@ -293,12 +310,13 @@ class Run:
         done = 0
         if resumption is not None:
             done = resumption.state["step"]
-            await self._wait(parts.models.restore(resumption.checkpoint), "restore", "the learner")
+            async with self._between_steps:
+                await self._wait(parts.models.restore(resumption.checkpoint), "restore", "the learner")
+                if self.version.n:  # else engines have it
+                    await self._publish(owner, self.version)
             parts.training.controllers = restored(resumption.state.get("controllers"))
             parts.mixture.restore(resumption.state["mixture"])
             scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
-            if self.version.n:  # else engines have it
-                await self._publish(owner, self.version)
         elif config.checkpoint.every:
             await self._save(owner, self._cut(0, scheduler))
         await self._turn(parts.lease.generate())
@@ -321,7 +339,7 @@ class Run:
         for step in range(done + 1, config.steps + 1):
             began, waited, recorded = _now(), self._spent("groups"), self._spent("commit")
             # Not asked, once it is to stop: where generation is ahead of the learner, groups are there at once, every time.
-            groups = None if self._stopping.is_set() else await self._unless_stopped(scheduler.next_step())
+            groups = None if self._stopping.is_set() else await self._unless_stopped(self._next_groups(scheduler))
             if groups is None:
                 return step - 1
             waited = self._spent("groups") - waited
@@ -354,6 +372,18 @@ class Run:
             self._record(step, config.steps, metrics)
         return config.steps
 
+    async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
+        """Wait for the groups of the next step. Their deadline begins when engines have loaded what they need."""
+        while True:
+            try:
+                return await scheduler.next_step()
+            except StallError:
+                if _now() - self._loaded_at >= self.config.rollout.timeout and (
+                    not self._loading or self._loading.done()
+                ):
+                    raise
+                await self._settle()
+
     def _due(self, step: int) -> bool:
         every = self.config.checkpoint.every
         return bool(every) and step % every == 0 and step < self.config.steps
@@ -361,7 +391,8 @@ class Run:
     async def _learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
         wait = partial(self._wait, name="step", on="the learner")
-        metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
+        with named_step(f"step {number}"):
+            metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
         self.parts.ledger.batch(batch)
         return metrics
 
@@ -374,18 +405,23 @@ class Run:
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
         await self._turn(parts.lease.leave())
         parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
-        self.version = version
+        self.version, self._published = version, update
         reach("published")
-        loading = parts.pool.load(update, self.config.rollout.on_update)
-        self._loading = owner.create_task(loading, name=f"load version {version.n}")
+        self._loading = owner.create_task(self._load(update), name=f"load version {version.n}")
+
+    async def _load(self, update: WeightsUpdate) -> None:
+        """Have all engines load what was published."""
+        loading = self.parts.pool.load(update, self.config.rollout.on_update)
+        await self._wait(loading, "load", "engines to load weights", owner="pool")
+        self._loaded_at = _now()
 
     async def _refresh(self, engine: InferenceEngine | Shard) -> None:
-        """Give an engine, or a rollout worker, that took the place of another the weights of now."""
+        """Load the weights that were published last into a replacement engine or rollout worker. The learner may have others by
+        now. Before anything is published there is nothing to do: the first version goes to all engines there are by then."""
         async with self._between_steps:
             await self._settle()
-            if engine.version < self.version.n:
-                publish = self.parts.models.learner.publish(self.version.n, self.parts.exchange)
-                update = await self._wait(publish, "publish", "the learner")
+            update = self._published
+            if update is not None and engine.version < update.version:
                 loading = engine.load(update, self.config.rollout.on_update)
                 await self._wait(loading, "load", "a new engine to load weights")
 
@@ -409,7 +445,8 @@ class Run:
         settings = self.config.evaluation
         if not self.parts.test:
             return None
-        return await self._evaluate(self.parts.test, settings.samples, settings.temperature)
+        temperature = settings.resolve_temperature(settings.samples)
+        return await self._evaluate(self.parts.test, settings.samples, temperature)
 
     async def _test_before(self) -> None:
         """What is known of the model that there is to begin with."""
@@ -516,13 +553,15 @@ class Run:
         progress = self.progress
         summary: dict[str, Any] = {"accuracy_before": None, "accuracy_after": None}
         if progress.before and after:
-            before = np.array(progress.before)
+            before, settings = np.array(progress.before), self.config.evaluation
+            temperature = settings.resolve_temperature(settings.samples)
             gain = after.correct.mean(axis=1) - before
             summary = {
                 "accuracy_before": float(before.mean()),
                 "accuracy_after": after.accuracy,
                 "gain_interval": bootstrap_interval(gain),
                 "test_prompts": len(gain),
+                "evaluation": {"samples": settings.samples, "temperature": temperature},
                 "tasks": self._accuracies(before, after.correct.mean(axis=1)),
                 "measures_before": progress.measures,
                 "measures_after": after.measures,
@@ -565,6 +604,15 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
         shares.clear()
     means = {name: float(np.mean(found)) for name, found in values.items()}
     return means | {f"share/{task}": count / len(metas) for task, count in shares.items()}
+
+
+@contextmanager
+def named_step(name: str) -> Iterator[None]:
+    """Name the step in the error of a gradient that is not finite."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{name}: {error}") from error
 
 
 async def supervised(

@@ -25,7 +25,7 @@ from antiphon.config import dump
 from antiphon.errors import DataError
 from antiphon.learning.batch import lone, pack_samples, pair, pair_mean, scored_pair, split_packs, token_mean
 from antiphon.learning.learner import WorkerLearner
-from antiphon.loop import supervised
+from antiphon.loop import named_step, supervised
 from antiphon.offline_config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
 from antiphon.record.checkpoint import TRAINING_STATE, draft, publish
 from antiphon.record.live import View, make_view
@@ -127,7 +127,8 @@ class Offline:
 
     async def wait(self, awaitable: Awaitable[T], name: str, on: str = "the learner") -> T:
         """Wait for a worker, which may hang."""
-        return await self.waits.wait(awaitable, name=name, owner="run", on=on, deadline=self.config.timeout)
+        deadline, key = self.config.timeout, "timeout"
+        return await self.waits.wait(awaitable, name=name, owner="run", on=on, deadline=deadline, key=key)
 
     async def pair_mean(self, pairs: Sequence[Group]) -> TrainBatch:
         """An update on pairs."""
@@ -165,7 +166,8 @@ class Offline:
             batch = await following
             if step < steps:
                 following = owner.create_task(batch_of(next(draws)))
-            trained = await self.wait(learner.step(batch), "step")
+            with named_step(f"step {step}"):
+                trained = await self.wait(learner.step(batch), "step")
             metrics = {f"learner/{name}": value for name, value in trained.items()}
             due = step == steps or (config.evaluate_every and step % config.evaluate_every == 0)
             if held_out and due:

@@ -35,7 +35,7 @@ class OfflineConfig(Config):
     """Optimiser steps, however many passes that takes; 0 is as many as `epochs` comes to."""
     evaluate_every: int = Field(0, ge=0)
     """Optimiser steps between validations; 0 validates before and after only."""
-    timeout: float = Field(600.0, gt=0.0)
+    timeout: float = Field(14400.0, gt=0.0)
     """Seconds after which any wait for a model fails the run: to load it, to save it, a step, a pack of the validation."""
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -110,7 +110,8 @@ def _unused(config: OfflineConfig) -> Found:
     """Keys that mean nothing here."""
     if config.record.events:
         yield "record.events", "true is for reinforcement learning: here there are no attempts to tell of"
-    for field, instead in {"kind": "", "stages": "", "minibatches": "batch_size", "epochs": "epochs"}.items():
+    instead_of = {"kind": "", "stages": "", "minibatches": "batch_size", "epochs": "epochs", "timeout": "timeout"}
+    for field, instead in instead_of.items():
         value, default = getattr(config.learner, field), LearnerConfig.model_fields[field].default
         if value != default:
             hint = f"; give `{instead}` of the run" if instead else ""

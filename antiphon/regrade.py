@@ -19,14 +19,15 @@ import pyarrow.parquet as pq
 
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import ConfigError
-from antiphon.record import schema, trajectories
+from antiphon.record import reading, schema, trajectories
 from antiphon.record.run_dir import staged, writable
+from antiphon.recorded import has_model
 from antiphon.run_config import RunConfig
 from antiphon.start import graders, model_directory
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import AttemptId, FinishReason, Message, Prompt, Score, Segment, Trajectory
+from antiphon.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.waits import Waits
 
 AT_ONCE = 256  # gradings under way
@@ -67,7 +68,7 @@ def regrade(run: Path, config: RunConfig, name: str) -> Agreement:
     record. `RecordError` for a run without one, `DataError` if its prompts are not to be had any more."""
     with writable(run):
         found = asyncio.run(_graded(run, config))
-        path = run / "regraded" / f"{name}.parquet"
+        path = reading.path_inside(run, f"regraded/{name}.parquet")
         path.parent.mkdir(exist_ok=True)
         with staged(path) as file:
             pq.write_table(_table(found), file)
@@ -89,7 +90,7 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
     try:
         built = run / "model"
-        model = await model_directory(cluster, str(built) if built.is_dir() else config.model.path, built, config.seed)
+        model = await model_directory(cluster, str(built) if has_model(run) else config.model.path, built, config.seed)
         renderer = Renderer(model)
         async with graders(cluster, config, Waits()) as (grading, _):
 
@@ -107,8 +108,8 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
 
 def _recorded(run: Path) -> Iterator[tuple[dict[str, Any], Trajectory]]:
     """The attempts whose trajectory is on record, each where it was made."""
-    content = cache(lambda file: trajectories.read(run / "rollouts" / file))
-    with closing(schema.open_to_read(run)) as db:
+    content = cache(lambda file: trajectories.read(reading.file_inside(run, f"rollouts/{file}")))
+    with closing(schema.open_to_read(run)) as db, reading.damaged(run / "ledger.db"):
         db.row_factory = sqlite3.Row
         rows = db.execute(
             "SELECT a.*, task, id, epoch FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts USING (prompt)"
@@ -130,7 +131,7 @@ def _transcript(prompt: Prompt, trajectory: Trajectory, renderer: Renderer) -> T
             messages.append(Message("user", renderer.decode(segment.tokens[: segment.turns[0].start])))
         messages += _said(segment, renderer)
     turns = [turn for segment in trajectory.segments for turn in segment.turns]
-    return Transcript(messages, turns, turns[-1].finish is FinishReason.LENGTH)
+    return Transcript(messages, turns, trajectory.meta.truncated)
 
 
 def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:

@@ -7,7 +7,6 @@ there, so must the weights of every version. The first difference ends the repla
 
 import asyncio
 import json
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,11 +21,12 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.errors import AntiphonError, RecordError
 from antiphon.learning.learner import Learner, Models
 from antiphon.loop import supervised, training_of
-from antiphon.record import schema, trajectories
+from antiphon.record import reading, schema, trajectories
 from antiphon.record.checkpoint import name_of, read_state
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.record.resume import Returning, begin, returning
+from antiphon.recorded import has_model
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run_config import RunConfig
@@ -147,47 +147,61 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))
         models = await stack.enter_async_context(_models(run, config, weights))
-        exchange = Exchange(shared_directory("replay"))
-        stack.callback(shutil.rmtree, exchange.directory)
+        exchange = Exchange(stack.enter_context(shared_directory("replay")))
         again = _Again(run, config, db, models, exchange if weights else None)
-        for life in _lives(db, run / "rollouts"):
+        for life in _lives(db, run):
             done = await again.live(life)
             tell(f"lineage {life.lineage}: {done} steps as they were")
             steps += done
     return steps
 
 
+def needs_models(config: RunConfig, weights: bool) -> bool:
+    """Return True if a replay asks models: for weights to compare, or for what others than the policy said of tokens."""
+    return weights or bool({"reference_logprobs", "teacher_logprobs"} & config.algorithm.needed)
+
+
 @asynccontextmanager
 async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[Models | None]:
     """The models that a replay needs: for the weights, if they are compared, and for what others said than the policy."""
-    if not (weights or {"reference_logprobs", "teacher_logprobs"} & config.algorithm.needed):
+    if not needs_models(config, weights):
         yield None
         return
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
     try:
-        path = str(run / "model") if (run / "model").is_dir() else config.model.path
+        path = str(run / "model") if has_model(run) else config.model.path
         model = await model_directory(cluster, path, Path(), config.seed)
         yield (await start_models(cluster, model, config))[0]
     finally:
         await cluster.close()
 
 
-def _lives(db: sqlite3.Connection, rollouts: Path) -> Iterator[_Life]:
-    content = cache(lambda file: trajectories.read(rollouts / file))
-    rows = db.execute("SELECT lineage, parent, cut, version, state FROM lineages ORDER BY lineage").fetchall()
-    for lineage, parent, cut, version, state in rows:
-        heard = [*_arrivals(db, lineage, content), *_turns(db, lineage)]
-        (first,) = db.execute(
-            "SELECT min(version) FROM groups WHERE lineage = ?", (lineage,)
-        ).fetchone()  # a warm start has published before
-        yield _Life(
-            lineage=lineage,
-            parent=parent,
-            step=cut,
-            version=version if parent is not None else first or 0,
-            state=json.loads(state) if state else None,
-            heard=[what for _, what in sorted(heard, key=lambda entry: entry[0])],
-        )
+def _lives(db: sqlite3.Connection, run: Path) -> Iterator[_Life]:
+    content = cache(lambda file: trajectories.read(reading.file_inside(run, f"rollouts/{file}")))
+    with reading.damaged(run / "ledger.db"):
+        rows = db.execute("SELECT lineage, parent, cut, version, state FROM lineages ORDER BY lineage").fetchall()
+    if not rows:
+        raise RecordError(f"{run / 'ledger.db'} has no lineage: there is nothing to replay")
+    for row in rows:
+        with reading.damaged(run / "ledger.db"):
+            life = _life(db, row, content)
+        yield life
+
+
+def _life(db: sqlite3.Connection, row: tuple[Any, ...], content: Any) -> _Life:
+    lineage, parent, cut, version, state = row
+    heard = [*_arrivals(db, lineage, content), *_turns(db, lineage)]
+    (first,) = db.execute(
+        "SELECT min(version) FROM groups WHERE lineage = ?", (lineage,)
+    ).fetchone()  # a warm start has published before
+    return _Life(
+        lineage=lineage,
+        parent=parent,
+        step=cut,
+        version=version if parent is not None else first or 0,
+        state=json.loads(state) if state else None,
+        heard=[what for _, what in sorted(heard, key=lambda entry: entry[0])],
+    )
 
 
 def _arrivals(db: sqlite3.Connection, lineage: int, content: Any) -> Iterator[tuple[int, _Arrival]]:
@@ -287,7 +301,8 @@ class _Again:
         config, back = self._config, Returning()
         if life.parent is not None and not config.rollout.deterministic:
             oldest = life.version - config.rollout.max_age
-            back = returning(self._db, self._run / "rollouts", life.lineage, life.version, oldest)
+            with reading.damaged(self._run / "ledger.db"):
+                back = returning(self._db, self._run / "rollouts", life.lineage, life.version, oldest)
             back.forget(config.judged_together)
         scheduler = Scheduler(
             config=config.rollout,
@@ -301,10 +316,11 @@ class _Again:
         self._learning = False
         for reader in self._readers:
             reader.learner = None
-        self._training.controllers = restored(life.state.get("controllers")) if life.state else Controllers()
-        self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
-        if life.state:
-            scheduler.restore(life.state["scheduler"], self._mixture.find, back)
+        with reading.damaged(f"{self._run / 'ledger.db'}: the state of lineage {life.lineage}"):
+            self._training.controllers = restored(life.state.get("controllers")) if life.state else Controllers()
+            self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
+            if life.state:
+                scheduler.restore(life.state["scheduler"], self._mixture.find, back)
         return scheduler
 
     async def _train(self, groups: Sequence[Group], then: _Take, version: int) -> None:
@@ -314,11 +330,12 @@ class _Again:
 
     async def _load(self, life: _Life, step: int) -> None:
         """Begin to train where the first checkpoint lies."""
-        directory = self._run / "checkpoints" / name_of(step)
+        directory = reading.path_inside(self._run, f"checkpoints/{name_of(step)}")
         if self._models is None or self._learning or not directory.is_dir():
             return
         if step > life.step and read_state(directory)["lineage"] != life.lineage:  # of another life, which undid this
             return
+        reading.check_model_files(directory)
         config = self._config
         await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)
         await self._models.restore(directory)

@@ -37,7 +37,7 @@ from antiphon.registry import Registry
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import FILTERS
 from antiphon.tasks.config import CheckConfig, GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.environments import ENVIRONMENTS, turns
+from antiphon.tasks.environments import ENVIRONMENTS, max_turns
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
@@ -60,11 +60,18 @@ class EvaluationConfig(Config):
     """Steps between evaluations; 0 evaluates before and after only."""
     samples: int = Field(1, gt=0)
     """Completions a prompt."""
-    temperature: float = Field(0.0, ge=0.0)
+    temperature: float | None = Field(None, ge=0.0)
+    """0 is greedy. null, the default, is 0 for one completion a prompt and 1 for several, which would be equal at 0."""
     limit: int = Field(0, ge=0)
     """Use only the first so many test prompts; 0 uses all."""
     minimum_accuracy: float = Field(0.0, ge=0.0, le=1.0)
     """The run fails when the final accuracy is below this."""
+
+    def resolve_temperature(self, samples: int) -> float:
+        """Return the temperature at which `samples` completions a prompt are drawn."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if samples == 1 else 1.0
 
 
 class RunConfig(Config):
@@ -114,6 +121,7 @@ class RunConfig(Config):
             *_workers(self),
             *_critics(self),
             *_turns(self),
+            *_turn_pay(self),
             *_stages(self),
             *_teachers(self),
             *_accuracy(self),
@@ -268,7 +276,7 @@ def _enough_questions(config: RunConfig, task: TaskConfig, at: str) -> Found:
 
 def _lengths(config: RunConfig, task: TaskConfig) -> Found:
     """Whether an environment may have its last word."""
-    most, last = config.rollout.max_turns, turns(str(task.environment), task.environment_options)
+    most, last = config.rollout.max_turns, max_turns(str(task.environment), task.environment_options)
     if most == 1:
         yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
     elif last is not None and most < last:
@@ -569,6 +577,19 @@ def _turns(config: RunConfig) -> Found:
             yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
 
 
+def _turn_pay(config: RunConfig) -> Found:
+    """What is made of the scores of whole trajectories, where turns are paid on their own."""
+    algorithm = config.algorithm
+    paid = config.rollout.max_turns > 1 and any(task.environment for task in config.tasks)
+    if algorithm.advantage in TURN_ADVANTAGES or (algorithm.advantage == "gae" and paid):
+        for key in algorithm.reward.without_turns:
+            yield (
+                f"algorithm.reward.{key}",
+                f"{getattr(algorithm.reward, key)!r} is of whole trajectories, and {algorithm.advantage!r} pays turns "
+                "(algorithm.advantage), which have no share in it: leave it out; scale divides turns, too",
+            )
+
+
 def _stages(config: RunConfig) -> Found:
     """What is configured, and no stage looks at; rewards that come to nothing."""
     algorithm, stages = config.algorithm, config.learner.stages
@@ -630,11 +651,15 @@ CHANGEABLE = (
     "engine.options.urls",
     "engine.also",
     "rollout.workers",
+    "rollout.timeout",
+    "rollout.engine_timeout",
     "learner.kind",
     "learner.options",
     "learner.threads",
     "learner.mesh",
     "learner.cpu_offload",
+    "learner.on_nonfinite",
+    "learner.timeout",
     "meshes",
     "grading",
     "check",
@@ -679,7 +704,7 @@ def model_shape(model: Path) -> dict[str, Any]:
     """What the config.json of a model directory says of the language model in it. `DataError` if there is none."""
     try:
         shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
         ) from error

@@ -234,7 +234,9 @@ class EngineStarter:
 
         def start(seat: int) -> Awaitable[Engine]:
             on = f"{self._name}-{seat} to load the model"
-            return waits.wait(self._start(seat), name="start", owner="run", on=on, deadline=deadline)
+            return waits.wait(
+                self._start(seat), name="start", owner="run", on=on, deadline=deadline, key="rollout.timeout"
+            )
 
         some = self._least < self.wanted
         begun = await asyncio.gather(*map(start, range(self.wanted)), return_exceptions=some)

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
@@ -13,33 +15,54 @@ from antiphon.config import load
 from antiphon.engines.config import EngineConfig
 from antiphon.errors import ConfigError
 from antiphon.loop import supervised
+from antiphon.record import reading
 from antiphon.record.checkpoint import newest
 from antiphon.record.events import Events
+from antiphon.recorded import load_recorded
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
-from antiphon.run_config import RunConfig
 from antiphon.seats import EngineStarter
 from antiphon.start import model_directory, start_engines
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 from antiphon.waits import Waits
 
+# What an engine of a run may say of the engines that serve it: kinds and numbers, up to these. A program, an address or options
+# of a library are for whoever serves to give.
+KINDS = ("native", "vllm")
+NUMBERS = {"replicas": 64, "slots": 65_536, "max_length": 1 << 24, "prefill_tokens": 1 << 20, "threads": 256}
+WORDS = {"dtype": r"[a-z]+[0-9]+", "device": r"[a-z]+(:[0-9]+)?"}
 
-def configured(target: str, path: Path | None, overrides: Sequence[str]) -> tuple[str, ServeConfig]:
+
+def configured(
+    target: str, path: Path | None, overrides: Sequence[str], tell: Callable[[str], None] = print
+) -> tuple[str, ServeConfig]:
     """Where the model lies that `target`, a model or the directory of a run, means, and how it is to be served: as the file and
-    the overrides say, with the engines of the run by default."""
+    the overrides say, with the engines of the run by default. `tell` hears what of them is not taken over."""
     if ":" in target:
         raise ConfigError(
             f"model {target!r}: a function that makes a model cannot be served; give the directory it made"
         )
-    run = Path(target, "config.yaml")
-    if not (run.is_file() and Path(target, "checkpoints").is_dir()):
+    run = Path(target)
+    if not ((run / "config.yaml").exists() and (run / "checkpoints").is_dir()):
         return target, load(path, overrides, model=ServeConfig)
-    usual, had = EngineConfig().model_dump(mode="json"), load(run, model=RunConfig).engine.model_dump(mode="json")
-    engine = [f"engine.{key}={json.dumps(value)}" for key, value in had.items() if value != usual[key]]
-    return str(newest(Path(target, "checkpoints"), print)), load(path, [*engine, *overrides], model=ServeConfig)
+    usual, had = EngineConfig().model_dump(mode="json"), load_recorded(run).engine.model_dump(mode="json")
+    changed = {key: value for key, value in had.items() if value != usual[key]}
+    taken = {key: value for key, value in changed.items() if _is_harmless(key, value)}
+    for key in changed.keys() - taken.keys():
+        tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
+    engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
+    model = newest(reading.path_inside(run, "checkpoints"), tell)
+    return str(model), load(path, [*engine, *overrides], model=ServeConfig)
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    """Return True if a setting of a run's engine starts no program, and asks for no more than a machine may have."""
+    if key in NUMBERS:
+        return bool(value <= NUMBERS[key])
+    return (key == "kind" and value in KINDS) or (key in WORDS and re.fullmatch(WORDS[key], value) is not None)
 
 
 def serve(target: str, config: ServeConfig, token: str, announce: Callable[[str], None]) -> None:

@@ -113,8 +113,8 @@ async def start_trainer(
     trainer = RemoteTrainer(
         cluster.spawn(TRAINER, TRAINER_WORKER, str(model), config, directory, placement, place=place)
     )
-    on, deadline = "the trainer to start its models", config.rollout.timeout
-    await waits.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline)
+    on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
+    await waits.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
     return trainer
 
 
@@ -132,7 +132,7 @@ def check_tokenizers(model: Path, other: Path) -> None:
 def check_installed(kind: str) -> None:
     """`ConfigError` if a kind of learner needs a package that is not here."""
     if kind in OPTIONS and find_spec(kind) is None:
-        raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install 'antiphon[{kind}]'")
+        raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install -e '.[{kind}]'")
 
 
 def check_mesh(model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
@@ -292,7 +292,8 @@ def together(episodes: Episodes, grading: Graders, config: RunConfig, waits: Wai
     rollout, tasks = config.rollout, config.judged_together
     if not tasks:
         return None
-    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, rollout.timeout)
+    longest = rollout.timeout + config.learner.timeout + config.weights.timeout  # a step may come in between
+    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, longest)
 
 
 async def start_shards(
@@ -330,8 +331,8 @@ async def start_shards(
         return shard
 
     ready = asyncio.gather(*map(start, range(config.rollout.workers)))
-    on = "rollout workers to start their engines"
-    shards = await waits.wait(ready, name="start", owner="run", on=on, deadline=config.rollout.timeout)
+    on, deadline, key = "rollout workers to start their engines", config.rollout.timeout, "rollout.timeout"
+    shards = await waits.wait(ready, name="start", owner="run", on=on, deadline=deadline, key=key)
     return Shards(shards, waits, config.rollout, start=start, on_loss=tell)
 
 

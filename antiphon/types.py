@@ -218,6 +218,9 @@ class Streams:
 PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
 REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
 TEACHER_LOGPROBS = StreamSpec("teacher_logprobs")
+KL_REWARD = StreamSpec(
+    "kl_reward", "float64"
+)  # what the divergence from the reference adds to each sampled token's reward
 TOKEN_AGE = StreamSpec("token_age")  # versions between the one that sampled the token and the one before the step
 ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy counts in the bonus
 RETURNS = StreamSpec("returns")  # what a critic is to say
@@ -426,6 +429,8 @@ class TrajectoryMeta:
     completion_tokens: int = 0
     turns: int = 0
     truncated: bool = False
+    """A limit cut it off: the last reply hit its limit of tokens; or the episode ended by its length, tokens, turns or seconds,
+    or because its environment said `truncated`, before the environment terminated."""
     timing: Timing = Timing()
     wording: Wording | None = None  # if its payload does not travel with it
 
@@ -486,7 +491,13 @@ class Sample:
     streams: Streams  # [L]
     advantages: FloatArray  # [L]
     weights: FloatArray  # [L]
-    reward: float = 0.0  # of its trajectory: the score, and what was made of it
+    reward: float = (
+        0.0  # of its trajectory: the score, what was made of it, and the divergence taken off it (`kl.place`)
+    )
+    task_reward: float | None = None  # the same without the divergence, where one was taken off: see `KL_REWARD`
+    turn_divisor: float | None = (
+        1.0  # what the rewards of its turns are divided by; None: they are none of `reward` any more
+    )
 
     def __post_init__(self) -> None:
         length = len(self.segment.tokens)
@@ -544,7 +555,8 @@ class Update:
     loss_tokens: int
     samples: int
     groups: int
-    sequences: int  # segments that are computed
+    sequences: int  # segments that are trained on
+    forward_only: tuple[tuple[Pack, ...], ...] = ()  # as packs: of segments that make no gradient, to be measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,5 +567,5 @@ class TrainBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are computed, prompts among them."""
+        """Tokens that are trained on, prompts among them."""
         return sum(len(pack.tokens) for update in self.updates for rank in update.packs for pack in rank)

@@ -59,29 +59,33 @@ class Waits:
         self._changes = 0  # waits that have begun, and that have ended
         self._watchers: list[asyncio.Future[None]] = []
 
-    async def wait(self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float) -> T:
-        """Await `awaitable` for at most `deadline` seconds; `StallError` afterwards."""
+    async def wait(
+        self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float, key: str = ""
+    ) -> T:
+        """Await `awaitable` for at most `deadline` seconds, which the configuration has at `key`; `StallError` afterwards."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         wait = Wait(name=name, owner=owner, on=on, since=loop.time(), deadline=deadline, task=task)
-        key, cancelling = next(self._ids), task.cancelling()
+        number, cancelling = next(self._ids), task.cancelling()
         if deadline not in self._queues:
             self._queues[deadline] = {}
             loop.call_later(deadline, self._expire, deadline)
-        self._open[key] = self._queues[deadline][key] = wait
+        self._open[number] = self._queues[deadline][number] = wait
         self._note_change()
         try:
             return await awaitable
         except asyncio.CancelledError:
             if wait.expired and task.uncancel() <= cancelling:
+                longer = f"; {key} allows more" if key else ""
+                table = self.table(loop.time())
                 raise StallError(
-                    f"{owner} waited more than {deadline:g} s for {on} ({name}). Waiting now:\n{self.table(loop.time())}"
+                    f"{owner} waited more than {deadline:g} s for {on} ({name}){longer}. Waiting now:\n{table}", key
                 ) from None
             raise
         finally:
-            del self._open[key]
+            del self._open[number]
             self._note_change()
-            self._queues.get(deadline, {}).pop(key, None)
+            self._queues.get(deadline, {}).pop(number, None)
             self._spent[owner, name] += loop.time() - wait.since
 
     def _expire(self, deadline: float) -> None:

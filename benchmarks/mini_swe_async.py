@@ -145,6 +145,7 @@ async def play(
         model={"path": "scripted"},
         tasks=({"name": TASK, "prompts": {"source": "mini_swe"}, "environment": TASK, "reward": "environment_return"},),
         rollout={**COMMON, **SETTINGS[name.split("-")[0]]},
+        checkpoint={"every": 0},
         record={"directory": str(root), "trackers": (), "live": "off"},
     )
     loop, waits, script, view = asyncio.get_running_loop(), Waits(), Script(instances), Silent()

@@ -117,6 +117,7 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
             "slots": GROUPS * SIBLINGS // engines,
             "max_length": 128,
         },
+        "checkpoint": {"every": 0},
         "record": {"directory": str(folder / "runs"), "live": "off"},
     }
     (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML

@@ -11,8 +11,8 @@ low-rank adapters of rank 16 alone, which the engine adds to the base that it re
 
 import argparse
 import asyncio
-import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -60,7 +60,8 @@ class Engine(Worker):
 async def measure(rounds: int, engines: int) -> tuple[dict[str, list[float]], int]:
     """Seconds of each way, round by round, and the bytes that go it."""
     model, learner = str(smollm2()), f"{TorchLearner.__module__}:{TorchLearner.__name__}"
-    folders = [shared_directory("benchmark"), shared_directory("benchmark"), shared_directory("benchmark", str(ROOT))]
+    stack = ExitStack()
+    folders = [stack.enter_context(shared_directory("benchmark", parent)) for parent in ("", "", str(ROOT))]
     local, ray = (CLUSTERS.resolve(kind)(ClusterConfig(kind=kind), None) for kind in ("local", "ray"))
     plain, adapted = LearnerConfig(), LearnerConfig(lora=LoraConfig(rank=16))
     learners = {
@@ -97,8 +98,7 @@ async def measure(rounds: int, engines: int) -> tuple[dict[str, list[float]], in
             found["two_copies"].append(await copier.call("twice"))
     finally:
         await asyncio.gather(local.close(), ray.close())
-        for folder in folders:
-            shutil.rmtree(folder)
+        stack.close()
     return {name: seconds[1:] for name, seconds in found.items()}, size
 
 

@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -93,6 +94,14 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skip a test that needs commands which this system lacks; pip does not bring them."""
+    needed = [name for marker in item.iter_markers("commands") for name in marker.args]
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        pytest.skip(f"not installed on this system: {', '.join(missing)}")
 
 
 class Project:

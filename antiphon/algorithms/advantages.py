@@ -1,15 +1,18 @@
-"""Advantages of whole batches of groups: pure numpy, one array [L] a sample, 0 on tokens that were not sampled.
+"""Advantages of whole batches of groups: pure numpy, one array [L] a sample, 0 on tokens that were not sampled. They are in
+double precision, so that nothing is lost before the `advantages` stage has whitened and clipped them.
 
 A trajectory is one sample or several, which follow one another: a turn each, or what a fork or a compaction left. Its tokens
 here are those that were sampled, in that order; what the environment or a prompt said between them is passed over. Scores of
 usable trajectories always have a value: a trajectory without a verdict never reaches a group.
 
-An advantage of a whole trajectory is given to all its tokens. Beside it, each token has what follows from it on of the
-penalty for leaving the reference, where that is `kl.place: reward`.
+An advantage of a whole trajectory is given to all its tokens. Where the divergence from the reference is taken off rewards
+(`kl.place: reward`), the stage has done that with `with_kl` before: `Sample.reward` has all of it. The functions here take it
+token by token instead, beside `Sample.task_reward`: each token has what follows from it on.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -17,15 +20,17 @@ import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig
 from antiphon.algorithms.divergence import divergence
-from antiphon.algorithms.rewards import EPSILON
+from antiphon.algorithms.normalization import EPSILON, centred, deviation, left_out, normalised
+from antiphon.algorithms.returns import discounted, generalised
+from antiphon.errors import ConfigError
 from antiphon.types import (
+    KL_REWARD,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     TEACHER_LOGPROBS,
     VALUES,
     AttemptId,
     AttemptStatus,
-    FloatArray,
     PolicyVersion,
     Sample,
     Sampling,
@@ -38,7 +43,7 @@ from antiphon.types import (
 )
 
 Samples = Sequence[Sequence[Sample]]  # [group][sample]
-Arrays = list[list[FloatArray]]  # [group][sample] -> [L]
+Arrays = list[list[np.ndarray]]  # [group][sample] -> [L]
 Advantages = Callable[[Samples, AlgorithmConfig], Arrays]
 
 
@@ -50,9 +55,9 @@ def grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     >>> np.stack(grpo(example([0, 1, 2]), AlgorithmConfig())[0]).round(2)  # each: a token of the prompt, one of its own
     array([[ 0., -1.],
            [ 0.,  0.],
-           [ 0.,  1.]], dtype=float32)
+           [ 0.,  1.]])
     """
-    return _returns(groups, [normalised(rewards(group)) for group in groups], config)
+    return _returns(groups, [normalised(task_rewards(group)) for group in groups], config)
 
 
 def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -62,9 +67,9 @@ def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     >>> np.stack(dr_grpo(example([0, 4]), AlgorithmConfig())[0])
     array([[ 0., -2.],
-           [ 0.,  2.]], dtype=float32)
+           [ 0.,  2.]])
     """
-    return _returns(groups, [centred(rewards(group)) for group in groups], config)
+    return _returns(groups, [centred(task_rewards(group)) for group in groups], config)
 
 
 def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -75,18 +80,18 @@ def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     >>> np.stack(rloo(example([0, 2, 4]), AlgorithmConfig())[0])  # the last: 4 - (0 + 2) / 2
     array([[ 0., -3.],
            [ 0.,  0.],
-           [ 0.,  3.]], dtype=float32)
+           [ 0.,  3.]])
     """
-    return _returns(groups, [left_out(rewards(group)) for group in groups], config)
+    return _returns(groups, [left_out(task_rewards(group)) for group in groups], config)
 
 
 def reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """The reward, discounted by `gamma` a token: no baseline, so groups of one do. Source: Williams 1992.
 
     >>> reinforce(example([4], tokens=3), AlgorithmConfig(gamma=0.5))[0][0]
-    array([0., 1., 2., 4.], dtype=float32)
+    array([0., 1., 2., 4.])
     """
-    return _returns(groups, [rewards(group) for group in groups], config)
+    return _returns(groups, [task_rewards(group) for group in groups], config)
 
 
 def lite_ppo(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -96,11 +101,11 @@ def lite_ppo(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     >>> np.stack(lite_ppo(example([0, 2], [5, 5]), AlgorithmConfig())[0]).round(2)  # -1, 1 and a deviation of √6
     array([[ 0.  , -0.41],
-           [ 0.  ,  0.41]], dtype=float32)
+           [ 0.  ,  0.41]])
     """
-    per_group = [rewards(group) for group in groups]
-    deviation = np.concatenate(per_group).std(ddof=1) if per_group else 0.0
-    return _returns(groups, [centred(r) / (deviation + EPSILON) for r in per_group], config)
+    per_group = [task_rewards(group) for group in groups]
+    divisor = deviation(np.concatenate([*per_group, np.zeros(0)])) + EPSILON
+    return _returns(groups, [centred(values) / divisor for values in per_group], config)
 
 
 def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -110,7 +115,7 @@ def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     >>> np.concatenate(reinforce_plus_plus(example([1], [3]), AlgorithmConfig())).round(2)
     array([[ 0., -1.],
-           [ 0.,  1.]], dtype=float32)
+           [ 0.,  1.]])
     """
     return whitened(groups, reinforce(groups, config))
 
@@ -122,7 +127,7 @@ def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Ar
 
     >>> np.stack(reinforce_plus_plus_baseline(example([0, 2], [5, 5]), AlgorithmConfig())[0]).round(2)  # -1, 1, 0, 0 / √½
     array([[ 0.  , -1.41],
-           [ 0.  ,  1.41]], dtype=float32)
+           [ 0.  ,  1.41]])
     """
     return whitened(groups, dr_grpo(groups, config))
 
@@ -133,7 +138,7 @@ def turn_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
     Source: Wang et al. 2025, "ROLL", where it is called agentic REINFORCE.
 
     >>> turn_reinforce(example([5], tokens=2, paid=[2]), AlgorithmConfig(turn_gamma=0.5))[0][0]  # turns earn 2 and 3
-    array([0. , 3.5, 3. ], dtype=float32)
+    array([0. , 3.5, 3. ])
     """
     return _on_turns(groups, [[turn_returns(t, config.turn_gamma) for t in trajectories(g)] for g in groups], config)
 
@@ -145,7 +150,7 @@ def step_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     >>> np.stack(step_reinforce(example([5, 1], tokens=2, paid=[2]), AlgorithmConfig())[0]).round(2)  # 5, 3 and 1, -1
     array([[ 0.  ,  1.16,  0.39],
-           [ 0.  , -0.39, -1.16]], dtype=float32)
+           [ 0.  , -0.39, -1.16]])
     """
     found = []
     for group in groups:
@@ -163,15 +168,15 @@ def gigpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     >>> found = gigpo(example([5, 1], tokens=2, paid=[2], states=["start", "end"]), AlgorithmConfig(step_weight=0.5))
     >>> np.stack(found[0]).round(2)  # episodes 5 and 1, turns 5 and 1, then 3 and -1: ±0.71 each, and half of that again
     array([[ 0.  ,  1.06,  1.06],
-           [ 0.  , -1.06, -1.06]], dtype=float32)
+           [ 0.  , -1.06, -1.06]])
     """
     found = []
     for group in groups:
         members = trajectories(group)
         per_trajectory = [turn_returns(samples, config.turn_gamma) for samples in members]
-        keys = [turn.state_key for samples in members for sample in samples for turn in sample.segment.turns]
+        keys = [turn.state_key for samples in members for turn, tokens in _turns(samples) if tokens]
         steps = _among_equals(np.concatenate(per_trajectory), keys)
-        episodes = normalised(rewards(group))
+        episodes = normalised(task_rewards(group))
         found.append(
             [
                 episode + config.step_weight * step
@@ -189,13 +194,11 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
     mean as in Liu et al. 2025, "Asymmetric proximal policy optimization".
 
     >>> gae(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(gae_lambda=0.5))[0][0]  # δ is 0.1, 0.4
-    array([0. , 0.3, 0.4], dtype=float32)
+    array([0. , 0.3, 0.4])
     """
     return _on_tokens(
         groups,
-        lambda samples: generalised(
-            token_rewards(samples, config), mean_values(samples), config.gamma, config.gae_lambda
-        ),
+        lambda samples: generalised(token_rewards(samples), mean_values(samples), config.gamma, config.gae_lambda),
     )
 
 
@@ -203,9 +206,9 @@ def nothing(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """None: with teachers it is pure on-policy distillation.
 
     >>> nothing(example([1]), AlgorithmConfig())[0][0]
-    array([0., 0.], dtype=float32)
+    array([0., 0.])
     """
-    return _returns(groups, [0 * rewards(group) for group in groups], config)
+    return _returns(groups, [0 * task_rewards(group) for group in groups], config)
 
 
 def with_teachers(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
@@ -219,7 +222,7 @@ def with_teachers(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays
     if not flat:
         return arrays
     taught = coefficient * (_sampled(flat, [s.streams[TEACHER_LOGPROBS] for s in flat]) - _policy(flat))
-    return _on_all(groups, (of_all(groups, arrays) + taught).astype(np.float32))
+    return _on_all(groups, of_all(groups, arrays) + taught)
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
@@ -227,12 +230,12 @@ def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> A
     discounted sum of the rewards that follow, whatever the values.
 
     >>> value_targets(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(), 0.5)[0][0]  # 0.3 + 0.5, 0.4 + 0.6
-    array([0. , 0.8, 1. ], dtype=float32)
+    array([0. , 0.8, 1. ])
     """
 
-    def target(samples: Sequence[Sample]) -> FloatArray:
+    def target(samples: Sequence[Sample]) -> np.ndarray:
         values = mean_values(samples)
-        return generalised(token_rewards(samples, config), values, config.gamma, lambda_) + values
+        return generalised(token_rewards(samples), values, config.gamma, lambda_) + values
 
     return _on_tokens(groups, target)
 
@@ -295,63 +298,6 @@ def example(
 # --- pieces: of numbers --------------------------------------------------------------------------------------------------
 
 
-def centred(values: FloatArray) -> FloatArray:
-    """Values [G] less their mean.
-
-    >>> centred(np.float32([0, 1, 2]))
-    array([-1.,  0.,  1.], dtype=float32)
-    """
-    found: FloatArray = values - values.mean() if len(values) else values
-    return found
-
-
-def normalised(values: FloatArray) -> FloatArray:
-    """Values [G] less their mean, divided by their deviation and epsilon; 0 for one alone.
-
-    >>> normalised(np.float32([0, 1, 2])).round(3)
-    array([-1.,  0.,  1.], dtype=float32)
-    """
-    found: FloatArray = centred(values) / (values.std(ddof=1) + EPSILON) if len(values) > 1 else 0 * values
-    return found
-
-
-def left_out(values: FloatArray) -> FloatArray:
-    """Values [G], each less the mean of the others.
-
-    >>> left_out(np.float32([0, 1, 2]))
-    array([-1.5,  0. ,  1.5], dtype=float32)
-    """
-    count = len(values)
-    found: FloatArray = centred(values) * np.float32(count / (count - 1))
-    return found
-
-
-def discounted(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Σ_{k≥t} gamma^(k-t) r_k of each t, [T] in double precision; in log T passes over the array.
-
-    >>> discounted(np.array([1.0, 0.0, 4.0]), 0.5)
-    array([2., 2., 4.])
-    """
-    found = rewards.astype(np.float64)
-    if gamma == 1:
-        return found[::-1].cumsum()[::-1]
-    reach = 1
-    while reach < len(found) and gamma**reach > 0:
-        found[:-reach] += gamma**reach * found[reach:]
-        reach *= 2
-    return found
-
-
-def generalised(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
-    """Generalised advantages [T] of rewards [T] and the values [T] of the states in which the tokens were chosen.
-
-    >>> generalised(np.array([0.0, 1.0]), np.array([0.5, 0.6]), 1.0, 0.5)  # δ = 0.1, 0.4
-    array([0.3, 0.4])
-    """
-    after = np.append(values[1:], 0.0) if len(values) else values
-    return discounted(rewards + gamma * after - values, gamma * lambda_)
-
-
 def _among_equals(values: np.ndarray, keys: Sequence[object]) -> np.ndarray:
     """Each value normalised among those of the same key; 0 where there is no other, or no key."""
     found, members = np.zeros(len(values)), defaultdict(list)
@@ -371,44 +317,84 @@ def trajectories(group: Sequence[Sample]) -> list[list[Sample]]:
     return [list(samples) for _, samples in groupby(group, key=lambda sample: sample.meta.id)]
 
 
-def rewards(group: Sequence[Sample]) -> FloatArray:
-    """The reward of each trajectory, [G]."""
-    return np.array([samples[0].reward for samples in trajectories(group)], dtype=np.float32)
+def task_rewards(group: Sequence[Sample]) -> np.ndarray:
+    """The reward of each trajectory before the divergence is taken off, [G]."""
+    return np.array([_task_reward(samples) for samples in trajectories(group)], dtype=np.float64)
+
+
+def _task_reward(samples: Sequence[Sample]) -> float:
+    first = samples[0]
+    return first.reward if first.task_reward is None else first.task_reward
 
 
 def turn_rewards(samples: Sequence[Sample]) -> np.ndarray:
-    """What each turn of a trajectory earned, [K]: what its grader or its environment says, and at the last turn what is then
-    missing of its reward."""
-    turns = [turn for sample in samples for turn in sample.segment.turns]
+    """What each turn of a trajectory earned, [K]: what its grader or its environment says, divided as the reward was, and at
+    the last turn what is then missing of it. `ConfigError` if turns have no share in what was done to the reward."""
+    turns = _turns(samples)
     graded = samples[0].meta.score.turns
     if len(graded) != len(turns):
-        graded = tuple(turn.reward or 0.0 for turn in turns)
-    found = np.array(graded, dtype=np.float64)
-    found[-1:] += samples[0].reward - found.sum()
+        graded = tuple(turn.reward or 0.0 for turn, _ in turns)
+    divisor = samples[0].turn_divisor
+    if divisor is None and any(graded[:-1]):
+        raise ConfigError(
+            "algorithm.reward.baseline and algorithm.reward.clip change the reward of a whole trajectory, of which no turn has "
+            f"a share, and turns of {samples[0].meta.id} are paid on their own (algorithm.advantage): leave them out, or "
+            "use an advantage of whole trajectories; algorithm.reward.scale divides turns, too"
+        )
+    found = np.array(graded, dtype=np.float64) / divisor if divisor else np.zeros(len(turns))
+    found[-1:] += _task_reward(samples) - found.sum()
     return found
 
 
 def turn_returns(samples: Sequence[Sample], gamma: float) -> np.ndarray:
-    """What each turn of a trajectory and those after it earned, [K]."""
-    return discounted(turn_rewards(samples), gamma)
+    """What each turn with sampled tokens of a trajectory and those after it earned, [K]. A turn without any has nothing to
+    learn and is compared with no other; what it earned goes to those before it, or to the first that has tokens."""
+    earned = turn_rewards(samples)
+    sampled = np.flatnonzero([tokens for _, tokens in _turns(samples)])
+    if len(sampled):
+        earned[sampled[0]] += earned[: sampled[0]].sum()
+    return discounted(earned, gamma)[sampled]
 
 
-def token_rewards(samples: Sequence[Sample], config: AlgorithmConfig) -> np.ndarray:
-    """What each sampled token of a trajectory earned, [T]: turns are paid at their last token; less the penalty."""
-    found = penalties(samples, config.kl)
-    ends = np.cumsum(
-        [sample.segment.loss_mask[t.start : t.stop].sum() for sample in samples for t in sample.segment.turns]
-    )
+def token_rewards(samples: Sequence[Sample]) -> np.ndarray:
+    """What each sampled token of a trajectory earned, [T]: turns are paid at their last token, one without any at the token
+    before it, or the first; and each token the divergence."""
+    found = kl_rewards(samples)
+    ends = np.cumsum([tokens for _, tokens in _turns(samples)])
     for end, reward in zip(ends, turn_rewards(samples), strict=True):
-        found[max(int(end) - 1, 0) : int(end)] += reward
+        found[max(end - 1, 0) :][:1] += reward
     return found
 
 
-def penalties(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
-    """What leaving the reference takes off the reward of each sampled token of a trajectory, [T]."""
-    if not config.in_reward:
-        return np.zeros(sum(int(sample.segment.loss_mask.sum()) for sample in samples))
-    return -config.coefficient * reference_divergence(samples, config)
+def _turns(samples: Sequence[Sample]) -> list[tuple[Turn, int]]:
+    """The turns of a trajectory, and of each how many tokens of the loss it has."""
+    return [
+        (turn, int(sample.segment.loss_mask[turn.start : turn.stop].sum()))
+        for sample in samples
+        for turn in sample.segment.turns
+    ]
+
+
+def with_kl(groups: Samples, config: KlConfig) -> list[list[Sample]]:
+    """Take the divergence from the reference off rewards: that of each token is its `KL_REWARD`, and that of a whole trajectory
+    part of its `Sample.reward`; `Sample.task_reward` is the reward without it.
+
+    Source: Ziegler et al. 2019, "Fine-tuning language models from human preferences", section 2.
+    """
+
+    def paid(samples: Sequence[Sample]) -> Iterator[Sample]:
+        earned = -config.coefficient * reference_divergence(samples, config)
+        reward = samples[0].reward + float(earned.sum())
+        for sample, array in zip(samples, _laid(samples, earned), strict=True):
+            streams = sample.streams.with_stream(KL_REWARD, array)
+            yield replace(sample, reward=reward, task_reward=sample.reward, streams=streams)
+
+    return [[sample for samples in trajectories(group) for sample in paid(samples)] for group in groups]
+
+
+def kl_rewards(samples: Sequence[Sample]) -> np.ndarray:
+    """What the divergence adds to the reward of each sampled token of a trajectory, [T]; 0 where none is taken off."""
+    return _sampled(samples, [s.streams.get(KL_REWARD, np.zeros(len(s.segment.tokens))) for s in samples])
 
 
 def reference_divergence(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
@@ -426,15 +412,13 @@ def _policy(samples: Sequence[Sample]) -> np.ndarray:
 
 def mean_values(samples: Sequence[Sample]) -> np.ndarray:
     """What the critics together say of the state in which each token of a trajectory was chosen, [T]."""
-    return _sampled(samples, [sample.streams.named(VALUES).mean(axis=-1) for sample in samples])
+    return _sampled(samples, [sample.streams.named(VALUES).mean(axis=-1, dtype=np.float64) for sample in samples])
 
 
 def whitened(groups: Samples, arrays: Arrays) -> Arrays:
     """Less their mean and divided by their deviation over all sampled tokens of the batch; the rest stays 0."""
     values = of_all(groups, arrays)
-    if not len(values):
-        return arrays
-    return _on_all(groups, ((values - values.mean()) / (values.std() + EPSILON)).astype(np.float32))
+    return _on_all(groups, normalised(values, correction=0)) if len(values) else arrays
 
 
 def lowest(groups: Samples, arrays: Arrays, share: float) -> list[list[np.ndarray]]:
@@ -458,39 +442,36 @@ def _on_all(groups: Samples, values: np.ndarray) -> list[list[np.ndarray]]:
     return [[next(left) for _ in group] for group in groups]
 
 
-def _returns(groups: Samples, values: Sequence[FloatArray], config: AlgorithmConfig) -> Arrays:
-    """The value of each trajectory, discounted from its end, on all its tokens; and the penalties that follow."""
+def _returns(groups: Samples, values: Sequence[np.ndarray], config: AlgorithmConfig) -> Arrays:
+    """The value of each trajectory, discounted from its end, on all its tokens; and the divergence that follows."""
     found = []
     for group, per_trajectory in zip(groups, values, strict=True):
-        arrays: list[FloatArray] = []
+        arrays: list[np.ndarray] = []
         for samples, value in zip(trajectories(group), per_trajectory, strict=True):
-            if config.gamma == 1 and not config.kl.in_reward:  # the same on all tokens
-                arrays += [np.where(s.segment.loss_mask, np.float32(value), np.float32(0)) for s in samples]
+            if config.gamma == 1 and KL_REWARD not in samples[0].streams:  # the same on all tokens
+                arrays += [np.where(s.segment.loss_mask, value, 0.0) for s in samples]
                 continue
-            earned = penalties(samples, config.kl)
+            earned = kl_rewards(samples)
             earned[-1:] += value
-            arrays += _laid(samples, discounted(earned, config.gamma).astype(np.float32))
+            arrays += _laid(samples, discounted(earned, config.gamma))
         found.append(arrays)
     return found
 
 
 def _on_turns(groups: Samples, values: Sequence[Sequence[np.ndarray]], config: AlgorithmConfig) -> Arrays:
-    """The value of each turn of each trajectory on its tokens; and the penalties that follow."""
+    """The value of each turn with sampled tokens of each trajectory on these; and the divergence that follows."""
     per_trajectory = iter([value for per_group in values for value in per_group])
 
     def on_tokens(samples: Sequence[Sample]) -> np.ndarray:
-        turns = [sample.segment.loss_mask[t.start : t.stop].sum() for sample in samples for t in sample.segment.turns]
-        return np.repeat(next(per_trajectory), turns) + discounted(penalties(samples, config.kl), config.gamma)
+        tokens = [tokens for _, tokens in _turns(samples) if tokens]
+        return np.repeat(next(per_trajectory), tokens) + discounted(kl_rewards(samples), config.gamma)
 
     return _on_tokens(groups, on_tokens)
 
 
 def _on_tokens(groups: Samples, of: Callable[[Sequence[Sample]], np.ndarray]) -> Arrays:
     """What `of` makes of each trajectory, [T], laid on its samples."""
-    return [
-        [array for samples in trajectories(group) for array in _laid(samples, of(samples).astype(np.float32))]
-        for group in groups
-    ]
+    return [[array for samples in trajectories(group) for array in _laid(samples, of(samples))] for group in groups]
 
 
 def _sampled(samples: Sequence[Sample], arrays: Sequence[np.ndarray]) -> np.ndarray:

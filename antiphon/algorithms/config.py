@@ -56,11 +56,17 @@ class RewardConfig(Config):
     """Completions that come nearer than this to the token limit lose up to `overlong_penalty`; 0 takes nothing off."""
     overlong_penalty: float = Field(1.0, ge=0.0)
     baseline: Over = "none"
-    """Whose mean is taken off: the group's, the batch's, or that of all scores so far."""
+    """Whose mean is taken off: the group's, the batch's, or that of all scores so far. Not where turns are paid."""
     scale: Over = "none"
-    """Whose standard deviation they are divided by."""
+    """Whose standard deviation they are divided by, and with them what each turn earned."""
     clip: float = Field(0.0, ge=0.0)
-    """Bound on their size, after that; 0 is none."""
+    """Bound on their size, after that; 0 is none. Not where turns are paid."""
+
+    @property
+    def without_turns(self) -> tuple[str, ...]:
+        """The keys in use that change the reward of a whole trajectory and have no share for each of its turns."""
+        used = {"baseline": self.baseline != "none", "clip": self.clip > 0}
+        return tuple(key for key, on in used.items() if on)
 
 
 class WeightConfig(Config):
@@ -69,7 +75,7 @@ class WeightConfig(Config):
     by: Literal["none", "difficulty", "length"] = "none"
     """What raises it: a low mean score of the group, or a short completion."""
     mask_truncated: bool = False
-    """Give completions that hit the token limit no weight."""
+    """Give trajectories no weight that were truncated: by a limit of tokens, turns or seconds, or by their environment."""
     mask_difficulty: tuple[float, float] | None = None
     """Give groups no weight whose mean score is not strictly between these."""
     mask_wrong_over: int = Field(0, ge=0)

@@ -3,16 +3,15 @@ group. Both are made over the whole batch, so that neither depends on how it is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig, RewardConfig, WeightConfig
+from antiphon.algorithms.config import KlConfig, Over, RewardConfig, WeightConfig
+from antiphon.algorithms.normalization import EPSILON, centred, deviation, mean_of
 from antiphon.types import FloatArray, TrajectoryMeta
 
 Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
-
-EPSILON = 1e-4  # of TRL and of DeepSeekMath's public code; a deviation below it counts as none
 
 
 @dataclass(slots=True)
@@ -35,11 +34,11 @@ class Moments:
         """Take values [N] in."""
         if not len(values):
             return
-        mean, count = float(values.mean(dtype=np.float64)), self.count + len(values)
-        apart = mean - self.mean
-        self.squares += float(np.square(values - mean, dtype=np.float64).sum())
+        count = self.count + len(values)
+        apart = mean_of(values) - self.mean
+        self.squares += float(np.square(centred(values)).sum())
         self.squares += apart**2 * self.count * len(values) / count
-        self.mean += apart * len(values) / count
+        self.mean += apart * (len(values) / count)  # all of it at first, to the last bit
         self.count = count
 
     @property
@@ -76,27 +75,63 @@ def restored(state: dict[str, Any] | None) -> Controllers:
     return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
-def shaped(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[FloatArray]:
+class Shaped(NamedTuple):
+    """Rewards of a group, and what its turns' rewards are to be divided by: None where turns have no part in the rewards."""
+
+    rewards: np.ndarray  # [G]
+    turn_divisor: float | None
+
+
+def shaped(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[Shaped]:
     """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
     before it is used. `max_tokens` is the limit of a completion.
+
+    Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
+    response too long. A baseline, and what a bound cuts off, are of no turn.
 
     Source: the soft punishment of long answers is that of Yu et al. 2025, "DAPO", eq. 13.
     """
     raw = [_scores(group) - _overlong(group, config, max_tokens) for group in groups]
-    batch = Moments()
     for values in raw:
-        batch.add(values)
         seen.add(values)
     found = []
-    for values in raw:
-        own = Moments()
-        own.add(values)
-        moments = {"none": Moments(), "group": own, "batch": batch, "running": seen}
-        values = values - moments[config.baseline].mean
-        deviation = moments[config.scale].deviation
-        values = values / (deviation + EPSILON) if deviation > EPSILON else values
-        found.append(np.clip(values, -config.clip, config.clip) if config.clip else values)
-    return [values.astype(np.float32) for values in found]
+    for values, divisor in zip(
+        _less_baseline(raw, config.baseline, seen), _divisors(raw, config.scale, seen), strict=True
+    ):
+        values = values / divisor
+        values = np.clip(values, -config.clip, config.clip) if config.clip else values
+        found.append(Shaped(values, None if config.without_turns else divisor))
+    return found
+
+
+def _less_baseline(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[np.ndarray]:
+    """Values [G] of each group, less the mean over the group, the batch, or all so far."""
+    match over:
+        case "none":
+            return list(raw)
+        case "group":
+            return [centred(values) for values in raw]
+        case "batch":
+            if not raw:
+                return []
+            whole = centred(np.concatenate(raw))
+            return np.split(whole, np.cumsum([len(values) for values in raw])[:-1])
+        case "running":
+            return [values - seen.mean for values in raw]
+
+
+def _divisors(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[float]:
+    """For each group the deviation over the group, the batch, or all values so far, and epsilon; 1 where there is none."""
+    match over:
+        case "none":
+            found = [0.0] * len(raw)
+        case "group":
+            found = [deviation(values) for values in raw]
+        case "batch":
+            found = [deviation(np.concatenate(raw))] * len(raw) if raw else []
+        case "running":
+            found = [seen.deviation] * len(raw)
+    return [each + EPSILON if each > EPSILON else 1.0 for each in found]
 
 
 def weights(groups: Metas, config: WeightConfig) -> list[FloatArray]:
@@ -112,14 +147,14 @@ def weights(groups: Metas, config: WeightConfig) -> list[FloatArray]:
         lengths = np.array([meta.completion_tokens for meta in group])
         values = np.ones(len(group))
         if config.by == "difficulty":
-            values += 1 - 1.5 * np.clip(scores.mean(), 0, 1)
+            values += 1 - 1.5 * np.clip(mean_of(scores), 0, 1)
         elif config.by == "length":
             values += 0.5 - lengths / max(longest, 1)
         if config.mask_truncated:
             values *= [not meta.truncated for meta in group]
         if config.mask_difficulty is not None:
             low, high = config.mask_difficulty
-            values *= low < scores.mean() < high
+            values *= low < mean_of(scores) < high
         if config.mask_wrong_over:
             values *= (scores > 0) | (lengths <= config.mask_wrong_over)
         found.append(values)

@@ -19,7 +19,7 @@ from antiphon.seeds import generator
 from antiphon.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 
 
-def amplified(sample: Sample, advantages: FloatArray, config: RhythmConfig) -> FloatArray:
+def amplified(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
     """The sample's advantages [L] times gamma where it was sampled; with `positive_only` those below 0 as they are."""
     if config.kind is None:
         return advantages

@@ -135,9 +135,12 @@ def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[
         worker.close()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the controller is gone; so is the reason to live
-    except BaseException as error:  # noqa: BLE001 - the boundary at which a worker's death becomes a message
+    except AntiphonError as error:  # a message to the user, which the controller gives
         with suppress(OSError):
-            post("died", None, error if isinstance(error, AntiphonError) else traceback.format_exc())
+            post("died", None, error)
+    except BaseException:  # noqa: BLE001 - the boundary at which a worker's death becomes a message
+        with suppress(OSError):
+            post("died", None, traceback.format_exc())
         traceback.print_exc()
 
 

@@ -58,8 +58,6 @@ class RayCluster:
         )  # what they have: names of nodes, and of GPUs or numbers of cores
         self._holders: dict[tuple[str, str], Any] = {}  # by names of node and GPU
         self._here = self._ray.get_runtime_context().get_node_id()
-        # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end.
-        self._host = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(Host)
 
     def nodes(self) -> list[Node]:
         """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have. One that has left keeps its
@@ -124,7 +122,10 @@ class RayCluster:
         node = self._emptiest() if place.anywhere else place.node or self._here
         strategies = self._ray.util.scheduling_strategies
         where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        known = self._host.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
+        # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end. Ray, and so `ps`,
+        # calls an actor as its class is called.
+        actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (Host,), {}))
+        known = actor.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
         host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
@@ -318,7 +319,7 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         import ray
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
-        raise ConfigError("cluster.kind: 'ray' is not installed: pip install 'antiphon[ray]'") from error
+        raise ConfigError("cluster.kind: 'ray' is not installed: pip install -e '.[ray]'") from error
     own = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:
         if ":" in address:  # Ray itself would try for minutes

@@ -4,13 +4,14 @@ An engine lives where its device is. What the controller holds is an `InferenceE
 engines that run in a worker process of ours. The worker's side is an `EngineCore`.
 """
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from antiphon.errors import UnsupportedError
+from antiphon.errors import AntiphonError, RequestError, UnsupportedError
 from antiphon.types import (
     MIXED_CACHE,
     Completion,
@@ -36,6 +37,7 @@ __all__ = [
 
 
 COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
+COLDEST = 1e-20  # float32 logits that are divided by much less than this are infinite
 FINISHED = {None: None, "stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # as vLLM and OpenAI say it
 
 _NO_FLAGS = Streams({MIXED_CACHE: np.empty(0, np.bool_)})
@@ -43,7 +45,8 @@ _NO_FLAGS = Streams({MIXED_CACHE: np.empty(0, np.bool_)})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Tokens that were added to one request; `finish` on the last. `restarted` drops what came before."""
+    """Tokens that were added to one request; `finish` on the last. `restarted` drops what came before. A request that was
+    refused has one delta, whose `error` says why."""
 
     request: str
     tokens: IntArray  # [D]
@@ -52,9 +55,16 @@ class Delta:
     streams: Streams = field(default_factory=Streams)  # [D]
     finish: FinishReason | None = None
     restarted: bool = False
+    error: AntiphonError | None = None
 
     @staticmethod
-    def empty(request: str, *, finish: FinishReason | None = None, restarted: bool = False) -> "Delta":
+    def empty(
+        request: str,
+        *,
+        finish: FinishReason | None = None,
+        restarted: bool = False,
+        error: AntiphonError | None = None,
+    ) -> "Delta":
         """A delta without tokens."""
         return Delta(
             request=request,
@@ -64,6 +74,7 @@ class Delta:
             streams=_NO_FLAGS,
             finish=finish,
             restarted=restarted,
+            error=error,
         )
 
     @staticmethod
@@ -86,12 +97,14 @@ class EngineCore(Protocol):
     """An engine where it runs. `step` does one unit of work (a prefill chunk and a decode step) and returns what it made."""
 
     version: int
+    loads: int  # updates that came into use so far, whatever their versions
     capacity: int  # requests decoded at once
     max_length: int  # most tokens of one, prompt included
     vocabulary: int  # tokens that its model knows
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request; a request longer than the engine allows raises `UnsupportedError`."""
+        """Queue a request. Raise `RequestError` for one that is invalid, or longer than the engine allows: whatever is raised
+        here is the answer to this request, and no other is affected."""
 
     def abort(self, request: str) -> None:
         """End a request; its last delta has `FinishReason.ABORT`. Unknown ids are ignored."""
@@ -104,7 +117,8 @@ class EngineCore(Protocol):
         """True while `step` has something to do."""
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Take new weights between two steps; with `DRAIN` they are taken once running requests have ended."""
+        """Take new weights between two steps; with `DRAIN` they are taken once running requests have ended, unless another
+        update comes before and replaces them."""
 
     def sleep(self) -> None:
         """Leave the device to others, and give back the KV cache; running requests must have ended. `load` works."""
@@ -114,21 +128,49 @@ class EngineCore(Protocol):
 
 
 def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
-    """`UnsupportedError` for what no core of ours can run; `decodes` is true of one that has a tokenizer."""
-    prompt, sampling = len(request.tokens), request.sampling
-    if prompt < 1 or sampling.max_tokens < 1:
-        raise UnsupportedError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
+    """Raise `RequestError` for a request that no engine of ours can run; `decodes` is true of an engine with a tokenizer."""
+    tokens, sampling = request.tokens, request.sampling
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RequestError(f"request {request.id!r}: its tokens are no one-dimensional array of whole numbers")
+    prompt = len(tokens)
+    if prompt < 1 or not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1:
+        raise RequestError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
     if prompt + sampling.max_tokens > max_length:
-        raise UnsupportedError(
+        raise RequestError(
             f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
             f"{prompt + sampling.max_tokens} in all; the engine holds {max_length} a sequence"
         )
-    if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= vocabulary:
-        raise UnsupportedError(f"request {request.id!r} has tokens outside the vocabulary of {vocabulary}")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise RequestError(f"request {request.id!r} has tokens outside the vocabulary of {vocabulary}")
     if request.attachments:
-        raise UnsupportedError(f"request {request.id!r} has attachments; the engine reads text only")
+        raise RequestError(f"request {request.id!r} has attachments; the engine reads text only")
     if sampling.stop and not decodes:
-        raise UnsupportedError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
+        raise RequestError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
+    for name in _invalid_settings(sampling):
+        raise RequestError(f"request {request.id!r}: {name} {getattr(sampling, name)!r} is not possible")
+
+
+def _invalid_settings(sampling: Sampling) -> list[str]:
+    """Return the names of the settings that no token can be drawn with."""
+    try:
+        " ".join(sampling.stop).encode()
+        text = True
+    except (TypeError, UnicodeEncodeError):
+        text = False
+    valid = {
+        "temperature": _is_number(sampling.temperature)
+        and (sampling.temperature == 0 or COLDEST <= sampling.temperature < math.inf),
+        "top_p": _is_number(sampling.top_p) and 0 < sampling.top_p <= 1,
+        "top_k": isinstance(sampling.top_k, int) and 0 <= sampling.top_k < 1 << 63,
+        "min_p": _is_number(sampling.min_p) and 0 <= sampling.min_p <= 1,
+        "seed": isinstance(sampling.seed, int),
+        "stop": text,
+    }
+    return [name for name, good in valid.items() if not good]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def require_faithful(sampling: Sampling) -> None:

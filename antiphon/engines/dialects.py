@@ -3,7 +3,8 @@
 Each is called by the flavour that `engine.options` names. None of them keeps anything but where the server is.
 """
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.errors import UnsupportedError
@@ -52,22 +53,30 @@ class OpenAI:
 
     def read(self, told: dict[str, Any], seen: int) -> Piece | None:
         """What is new in a piece of a stream, of which so many tokens were `seen`; None if nothing is. `UnsupportedError` if
-        not every token comes with its id and its log-prob."""
+        not every token comes with its id. Log-probs that do not come are NaN."""
         if not told["choices"]:
             return None
         choice = told["choices"][0]
         tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        if tokens is None or logprobs is None or len(tokens) != len(logprobs) or None in logprobs:
+        if tokens is None:
             raise UnsupportedError(
-                f"{self._url} does not tell the id and the log-prob of every token, and nothing is tokenised again here: it "
-                "must know `return_token_ids`, as vLLM does"
+                f"{self._url} does not tell the id of every token, and nothing is tokenised again here: it must know "
+                "`return_token_ids`, as vLLM does"
             )
+        if logprobs is None or len(tokens) != len(logprobs) or None in logprobs:
+            logprobs = [math.nan] * len(tokens)
         return Piece(tokens, logprobs, choice["finish_reason"])
+
+    def require_logprobs(self, logprobs: Sequence[float]) -> None:
+        """`UnsupportedError` unless every token came with its log-prob."""
+        if not all(map(math.isfinite, logprobs)):
+            raise UnsupportedError(f"{self._url} does not tell the log-prob of every token")
 
     async def likeliest(self, call: Call, body: dict[str, Any], temperature: float) -> list[float]:
         """The log-probs of the five likeliest tokens, by what a server answers at once."""
         told = await call("POST", self.path, body | {"temperature": temperature, "logprobs": 5, "stream": False})
-        self.read(told, 0)
+        if (piece := self.read(told, 0)) is not None:
+            self.require_logprobs(piece.logprobs)
         return sorted(told["choices"][0]["logprobs"]["top_logprobs"][0].values())[-5:]
 
     async def require_reloadable(self, call: Call, model: Any) -> None:
@@ -137,18 +146,20 @@ class SGLang(OpenAI):
         """See `OpenAI.read`."""
         about = told["meta_info"]
         pairs, ended = about.get("output_token_logprobs"), about.get("finish_reason")
-        if pairs is None or any(pair[0] is None for pair in pairs):
+        if pairs is None:
             raise UnsupportedError(f"{self._url} does not tell the log-prob of every token")
         if len(pairs) == about["completion_tokens"]:
             pairs = pairs[seen:]
-        return Piece([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended and ended["type"])
+        logprobs = [math.nan if logprob is None else logprob for logprob, *_ in pairs]
+        return Piece([pair[1] for pair in pairs], logprobs, ended and ended["type"])
 
     async def likeliest(self, call: Call, body: dict[str, Any], temperature: float) -> list[float]:
         """See `OpenAI.likeliest`."""
         sampling = body["sampling_params"] | {"temperature": temperature}
         asked = body | {"sampling_params": sampling, "top_logprobs_num": 5, "stream": False}
         told = await call("POST", self.path, asked)
-        self.read(told, 0)
+        if (piece := self.read(told, 0)) is not None:
+            self.require_logprobs(piece.logprobs)
         return sorted(each[0] for each in told["meta_info"]["output_top_logprobs"][0])
 
     async def require_reloadable(self, call: Call, model: Any) -> None:

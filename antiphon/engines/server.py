@@ -27,11 +27,12 @@ from antiphon.engines.config import LOADING, EngineKind, ServerOptions
 from antiphon.engines.dialects import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
 from antiphon.engines.worker import Generation
-from antiphon.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
 from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.weights.base import CHANNELS, shared_directory
 
 CONNECT_SECONDS = 10.0
+INVALID = frozenset({400, 413, 422})  # statuses with which a server refuses one request
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +64,7 @@ class ServerEngine:
         self.url = options.urls[number].rstrip("/").removesuffix("/v1")
         from transformers import AutoConfig  # and with it torch, which no run without servers is to wait for
 
-        self._shape = AutoConfig.from_pretrained(model).get_text_config()
+        self._shape = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         self.vocabulary: int = self._shape.vocab_size
         self._options = options
         self._model = model
@@ -119,7 +120,8 @@ class ServerEngine:
                 f"{self.url} tells log-probs that no temperature is in: it must tell those that tokens are drawn with (of "
                 "vLLM: --logprobs-mode processed_logprobs)"
             )
-        await self.start(request).result()  # as all others will be
+        told = await self.start(request).result()  # as all others will be
+        self._dialect.require_logprobs(told.logprobs.tolist())
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -129,9 +131,11 @@ class ServerEngine:
         try:
             if self._death is not None:
                 raise self._death
+            if request.id in self._requests:
+                raise RequestError(f"request {request.id!r} is already running")
             require_runnable(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
             require_faithful(request.sampling)
-        except (WorkerDied, UnsupportedError) as error:
+        except AntiphonError as error:
             generation.fail(error)
             return generation
         self._requests[request.id] = generation
@@ -190,13 +194,15 @@ class ServerEngine:
         async with self._client.stream("POST", self._dialect.path, json=body) as response:
             if not response.is_success:
                 await response.aread()
+                if response.status_code in INVALID:
+                    raise RequestError(f"{self.url} refuses a request: {response.text[:300]}")
                 self._refuse(response)
             async for line in response.aiter_lines():
                 text = line.removeprefix("data:").strip()
                 if text.startswith("{"):
                     told = json.loads(text)
                     if "error" in told:
-                        raise httpx.RemoteProtocolError(str(told["error"]))
+                        raise _stream_error(told["error"])
                     piece = self._dialect.read(told, len(running.tokens) - begun)
                     if piece is not None and self._accept(running, piece):
                         return
@@ -253,19 +259,18 @@ class ServerEngine:
     async def _give(self, version: int, write: Callable[[Path], None], mode: OnUpdate) -> None:
         """Have the server load the checkpoint that is written to a directory."""
         async with self._loading:
-            folder = shared_directory("checkpoint", self._options.directory)
             try:
-                shutil.copy(self._model / "config.json", folder)
-                await asyncio.to_thread(write, folder)
-                self._held = True
-                await self._exchange(folder, mode)
+                with shared_directory("checkpoint", self._options.directory) as folder:
+                    shutil.copy(self._model / "config.json", folder)
+                    await asyncio.to_thread(write, folder)
+                    self._held = True
+                    await self._exchange(folder, mode)
                 self.version = version
                 for running in self._running.values():
                     self._send(running)
             finally:
                 self._held = False
                 self._admit()
-                shutil.rmtree(folder)
 
     def _copy_model(self, folder: Path) -> None:
         for path in self._model.glob("*.safetensors*"):
@@ -363,3 +368,10 @@ class ServerEngine:
             self._running.clear()
             self._idle.set()
         return self._death
+
+
+def _stream_error(told: Any) -> Exception:
+    """Return what an error in a stream means: that the request is invalid, or that the server is lost."""
+    if isinstance(told, dict) and told.get("code") in INVALID:
+        return RequestError(f"a server refuses a request: {str(told)[:300]}")
+    return httpx.RemoteProtocolError(str(told))

@@ -69,6 +69,7 @@ class VLLMEngine:
 
     def __init__(self, model: str, config: EngineConfig, *, receive: Receive, tokenizer: Decoder | None = None) -> None:
         self.version = 0
+        self.loads = 0
         self.capacity = config.slots
         self._engine = _start(model, config)
         settings = self._engine.model_config
@@ -90,7 +91,8 @@ class VLLMEngine:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
+        """Queue a request. `RequestError` if it is invalid, `UnsupportedError` if vLLM would do it in another way than asked,
+        `StateError` if its id is in use."""
         if request.id in self._running or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
         require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
@@ -128,6 +130,7 @@ class VLLMEngine:
         with self._weights_there():
             self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
         self.version = update.version
+        self.loads += 1
         self._epoch += 1
         for name, running in self._running.items():
             if mode is OnUpdate.KEEP and running.tokens:

@@ -5,14 +5,19 @@ message a token would cost more than the token of a small model.
 """
 
 import asyncio
+import itertools
 import time
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from antiphon.engines.base import Delta, EngineCore
 from antiphon.engines.config import EngineConfig
-from antiphon.errors import AntiphonError, WorkerDied
+from antiphon.errors import AntiphonError, RequestError, WorkerDied
 from antiphon.registry import Registry
 from antiphon.types import (
     Completion,
@@ -38,6 +43,13 @@ ENGINES = Registry(
 BUNDLE_SECONDS = 0.25
 
 
+class Loaded(NamedTuple):
+    """What an engine tells when it samples from new weights."""
+
+    version: int
+    loads: int  # calls of `load` that are done: the last of them, and those that it replaced
+
+
 class EngineWorker(Worker):
     """Runs an `EngineCore` in a worker process.
 
@@ -46,7 +58,9 @@ class EngineWorker(Worker):
 
     def __init__(self, kind: str, model: str, config: EngineConfig, channel: str) -> None:
         self.core: EngineCore = ENGINES.resolve(kind)(model, config, CHANNELS.resolve(channel).receive)
-        self._announced = self.core.version
+        self._load_calls = 0
+        self._core_loads = self.core.loads
+        self._loaded = self._announced = Loaded(self.core.version, 0)
         self._paused = False
         self._waiting: dict[str, list[Delta]] = {}
         self._sent = time.monotonic()
@@ -57,8 +71,15 @@ class EngineWorker(Worker):
         return self.core.capacity, self.core.max_length, self.core.vocabulary
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request."""
-        self.core.add(request)
+        """Queue a request. One that the core refuses fails alone: its only delta says why."""
+        try:
+            self.core.add(request)
+        except AntiphonError as error:
+            self.emit([Delta.empty(request.id, error=error)])
+        except Exception as error:  # noqa: BLE001 - named boundary: an invalid request is no end of the engine
+            traceback.print_exc()
+            refusal = RequestError(f"request {request.id!r}: {type(error).__name__}: {error}")
+            self.emit([Delta.empty(request.id, error=refusal)])
 
     def abort(self, request: str) -> None:
         """End a request early."""
@@ -66,7 +87,9 @@ class EngineWorker(Worker):
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Take new weights; an event tells when they are in use."""
+        self._load_calls += 1
         self.core.load(update, mode)
+        self._note_loads()
 
     def sleep(self) -> None:
         """Leave the device to others."""
@@ -92,10 +115,17 @@ class EngineWorker(Worker):
             for delta in self.core.step():
                 self._waiting.setdefault(delta.request, []).append(delta)
             self._send_deltas()
-        if self.core.version != self._announced:
-            self._announced = self.core.version
+        self._note_loads()
+        if self._loaded != self._announced:
+            self._announced = self._loaded
             self.emit(self._announced)
         return self.core.busy
+
+    def _note_loads(self) -> None:
+        """Find out which loads are done. Versions do not tell: an engine may be given one that it has."""
+        if self.core.loads != self._core_loads:
+            self._core_loads = self.core.loads
+            self._loaded = Loaded(self.core.version, self._load_calls)
 
     def _send_deltas(self) -> None:
         now = time.monotonic()
@@ -120,6 +150,7 @@ class WorkerEngine:
         self.max_length = 0
         self.vocabulary = 0
         self._requests: dict[str, Generation] = {}
+        self._load_calls = itertools.count(1)  # as the worker counts them
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
         handle.on_death(self._on_death)
@@ -133,7 +164,11 @@ class WorkerEngine:
 
     def start(self, request: GenerateRequest) -> "Generation":
         """Send a request to the engine."""
-        generation = self._requests[request.id] = Generation(self, request)
+        generation = Generation(self, request)
+        if request.id in self._requests:
+            generation.fail(RequestError(f"request {request.id!r} is already running"))
+            return generation
+        self._requests[request.id] = generation
         try:
             self.handle.send("add", request)
         except WorkerDied as error:
@@ -142,7 +177,8 @@ class WorkerEngine:
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load published weights; returns when the engine samples from them."""
-        loaded = self._loads[update.version] = asyncio.get_running_loop().create_future()
+        call, loaded = next(self._load_calls), asyncio.get_running_loop().create_future()
+        self._loads[call] = loaded
         await self.handle.call("load", update, mode)
         await loaded
 
@@ -186,11 +222,11 @@ class WorkerEngine:
         """Listen no more to a request that ended."""
         self._requests.pop(request, None)
 
-    def _on_event(self, event: int | list[Delta]) -> None:
-        if isinstance(event, int):
-            self.version = event
-            for version in [version for version in self._loads if version <= event]:
-                succeed(self._loads.pop(version), None)
+    def _on_event(self, event: Loaded | list[Delta]) -> None:
+        if isinstance(event, Loaded):
+            self.version = event.version
+            for call in [call for call in self._loads if call <= event.loads]:
+                succeed(self._loads.pop(call), None)
             return
         for delta in event:
             if (generation := self._requests.get(delta.request)) is not None:
@@ -230,6 +266,12 @@ class Generation:
 
     def receive(self, delta: Delta) -> None:
         """One more delta came."""
+        if delta.error is not None:
+            self._engine.forget(self.request.id)
+            self.fail(delta.error)
+            return
+        if len(delta.logprobs) != len(delta.tokens):  # nobody knows which tokens lack theirs: none has any
+            delta = replace(delta, logprobs=np.full(len(delta.tokens), np.nan, np.float32))
         self._first = self._first or asyncio.get_running_loop().time()
         if delta.restarted:
             self._deltas.clear()
@@ -239,7 +281,7 @@ class Generation:
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:
-        """The engine died, or will not do it."""
+        """The engine died, or refuses the request."""
         self._error = error
         self._changed.set()
 

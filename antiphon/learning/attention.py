@@ -63,10 +63,9 @@ class PackLayout:
         """The layout of a forest of pieces, see `types.Pack`; of one piece more, if the tokens are to be a multiple."""
         if (over := int(lengths.sum()) % multiple) != 0:
             lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
-        positions, previous = (np.empty(int(lengths.sum()), dtype=np.int64) for _ in range(2))
+        positions, previous = np.empty(int(lengths.sum()), dtype=np.int64), previous_tokens(lengths, parents)
         for path in _paths(lengths, parents):
             positions[path] = np.arange(len(path))
-            previous[path] = np.concatenate([path[:1], path[:-1]])
         whole, after = _divided(lengths, parents)
         blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
         for shared, tails in after:
@@ -111,6 +110,18 @@ def trained(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         if len(own):
             found.append((path, own))
     return found
+
+
+def previous_tokens(lengths: IntArray, parents: IntArray) -> NDArray[np.int64]:
+    """Return the token before each token of a forest of pieces, in its sequence; of a first token, itself. [T]
+
+    >>> previous_tokens(np.array([2, 1, 3]), np.array([-1, 0, 0]))
+    array([0, 0, 1, 1, 3, 4])
+    """
+    previous = np.empty(int(lengths.sum()), dtype=np.int64)
+    for path in _paths(lengths, parents):
+        previous[path] = np.concatenate([path[:1], path[:-1]])
+    return previous
 
 
 def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:

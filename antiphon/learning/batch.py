@@ -98,8 +98,8 @@ def build_batch(
     samples begin with alike, a prompt or an agent's history, is in a pack once for all of them.
 
     `max_tokens` is the constant divisor of `sequence_mean_token_sum_norm`. With `skip_zero_advantage` sequences without
-    advantage are counted but not computed: right for losses that are zero there. With `whole_groups` those of a group are in
-    the same pack: for losses that compare them with one another.
+    advantage are counted and measured but not trained on: right for losses that are zero there. With `whole_groups` those of a
+    group are in the same pack: for losses that compare them with one another.
     """
     parts = [groups[i * len(groups) // minibatches : (i + 1) * len(groups) // minibatches] for i in range(minibatches)]
     updates = [
@@ -142,24 +142,29 @@ def _update(
     def weighed(sample: Sample) -> _Row:
         return sample, _counted(sample) * sample.weights / max(divisor(sample), 1)
 
-    rows = [
-        [weighed(sample) for sample in group if sample.advantages.any() or not skip_zero_advantage] for group in groups
-    ]
-    rows = [[row for row in group if row[1].any()] for group in rows]
-    units = [group for group in rows if group] if whole_groups else [[row] for group in rows for row in group]
+    rows = [[row for row in map(weighed, group) if row[1].any()] for group in groups]
+    learned = [[row for row in group if row[0].advantages.any() or not skip_zero_advantage] for group in rows]
+    units = [group for group in learned if group] if whole_groups else [[row] for group in learned for row in group]
+    others = [[row] for group in rows for row in group if skip_zero_advantage and not row[0].advantages.any()]
+    return Update(
+        packs=_shared(_packs(units, tokens_per_pack, share), ranks),
+        loss_tokens=total,
+        samples=len(trajectories),
+        groups=len(groups),
+        sequences=sum(map(len, units)),
+        forward_only=_shared(_packs(others, tokens_per_pack, share), ranks),
+    )
+
+
+def _packs(units: Sequence[Sequence[_Row]], tokens_per_pack: int, share: bool) -> list[Pack]:
+    """Return packs of rows, none of which part a unit."""
     paths = iter(_tree([sample.segment for unit in units for sample, _ in unit], share))
     placed = [[(row, next(paths)) for row in unit] for unit in units]
     packs = []
     for members in _fill([[path for _, path in unit] for unit in placed], tokens_per_pack):
         own = [pair for i in members for pair in placed[i]]
         packs.append(_pack([row for row, _ in own], [path for _, path in own]))
-    return Update(
-        packs=_shared(packs, ranks),
-        loss_tokens=total,
-        samples=len(trajectories),
-        groups=len(groups),
-        sequences=sum(map(len, units)),
-    )
+    return packs
 
 
 def _shared(packs: Sequence[Pack], ranks: int) -> tuple[tuple[Pack, ...], ...]:
@@ -460,7 +465,7 @@ def _written(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sampl
 
 
 def digest(batches: Sequence[TrainBatch]) -> str:
-    """Names what the learner is given: equal for equal bytes in equal order."""
+    """Names what the learner is trained on: equal for equal bytes in equal order."""
     found = hashlib.blake2b(digest_size=16)
     for update in (update for batch in batches for update in batch.updates):
         found.update(repr((update.loss_tokens, update.samples, update.groups)).encode())

@@ -228,6 +228,12 @@ class LearnerConfig(Config):
     )
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    on_nonfinite: Literal["skip", "fail"] = "skip"
+    """What becomes of an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless
+    10 updates in a row are so, and with `fail` it ends."""
+    timeout: float = Field(14400.0, gt=0.0)
+    """Seconds that a stage of a training step, or a step of supervised fine-tuning, may take; then the run ends. With
+    `rollout.workers` all stages of a step together."""
 
     @property
     def special(self) -> Config:
@@ -311,11 +317,16 @@ class TeacherConfig(Config):
 class CheckpointConfig(Config):
     """When a run can be gone on from."""
 
-    every: int = Field(0, ge=0)
-    """Steps between checkpoints, the first before any step; 0 saves at the end only."""
+    every: int = Field(10, ge=0)
+    """Steps between checkpoints, the first before any step and the last after all; 0 saves at the end only, and a run that is
+    killed before cannot be gone on with."""
     keep_last: int = Field(2, gt=0)
+    """While one is written, there is one more. Each has 12 bytes a weight that is trained, with what AdamW keeps of it."""
     keep_every: int = Field(0, ge=0)
     """Keep those whose step this divides, too; 0 keeps no others."""
+    timeout: float = Field(3600.0, gt=0.0)
+    """Seconds that a checkpoint may keep the learner, that the rest of it may take to be written, and that one may take to be
+    read; then the run ends."""
     restarts: int = Field(1, ge=0)
     """How often in a row, without a new checkpoint in between, a run that lost its learner goes on by itself at the last."""
 

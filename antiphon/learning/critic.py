@@ -54,7 +54,8 @@ class CriticLearner(ScalarLearner):
         loss = (
             self._tensor(pack.coefficients)[targets] * value_loss(values, old, returns, self.critic.value_clip)
         ).sum()
-        self.shards.backward(loss)
+        if torch.is_grad_enabled():
+            self.shards.backward(loss)
         with torch.no_grad():
             measures = {"value": values, "return": returns, "squared_error": (values - returns).square()}
             return sums_of(loss, measures, len(values))

@@ -120,4 +120,4 @@ def _import_peft() -> ModuleType:
     try:
         return importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise UnsupportedError("learner.lora needs peft: pip install 'antiphon[peft]'") from error
+        raise UnsupportedError("learner.lora needs peft: pip install -e '.[peft]'") from error

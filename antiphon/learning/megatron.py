@@ -51,7 +51,7 @@ try:
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}. Its extra is called megatron: "
-        "`pip install 'antiphon[megatron]'`"
+        "`pip install -e '.[megatron]'`"
     ) from missing
 
 if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
@@ -123,7 +123,7 @@ class MegatronLearner(TorchLearner):
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
         model, (here, context) = self.shards.model, self._context(len(layout.positions))
         tokens, positions = self._tokens(pack, layout)[here], layout.positions[here]
-        begun = model.embedding(tokens[None], positions[None]) if model.pre_process else None
+        begun = self._embed(tokens, positions) if model.pre_process else None
         angles = positions[:, None] * self._frequencies
         hidden: torch.Tensor = model.decoder(
             begun,
@@ -132,6 +132,12 @@ class MegatronLearner(TorchLearner):
             attention_bias=_Seen(self.attention, layout, reader, context),  # which goes to attention as it is
         )
         return hidden[:, 0].float()
+
+    def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the layers begin with, [n, 1, H]. The row of the padding token gets no gradient here, as in transformers."""
+        begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
+        pad = self.model.get_input_embeddings().padding_idx
+        return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
 
 
 class _Seen(NamedTuple):

@@ -25,6 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from antiphon.config import set_environment
 from antiphon.learning.config import MeshConfig
+from antiphon.weights.listeners import Listeners
+from antiphon.weights.rendezvous import RunStore
 
 T = TypeVar("T")
 
@@ -41,12 +43,16 @@ class Mesh:
         self.config = config
         self.rank = rank
         self.device = device
+        self._store = store  # torch keeps only what is below it
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
         sizes = {axis: getattr(config, axis) for axis in AXES} | {"shard": config.shard // config.expert}
-        self.axes = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
-        self.axes["shard", "context", "expert"]._flatten("sharded")
-        self.axes["shard", "context"]._flatten("around")  # which have the same experts
+        listeners = Listeners()
+        with listeners.opened():  # gloo's: NCCL opens its own when it is first used
+            distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
+            self.axes = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
+            self.axes["shard", "context", "expert"]._flatten("sharded")
+            self.axes["shard", "context"]._flatten("around")  # which have the same experts
+        listeners.shut()
         self.data = config.data_of(rank)
 
     def group(self, axis: str) -> Any:
@@ -73,20 +79,19 @@ class Mesh:
 
 
 def find_store(address: str) -> Any:
-    """The store at an address. What ranks send each other goes by the interface on which it is reached."""
-    host, _, port = address.rpartition(":")
-    if name := _interface(host, int(port)):
+    """The store at an address of `open_store`. What ranks send each other goes by the interface on which it is reached."""
+    store = RunStore(address, TIMEOUT)
+    if name := _interface(store.own_host()):
         set_environment(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=name)
-    return distributed.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+    return store
 
 
-def _interface(host: str, port: int) -> str:
-    """Of this machine, where the way to a listener begins; empty where the system does not tell."""
-    with socket.create_connection((host, port), TIMEOUT.total_seconds()) as way:
-        here = way.getsockname()[0]
+def _interface(here: str) -> str:
+    """The name of the interface that has an address of this machine; empty where the system does not tell."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
             with suppress(OSError):  # it has no address of this kind
-                told = fcntl.ioctl(way, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
+                told = fcntl.ioctl(any_socket, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
                 if socket.inet_ntoa(told[20:24]) == here:
                     return name
     return ""

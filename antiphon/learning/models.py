@@ -38,10 +38,12 @@ def load_model(
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
     try:
-        config = AutoConfig.from_pretrained(path, **options)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
         if device.type == "meta":
             return _without_memory(path, kind, config, dtype=dtype, attn_implementation=attention)
-        model = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
+        model = kind.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
     except ValueError as error:
         raise UnsupportedError(f"model {path!r} cannot be a {kind.__name__}: {str(error).splitlines()[0]}") from error
     except OSError as error:
@@ -56,7 +58,7 @@ def outline(directory: Path) -> PreTrainedModel:
     """The causal language model in a directory, without memory: nothing but its config.json is read. `UnsupportedError` if it
     is none."""
     try:
-        config = AutoConfig.from_pretrained(directory)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except ValueError as error:

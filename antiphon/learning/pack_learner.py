@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.routing import Balance, Routers, routers_of
-from antiphon.errors import DataError
+from antiphon.errors import DataError, NonFiniteError
 from antiphon.learning import lora
-from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, trained
+from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, previous_tokens, trained
 from antiphon.learning.attention import NAME as PACKED_ATTENTION
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.hub_files import (
@@ -39,18 +39,19 @@ from antiphon.learning.lean import make_lean
 from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
 from antiphon.learning.models import Checkpoint, resolve_device
 from antiphon.learning.sharding import ShardedModel, WholeModel
-from antiphon.learning.transfer import numbers, sent
+from antiphon.learning.transfer import means_of, numbers, sent
 from antiphon.learning.writer import Writer
 from antiphon.points import reach
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
-from antiphon.weights.distributed import open_store
+from antiphon.weights.rendezvous import open_store
 from antiphon.weights.tensors import Known
 from antiphon.workers import Worker
 
 Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
+NONFINITE_IN_A_ROW = 10  # updates that are skipped one after another, after which the model is taken to be broken
 
 
 class PackLearner(Worker):
@@ -74,6 +75,7 @@ class PackLearner(Worker):
         self._balance = 0.0  # the weight of what spreads sequences over experts
         self._sequences = 1  # in the update in hand
         self._balances: list[Balance] = []  # of the same
+        self._skipped_in_a_row = 0  # updates, as their gradients were not finite
         self._writer = Writer(lambda end: self.emit(end))  # of checkpoints
         if config.mesh.world == 1:
             self._open()
@@ -132,7 +134,7 @@ class PackLearner(Worker):
         return ()
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
-        """Add the pack's gradient; returns sums over its loss tokens, as `transfer.sums_of` does."""
+        """Add the pack's gradient, unless gradients are off; returns sums over its loss tokens, as `transfer.sums_of` does."""
         raise NotImplementedError
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -171,18 +173,12 @@ class PackLearner(Worker):
         )
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Do every update of the batch; returns metrics, averaged over tokens and updates."""
+        """Do every update of the batch; returns metrics, see `transfer.means_of`, and the rate of the last update."""
         began = time.perf_counter()
         updates = [self._update(update) for update in batch.updates]
-        found: dict[str, list[float]] = defaultdict(list)
-        for update in updates:  # one of which nothing is computed has no metrics of tokens
-            for name, value in update.items():
-                found[name].append(value)
-        metrics = {name: sum(values) / len(values) for name, values in found.items()}
-        return metrics | {
-            "seconds": time.perf_counter() - began,
-            "lr": self.scheduler.get_last_lr()[0],
-        }
+        skipped = sum(update.pop("skipped_updates") for update in updates)
+        rate = {"lr": updates[-1]["lr"]} if updates else {}
+        return means_of(updates) | rate | {"skipped_updates": skipped, "seconds": time.perf_counter() - began}
 
     def score(self, packs: list[Pack]) -> list[FloatArray]:
         """What this model says at the loss tokens, 0 elsewhere, [T] a pack."""
@@ -258,7 +254,7 @@ class PackLearner(Worker):
             raise DataError(f"{directory} is not a checkpoint of this model: {files.misfits[:3]}")
         adapters = {} if self.config.lora is None else lora.saved(directory / ADAPTER)
         states = [
-            torch.load(file, map_location="cpu", mmap=True)
+            torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
         ]
         moments = {name: state for part in states for name, state in part["moments"].items()}
@@ -346,21 +342,42 @@ class PackLearner(Worker):
         self._balances.clear()
         sums: dict[str, torch.Tensor] = {}
         packs = update.packs[self.shards.data]
-        for own in self.shards.train(packs, self._pass_on, self._backward):
+        for own in (*self._measured(update), *self.shards.train(packs, self._pass_on, self._backward)):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         totals = self.shards.sums(numbers(sums))
         # Where one rank has no packs none has: without a gradient, momentum and decay are to move nothing either.
         norm = self._descend() if packs else 0.0
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient norm is {norm}: the update was not made")
-        self.scheduler.step()
-        computed = max(totals.pop("tokens", 0.0), 1.0)
+        made = math.isfinite(norm)  # as on all other ranks, which have the same norm
+        self._count_skipped(made, norm)
+        metrics = {"lr": self.scheduler.get_last_lr()[0], "tokens": totals.pop("tokens", 0.0)}
+        metrics["skipped_updates"] = float(not made)
+        if made:
+            self.scheduler.step()
         loss = totals.pop("loss", 0.0)
-        metrics = {"loss": loss, "grad_norm": norm} | {name: value / computed for name, value in totals.items()}
+        if packs and made:
+            metrics |= {"loss": loss, "grad_norm": norm}
+            metrics |= {"expert_balance": self._balanced()} if self._balance else {}
+        metrics |= {name: value / max(metrics["tokens"], 1.0) for name, value in totals.items()}
         if metrics.get("mixed_share"):
             metrics["mixed_mismatch_kl"] /= metrics["mixed_share"]  # over the flagged tokens alone
-        return metrics | ({"expert_balance": self._balanced()} if self._balance else {})
+        return metrics
+
+    def _measured(self, update: Update) -> Iterator[dict[str, torch.Tensor]]:
+        """As `_backward`, of what makes no gradient, and so has no loss either."""
+        packs = update.forward_only[self.shards.data] if update.forward_only else ()
+        with torch.no_grad():
+            for own in self.shards.each(packs, self._pass_on, self._backward) if packs else ():
+                yield {name: value for name, value in own.items() if name != "loss"}
+
+    def _count_skipped(self, made: bool, norm: float) -> None:
+        """`NonFiniteError` if the update was not made, and is not to be skipped."""
+        self._skipped_in_a_row = 0 if made else self._skipped_in_a_row + 1
+        said = f"the gradient norm is {norm}, and the update was not made"
+        if not made and self.config.on_nonfinite == "fail":
+            raise NonFiniteError(f"{said} (learner.on_nonfinite: fail)")
+        if self._skipped_in_a_row >= NONFINITE_IN_A_ROW:
+            raise NonFiniteError(f"{said}, as the {NONFINITE_IN_A_ROW - 1} before it (learner.on_nonfinite: skip)")
 
     def _balanced(self) -> float:
         """The `balance_loss` of the update's forwards, a mean over sequences and layers."""
@@ -374,7 +391,7 @@ class PackLearner(Worker):
         norm = self.shards.clip(self.optimizer_config.max_grad_norm)
         if math.isfinite(norm):
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def _targets(self, pack: Pack) -> torch.Tensor:
@@ -455,9 +472,11 @@ class PackLearner(Worker):
         here, context = self._context(tokens)
         self._routers.replayed = None
         if recorded is not None:
-            known = self._tensor(np.flatnonzero(recorded.any((1, 2))))
+            known = np.flatnonzero(recorded.any((1, 2)))
+            # Siblings go on from one token, the last of their prompt: it takes the experts of the first of them in the pack.
+            before, first = np.unique(previous_tokens(pack.lengths, pack.parents)[known], return_index=True)
             replayed = torch.full((tokens, *recorded.shape[1:]), -1, device=self.device)
-            replayed[layout.previous[known]] = self._tensor(recorded).long()[known] - 1
+            replayed[self._tensor(before)] = self._tensor(recorded[known[first]]).long() - 1
             self._routers.replayed = replayed[here]
         if self._balance:
             members = torch.zeros(len(found := trained(pack)), tokens, device=self.device)

@@ -92,10 +92,11 @@ class Ranks:
 
 def _own(batch: TrainBatch, data: int) -> TrainBatch:
     """A batch with the packs of one share alone."""
-    updates = (
-        replace(update, packs=tuple(packs if number == data else () for number, packs in enumerate(update.packs)))
-        for update in batch.updates
-    )
+
+    def share(of_ranks: Sequence[tuple[Pack, ...]]) -> tuple[tuple[Pack, ...], ...]:
+        return tuple(packs if number == data else () for number, packs in enumerate(of_ranks))
+
+    updates = (replace(u, packs=share(u.packs), forward_only=share(u.forward_only)) for u in batch.updates)
     return TrainBatch(updates=tuple(updates))
 
 

@@ -488,10 +488,13 @@ def _on_the_way_out(group: Any) -> Callable[..., Any]:
 
 
 def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The forward of an embedding of which each rank has some rows."""
+    """The forward of an embedding of which each rank has some rows: its own, which may scale them, and trains no padding."""
+    look_up, count, pad = embedding.forward, len(embedding.weight), embedding.padding_idx
+    if pad is not None:
+        embedding.padding_idx = pad - vocabulary.start if 0 <= pad - vocabulary.start < count else None
 
     def embed(tokens: torch.Tensor) -> torch.Tensor:
-        rows, there = vocabulary.rows(tokens, len(embedding.weight))
-        return summed(F.embedding(rows, embedding.weight) * there[..., None], vocabulary.group)
+        rows, there = vocabulary.rows(tokens, count)
+        return summed(look_up(rows) * there[..., None], vocabulary.group)
 
     return embed

@@ -19,10 +19,10 @@ from antiphon.algorithms.advantages import (
     Arrays,
     lowest,
     of_all,
-    reference_divergence,
     trajectories,
     value_targets,
     whitened,
+    with_kl,
     with_teachers,
 )
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
@@ -35,6 +35,7 @@ from antiphon.registry import Registry
 from antiphon.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
+    KL_REWARD,
     OLD_VALUE,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -192,12 +193,13 @@ async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list
     config = step.training.config
     members, packs = pack_samples(samples, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # no other model has the policy's experts
-    said = await asyncio.gather(*(ask(packs if ask == step.training.learner.score else bare) for ask in asked))
+    own = (step.training.learner.score, step.training.learner.attend)
+    said = await asyncio.gather(*(ask(packs if ask in own else bare) for ask in asked))
     return [split_packs(samples, members, arrays, config.share_prefixes) for arrays in said]
 
 
 async def rewards(step: Step) -> None:
-    """Make each trajectory's reward of its score, and decide how much it counts."""
+    """Make each trajectory's reward of its score, and of each turn's accordingly, and decide how much it counts."""
     training, algorithm = step.training, step.training.algorithm
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), WeightConfig()):
         return  # scores as they are
@@ -205,24 +207,25 @@ async def rewards(step: Step) -> None:
     of_scores = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
     weighed = weights(metas, algorithm.weight)
     given = {
-        meta.id: (float(reward), weight)
-        for group, *columns in zip(metas, of_scores, weighed, strict=True)
-        for meta, reward, weight in zip(group, *columns, strict=True)
+        meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}
+        for group, of_group, column in zip(metas, of_scores, weighed, strict=True)
+        for meta, reward, weight in zip(group, of_group.rewards, column, strict=True)
     }
 
     def changed(sample: Sample) -> dict[str, Any]:
-        reward, weight = given[sample.meta.id]
-        return {"reward": reward, "weights": sample.weights * weight}
+        made = given[sample.meta.id]
+        return {**made, "weights": sample.weights * made["weights"]}
 
     step.change(changed)
-    step.metrics["reward/shaped"] = float(np.mean([reward for reward, _ in given.values()]))
-    step.metrics["weight/masked"] = float(np.mean([weight == 0 for _, weight in given.values()]))
+    step.metrics["reward/shaped"] = float(np.mean([made["reward"] for made in given.values()]))
+    step.metrics["weight/masked"] = float(np.mean([made["weights"] == 0 for made in given.values()]))
 
 
 async def advantages(step: Step) -> None:
-    """Give every token its advantage, amplified where the rhythm says so; where critics agree or disagree too much, none, or no
-    reward of its entropy."""
-    algorithm, kl = step.algorithm, step.algorithm.kl
+    """Take the divergence from the reference off rewards, if `kl.place: reward` says so; give every token its advantage,
+    amplified where the rhythm says so; where critics agree or disagree too much, none, or no reward of its entropy."""
+    algorithm = step.algorithm
+    _take_off_kl(step)
     estimated = step.training.estimate(step.samples, algorithm)
     if algorithm.teacher_coefficient:
         estimated = with_teachers(step.samples, estimated, algorithm.teacher_coefficient)
@@ -231,20 +234,27 @@ async def advantages(step: Step) -> None:
     if algorithm.advantage_clip:
         bound = algorithm.advantage_clip
         estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
-    if kl.in_reward:
-        apart = np.concatenate(
-            [reference_divergence(samples, kl) for group in step.samples for samples in trajectories(group)]
-        )
-        step.metrics |= {"reward/kl": float(apart.mean()), "reward/kl_coefficient": kl.coefficient}
-        if kl.target:
-            step.training.controllers.adapt(kl, float(apart.mean()), sum(map(len, map(trajectories, step.samples))))
     estimated = [
-        [amplified(sample, array, algorithm.rhythm) for sample, array in zip(*pair, strict=True)]
+        [amplified(sample, array, algorithm.rhythm).astype(np.float32) for sample, array in zip(*pair, strict=True)]
         for pair in zip(step.samples, estimated, strict=True)
     ]
     _mask_by_spread(step, estimated)
     left = iter([array for group in estimated for array in group])
     step.change(lambda sample: {"advantages": next(left)})
+
+
+def _take_off_kl(step: Step) -> None:
+    """Have samples with the divergence in their rewards, once, whichever stage asks first; and adapt its coefficient for the
+    next step."""
+    kl = step.algorithm.kl
+    if not kl.in_reward or all(KL_REWARD in sample.streams for sample in step.flat):
+        return
+    step.samples = with_kl(step.samples, kl)
+    paid = of_all(step.samples, [[sample.streams[KL_REWARD] for sample in group] for group in step.samples])
+    apart = float(-paid.mean() / kl.coefficient)
+    step.metrics |= {"reward/kl": apart, "reward/kl_coefficient": kl.coefficient}
+    if kl.target:
+        step.training.controllers.adapt(kl, apart, sum(map(len, map(trajectories, step.samples))))
 
 
 def _mask_by_spread(step: Step, estimated: Arrays) -> None:
@@ -256,7 +266,7 @@ def _mask_by_spread(step: Step, estimated: Arrays) -> None:
     algorithm = step.training.algorithm
     if not (algorithm.agreement_mask or algorithm.disagreement_mask):
         return
-    spread = [[sample.streams.named(VALUES).std(axis=-1) for sample in group] for group in step.samples]
+    spread = [[_spread(sample.streams.named(VALUES)) for sample in group] for group in step.samples]
     everywhere = of_all(step.samples, spread)
     step.metrics["critic/spread"] = float(everywhere.mean())
     if not np.ptp(everywhere):  # critics that have not learned yet
@@ -269,13 +279,20 @@ def _mask_by_spread(step: Step, estimated: Arrays) -> None:
     step.give(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
 
 
+def _spread(values: FloatArray) -> NDArray[np.float64]:
+    """Deviation of what critics say of each token, [L, critics] to [L]; 0 where all say the same, whatever it is."""
+    spread: NDArray[np.float64] = np.subtract(values, values[:, :1], dtype=np.float64).std(axis=-1)
+    return spread
+
+
 async def update_critics(step: Step) -> None:
     """Fit each critic to what followed: to all samples, or of each group's trajectories to a share that no other sees."""
     training = step.training
     if training.critic is None:
         return
+    _take_off_kl(step)
     targets = value_targets(step.samples, step.algorithm, training.critic.gae_lambda)
-    step.give(RETURNS, (array for group in targets for array in group))
+    step.give(RETURNS, (array.astype(np.float32) for group in targets for array in group))
     count = len(training.critics) if training.critic.disjoint else 1
     batches = [
         _batch(step, [_for_critic(group, number, count) for group in step.samples], training.critic_ranks, "token_mean")
@@ -309,7 +326,7 @@ async def update_actor(step: Step) -> None:
     if training.critic is not None and step.number <= training.critic.warmup_steps:
         return
     algorithm = training.algorithm
-    spent = {VALUES, RETURNS.name, TEACHER_LOGPROBS.name, ATTENTION_RHYTHM.name}
+    spent = {VALUES, RETURNS.name, TEACHER_LOGPROBS.name, ATTENTION_RHYTHM.name, KL_REWARD.name}
     spent |= set() if algorithm.kl.in_loss else {REFERENCE_LOGPROBS.name}
     spent -= set(algorithm.streams)
     if any(spec.name in spent for sample in step.flat[:1] for spec in sample.streams):  # what no loss looks at

@@ -90,7 +90,8 @@ class TorchLearner(PackLearner):
         )
         per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
         loss = (self._tensor(pack.coefficients)[targets] * per_token).sum()
-        self.shards.backward(loss)
+        if torch.is_grad_enabled():
+            self.shards.backward(loss)
         with torch.no_grad():
             difference = inputs.behaviour - logprobs
             mismatch = difference.neg().exp() - 1 + difference  # k3 of KL(behaviour ‖ policy)

@@ -1,7 +1,7 @@
 """To a device and back. A GPU is behind the process that tells it what to do, and idle after that process has waited for it:
 what is sent does not wait, and what comes back comes all at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,3 +26,24 @@ def sums_of(loss: torch.Tensor, measures: Mapping[str, torch.Tensor], tokens: in
 def numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """What scalars are that are on one device."""
     return dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)) if scalars else {}
+
+
+def means_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of what updates say. What an update says once, as its loss, is averaged over those that do; what it says
+    on average of its `tokens`, over the tokens of all. What is said of none is left out."""
+    found = {}
+    for name in dict.fromkeys(name for update in updates for name in update if name not in ("tokens", "lr")):
+        said = [(_weight(name, update), update[name]) for update in updates if name in update]
+        if total := sum(weight for weight, _ in said):
+            found[name] = sum(weight * value for weight, value in said) / total
+    return found
+
+
+def _weight(name: str, update: Mapping[str, float]) -> float:
+    """How much an update's metric counts beside those of others."""
+    match name:
+        case "loss" | "grad_norm" | "expert_balance":
+            return 1
+        case "mixed_mismatch_kl":
+            return update["tokens"] * update["mixed_share"]
+    return update["tokens"]

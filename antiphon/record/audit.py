@@ -5,7 +5,6 @@ steps up to each cut.
 """
 
 import hashlib
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -16,12 +15,14 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-import yaml
+import numpy as np
+import pyarrow as pa
 
-from antiphon.record import schema
+from antiphon.errors import RecordError
+from antiphon.record import reading, schema
 
 SHOWN = 5  # examples of one kind of violation
+MOST_RATIO = 1_000_000  # that a configuration could mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,13 @@ class Audit:
 
 def audit(directory: Path) -> Audit:
     """Check a run. `RecordError` if there is no ledger that can be read."""
-    with closing(schema.open_to_read(directory)) as db:
+    with closing(schema.open_to_read(directory)) as db, reading.damaged(directory / "ledger.db"):
         balance: dict[int, dict[str, int]] = {}
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count
         _note_surviving(db)
-        rollout = yaml.safe_load((directory / "config.yaml").read_text())["rollout"]
+        rollout = _rollout(directory)
         checks = (
-            _integrity(db),
             _lineages(db),
             _ends(db),
             _balances(db, balance),
@@ -49,10 +49,20 @@ def audit(directory: Path) -> Audit:
             _once(db),
             _resumes(db, rollout),
             _freshness(db, rollout),
-            _trajectories(db, directory / "rollouts"),
-            _checkpoints(db, directory / "checkpoints"),
+            _trajectories(db, directory),
+            _checkpoints(db, directory),
         )
         return Audit(balance, [violation for check in checks for violation in check])
+
+
+def _rollout(directory: Path) -> dict[str, Any]:
+    """Return what the configuration says of rollouts, with numbers where the checks compute with them."""
+    with reading.damaged(directory / "config.yaml"):
+        rollout: dict[str, Any] = dict(reading.read_config(directory)["rollout"])
+        for key in ("groups_per_step", "group_size", "async_ratio"):
+            if not isinstance(rollout[key], int | float) or not 0 <= rollout[key] <= MOST_RATIO:
+                raise RecordError(f"{directory / 'config.yaml'}: rollout.{key}: {rollout[key]!r:.80} is no such number")
+        return rollout | {key: bool(rollout[key]) for key in ("deterministic", "sampler")}
 
 
 def _note_surviving(db: sqlite3.Connection) -> None:
@@ -80,12 +90,6 @@ def _found(db: sqlite3.Connection, what: str, query: str, *values: Any) -> Itera
 
 
 _ATTEMPT = "a.lineage || ':' || a.grp || '.' || a.sibling || '.' || a.try"
-
-
-def _integrity(db: sqlite3.Connection) -> Iterator[str]:
-    (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if answer != "ok":
-        yield f"ledger.db is damaged: {answer}"
 
 
 def _lineages(db: sqlite3.Connection) -> Iterator[str]:
@@ -235,23 +239,33 @@ def _freshness(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str]
         )
 
 
-def _trajectories(db: sqlite3.Connection, rollouts: Path) -> Iterator[str]:
+_COLUMNS = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("lineage", "grp", "sibling", "try")),
+        ("score", pa.float64()),
+        ("loss_mask", pa.list_(pa.bool_())),
+    ]
+)
+
+
+def _trajectories(db: sqlite3.Connection, run: Path) -> Iterator[str]:
     """What was trained on lies in a file, with the score that the ledger has."""
     wanted: dict[str, dict[str, tuple[float, int]]] = {}
     for made, file, score, tokens in db.execute("SELECT made, file, score, tokens FROM trained"):
         wanted.setdefault(file or "no file", {})[made] = (score, tokens)
     missing, different = Counter[str](), []
     for file, attempts in sorted(wanted.items()):
+        found: dict[str, tuple[float, int]] = {}
         try:
-            columns = ["lineage", "grp", "sibling", "try", "score", "loss_mask"]
-            rows = pq.read_table(rollouts / file, columns=columns).to_pylist()
-        except (OSError, ValueError) as error:
+            table = reading.read_table(reading.file_inside(run, f"rollouts/{file}"), _COLUMNS)
+            with reading.damaged(f"rollouts/{file}"):
+                rows = zip(table.drop_columns(["loss_mask"]).to_pylist(), _sampled(table), strict=True)
+                for row, sampled in rows:
+                    name = f"{row['lineage']}:{row['grp']}.{row['sibling']}.{row['try']}"
+                    found[name] = (row["score"], found.get(name, (0, 0))[1] + sampled)
+        except RecordError as error:
             yield f"rollouts/{file} cannot be read, with {len(attempts)} trajectories that were trained on: {error}"
             continue
-        found: dict[str, tuple[float, int]] = {}
-        for row in rows:
-            name = f"{row['lineage']}:{row['grp']}.{row['sibling']}.{row['try']}"
-            found[name] = (row["score"], found.get(name, (0, 0))[1] + sum(row["loss_mask"]))
         missing[file] = len(attempts.keys() - found.keys())
         different += [name for name in attempts.keys() & found.keys() if attempts[name] != found[name]]
     for file, count in missing.items():
@@ -261,17 +275,41 @@ def _trajectories(db: sqlite3.Connection, rollouts: Path) -> Iterator[str]:
         yield f"trajectories with another score or length than the ledger has: {len(different)} ({different[:SHOWN]})"
 
 
-def _checkpoints(db: sqlite3.Connection, checkpoints: Path) -> Iterator[str]:
+def _sampled(table: pa.Table) -> list[int]:
+    """Return how many tokens of each row were sampled."""
+    masks = table.column("loss_mask").combine_chunks()
+    flags = masks.flatten()
+    if masks.null_count or flags.null_count:
+        raise ValueError("a mask lacks values")
+    before = np.concatenate([[0], np.cumsum(flags.to_numpy(zero_copy_only=False))])
+    offsets = masks.offsets.to_numpy()
+    counts: list[int] = np.diff(before[offsets - offsets[:1]]).tolist()
+    return counts
+
+
+def _checkpoints(db: sqlite3.Connection, run: Path) -> Iterator[str]:
+    checkpoints = reading.path_inside(run, "checkpoints")
     for directory in sorted(checkpoints.glob("step_??????")):
         try:
-            manifest = json.loads((directory / "MANIFEST.json").read_bytes())
-            for name, written in manifest["files"].items():
-                with (directory / name).open("rb") as content:
-                    digest = hashlib.file_digest(content, "blake2b").hexdigest()
-                if digest != written["digest"]:
+            reading.path_inside(run, f"checkpoints/{directory.name}")
+            manifest = reading.read_json(directory, "MANIFEST.json")
+            with reading.damaged(f"{directory.name}/MANIFEST.json"):
+                files = {
+                    name: (int(written["bytes"]), written["digest"]) for name, written in manifest["files"].items()
+                }
+            for name, written in files.items():
+                if _written(reading.file_inside(directory, name), written[0]) != written:
                     yield f"checkpoints/{directory.name}/{name} is not as it was written"
-        except (OSError, ValueError, KeyError) as error:
+        except RecordError as error:
             yield f"checkpoints/{directory.name} is not whole: {error}"
     (newest,) = db.execute("SELECT max(name) FROM checkpoints JOIN path USING (lineage) WHERE step <= until").fetchone()
     if newest and not any(directory.name >= newest for directory in checkpoints.glob("step_??????")):
         yield f"checkpoints/{newest} is in the ledger, and neither it nor a later one is there"
+
+
+def _written(file: Path, size: int) -> tuple[int, str | None]:
+    """Return the size of a file, and its digest if it is the expected one."""
+    if (found := file.stat().st_size) != size:
+        return found, None
+    with file.open("rb") as content:
+        return found, hashlib.file_digest(content, "blake2b").hexdigest()

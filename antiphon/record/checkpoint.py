@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from antiphon.errors import RecordError
 from antiphon.points import reach
+from antiphon.record import reading
 from antiphon.record.run_dir import sync, unwritable, write_json
 
 MANIFEST = "MANIFEST.json"
@@ -82,22 +83,27 @@ def written(place: Path) -> Iterator[None]:
 
 def verify(directory: Path) -> None:
     """`RecordError` that names the file, unless all that the manifest lists is there as it was written."""
-    try:
-        manifest = json.loads((directory / MANIFEST).read_bytes())
-        files, digest = manifest["files"], manifest["digest"]
-        intact = digest == _digest_of(files)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{directory.name}/{MANIFEST} is missing or torn") from error
-    if not intact:
-        raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
-    for name, written in files.items():
-        file = directory / name
-        if not file.is_file():
-            raise RecordError(f"{directory.name}/{name} is missing")
-        if file.stat().st_size != written["bytes"]:
-            raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {written['bytes']}")
-        if _digest(file) != written["digest"]:
+    for name, (size, digest) in _listed(directory).items():
+        file = reading.file_inside(directory, name)
+        if file.stat().st_size != size:
+            raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
+        if _digest(file) != digest:
             raise RecordError(f"{directory.name}/{name} is not as it was written")
+
+
+def _listed(directory: Path) -> dict[str, tuple[int, str]]:
+    """Return the size and the digest of each file that the manifest of a checkpoint lists; `RecordError` if it is torn."""
+    manifest = reading.read_json(directory, MANIFEST)
+    with reading.damaged(f"{directory.name}/{MANIFEST}"):
+        if manifest["digest"] != _digest_of(manifest["files"]):
+            raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
+        return {name: (written["bytes"], written["digest"]) for name, written in manifest["files"].items()}
+
+
+def check_model(directory: Path) -> None:
+    """Raise `RecordError` if those who load a model directory would open what is no file; of a checkpoint, or outside of it."""
+    if directory.is_dir():
+        reading.check_model_files(directory, confined=(directory / MANIFEST).exists())
 
 
 def in_place(checkpoints: Path) -> list[Path]:
@@ -118,12 +124,16 @@ def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path:
     raise RecordError(f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew")
 
 
-def export(checkpoints: Path, target: Path) -> Path:
-    """Copy the newest whole checkpoint, without what only a resume reads, to `target`; returns where it was."""
+def export(checkpoints: Path, target: Path, tell: Callable[[str], None] = print) -> Path:
+    """Copy the newest whole checkpoint, without what only a resume reads, to `target`; returns where it was. `tell` hears of
+    those that are passed over."""
     if target.exists():
         raise RecordError(f"{target} exists already; give another place")
-    source = newest(checkpoints, print)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST, STATE, TRAINING_STATE, CRITICS))
+    source = newest(reading.path_inside(checkpoints.parent, checkpoints.name), tell)
+    for name in _listed(source):  # and nothing else that may lie there
+        if Path(name).parts[0] not in (STATE, TRAINING_STATE, CRITICS):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(reading.file_inside(source, name), target / name)
     return source
 
 
@@ -138,7 +148,7 @@ def set_aside_later(directory: Path) -> None:
 
 def read_state(directory: Path) -> dict[str, Any]:
     """What `save` was given as state."""
-    state: dict[str, Any] = json.loads((directory / STATE).read_bytes())
+    state: dict[str, Any] = reading.read_json(directory, STATE)
     return state
 
 

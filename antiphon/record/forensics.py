@@ -1,6 +1,5 @@
 """Questions to a run directory: where a sample came from and what became of it, and where two runs part."""
 
-import difflib
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -9,10 +8,8 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from antiphon.errors import RecordError
-from antiphon.record import schema, trajectories
+from antiphon.record import reading, schema, trajectories
 from antiphon.types import AttemptId, Segment, Trajectory
 
 
@@ -22,10 +19,10 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     attempt, _, position = name.partition("@")
     lineage, _, numbers = attempt.rpartition(":")
     try:
-        identity = AttemptId(*map(int, numbers.split(".")))
+        identity, place = AttemptId(*map(int, numbers.split("."))), int(position or 0)
     except (TypeError, ValueError) as error:
         raise RecordError(f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@token]") from error
-    with closing(_opened(run)) as db:
+    with closing(_opened(run)) as db, reading.damaged(run / "ledger.db"):
         row = db.execute(
             "SELECT a.*, g.version AS admitted, g.outcome, task, id, epoch FROM attempts a JOIN groups g"
             " USING (lineage, grp) JOIN prompts USING (prompt) WHERE grp = ? AND sibling = ? AND try = ?"
@@ -44,12 +41,16 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
             yield "failure", row["failure"]
     if row["file"] is None:
         return
-    made_by = AttemptId(*map(int, row["origin"].partition(":")[2].split("."))) if row["origin"] else identity
-    trajectory = trajectories.read(run / "rollouts" / row["file"])[made_by]
+    with reading.damaged(run / "ledger.db"):
+        made_by = AttemptId(*map(int, row["origin"].partition(":")[2].split("."))) if row["origin"] else identity
+    found = trajectories.read(reading.file_inside(run, f"rollouts/{row['file']}"))
+    if made_by not in found:
+        raise RecordError(f"rollouts/{row['file']} has no attempt {made_by}")
     yield "trajectory", f"rollouts/{row['file']}"
-    yield from _trajectory(trajectory)
-    if position:
-        yield from _token(trajectory.segments[0], int(position))
+    with reading.damaged(f"rollouts/{row['file']}"):
+        yield from _trajectory(found[made_by])
+        if position:
+            yield from _token(found[made_by].segments[0], place)
 
 
 def _opened(run: Path) -> sqlite3.Connection:
@@ -115,19 +116,31 @@ def _token(segment: Segment, position: int) -> Iterator[tuple[str, str]]:
 def diff(one: Path, other: Path) -> str | None:
     """The first thing in which two runs differ, looked for in this order: configuration, code, and step by step the prompts,
     attempts, tokens, scores and batches of what was trained on; None if there is nothing."""
-    with closing(_opened(one)) as left, closing(_opened(other)) as right:
+    with closing(_opened(one)) as left, closing(_opened(other)) as right, reading.damaged(f"{one} or {other}"):
         return _config(one, other) or _code(left, right) or _steps((one, left), (other, right))
 
 
 def _config(one: Path, other: Path) -> str | None:
-    left, right = (yaml.safe_dump(_without_names(run), sort_keys=True).splitlines() for run in (one, other))
-    changed = [line for line in difflib.ndiff(left, right) if line[0] in "+-"]
-    return "configuration: " + " | ".join(changed[:4]) if changed else None
+    left, right = (dict(_values(_without_names(run))) for run in (one, other))
+    changed = [key for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
+    sides = [(sign, key, side[key]) for key in changed for sign, side in (("-", left), ("+", right)) if key in side]
+    shown = " | ".join(f"{sign} {key}: {value:.200}" for sign, key, value in sides[:4])
+    return f"configuration: {shown}" if sides else None
 
 
 def _without_names(run: Path) -> Any:
-    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = reading.read_config(run)
     return {key: value for key, value in config.items() if key not in ("name", "record", "checkpoint")}
+
+
+def _values(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value of nested mappings and lists as JSON, with its dotted key."""
+    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    if not isinstance(inner, dict) or not inner:
+        yield key, json.dumps(tree, default=str)
+        return
+    for name, value in inner.items():
+        yield from _values(value, f"{key}.{name}" if key else str(name))
 
 
 def _code(left: sqlite3.Connection, right: sqlite3.Connection) -> str | None:

@@ -84,7 +84,7 @@ class Payloads:
         if lies.file not in self._files:
             try:
                 self._files[lies.file] = known.get(lies.file) or trajectories.read(path)
-            except (OSError, ValueError) as error:
+            except RecordError as error:
                 raise RecordError(
                     f"{path} cannot be read where the learner is: {error}; all nodes must see record.directory"
                 ) from error

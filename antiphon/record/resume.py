@@ -16,7 +16,7 @@ from typing import Any
 
 from antiphon import __version__
 from antiphon.errors import RecordError
-from antiphon.record import schema, trajectories
+from antiphon.record import reading, schema, trajectories
 from antiphon.record.checkpoint import newest, read_state, set_aside_later
 from antiphon.record.ledger import Store
 from antiphon.types import AttemptId, PayloadReference, Prompt, Trajectory
@@ -139,8 +139,8 @@ def returning(
         " ORDER BY a.lineage, a.grp, a.sibling, a.try",
         (lineage, oldest_start, newest_version),
     )
-    content = cache(lambda file: trajectories.read(rollouts / file))
-    metas = cache(lambda file: trajectories.read_metas(rollouts / file))
+    content = cache(lambda file: trajectories.read(reading.file_inside(rollouts, file)))
+    metas = cache(lambda file: trajectories.read_metas(reading.file_inside(rollouts, file)))
     found_all = Returning()
     for life, group, sibling, attempt, started, newest_token, file, digest, origin, *identity in finished:
         if not lineages.stands(life, newest_token, lineage):

@@ -7,10 +7,14 @@ of a lineage; a step or version up to the cut belongs to the parent.
 Every attempt ends in exactly one terminal state. In each lineage, at every commit: attempts = terminal + live.
 """
 
+import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from antiphon.errors import RecordError
+from antiphon.record import reading
 
 VERSION = 1  # of the schema, kept as SQLite's user_version
 
@@ -104,33 +108,105 @@ CREATE TABLE balance (         -- as the scheduler has it, written in the transa
 """
 
 
+MOST_BYTES = 64 << 30  # of a ledger
+MOST_VALUE = 256 << 20  # bytes of one value in it
+EVERY = 100_000  # instructions of SQLite's machine between two looks at how many there were
+FLOOR, FOR_EACH_BYTE = (
+    100_000_000,
+    200,
+)  # instructions that reading a ledger may take: so many, and so many for each byte
+
+
 def open_to_read(directory: Path) -> sqlite3.Connection:
-    """The ledger of a run directory, for whoever does not write; `RecordError` if it cannot be read."""
+    """Return the ledger of a run directory, for those who do not write.
+
+    `RecordError` if it is missing or damaged, or if anything in it is not one of our tables: a view of the same name could
+    compute what it likes. What queries may cost is bounded by the size of the file; `sqlite3.OperationalError` beyond.
+    """
     path = directory / "ledger.db"
-    if not path.is_file():
+    if not path.exists():
         raise RecordError(f"{path}: there is no ledger")
+    size = sum(reading.file_inside(directory, path.name + suffix).stat().st_size for suffix in ("", *_beside(path)))
+    if size > MOST_BYTES:
+        raise RecordError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
     try:
         try:
-            return _opened(path, "mode=ro")
+            return _opened(path, "mode=ro", size)
         except sqlite3.OperationalError:
             # SQLite wants to write beside the file. Where nobody can, nobody does: it may be read as it is.
             log = path.with_name(path.name + "-wal")
             if log.is_file() and log.stat().st_size:
                 raise
-            return _opened(path, "immutable=1")
-    except sqlite3.DatabaseError as error:
+            return _opened(path, "immutable=1", size)
+    except (sqlite3.DatabaseError, UnicodeError) as error:
         raise RecordError(f"{path} is no ledger that can be read: {error}") from error
 
 
-def _opened(path: Path, how: str) -> sqlite3.Connection:
+def _beside(path: Path) -> list[str]:
+    """Return the endings of the files that SQLite opens together with the ledger."""
+    return [suffix for suffix in ("-wal", "-shm", "-journal") if os.path.lexists(f"{path}{suffix}")]
+
+
+def _opened(path: Path, how: str, size: int) -> sqlite3.Connection:
     db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
     try:
+        _bound(db, FLOOR + FOR_EACH_BYTE * size)
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        found = _objects(db)
+        if version != VERSION:
+            raise RecordError(f"{path} has the schema {version}, and this Antiphon knows {VERSION}")
+        _check_objects(path, found)
+        (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != "ok":
+            raise RecordError(f"{path} is damaged: {' '.join(answer.split())}")
     except BaseException:
         db.close()
         raise
-    if version != VERSION:
-        db.close()
-        raise RecordError(f"{path} has the schema {version}, and this Antiphon knows {VERSION}")
     return db
+
+
+def _bound(db: sqlite3.Connection, most: int) -> None:
+    """Limit what a database can make its reader do: by its schema, by the length of a value, and by instructions in all."""
+    for name, value in (("trusted_schema", "OFF"), ("cell_size_check", "ON"), ("mmap_size", "0")):
+        db.execute(f"PRAGMA {name} = {value}")
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+    left = most
+
+    def count() -> bool:
+        nonlocal left
+        left -= EVERY
+        return left < 0  # true interrupts the query
+
+    db.set_progress_handler(count, EVERY)
+
+
+Objects = dict[
+    str, tuple[str, bool, tuple[tuple[Any, ...], ...]]
+]  # by name: its kind, whether it is strict, its columns
+
+
+def _objects(db: sqlite3.Connection) -> Objects:
+    """Return all that the schema of a database has, but for what SQLite keeps for itself."""
+    kinds = {}
+    for kind, name, page in db.execute("SELECT type, name, rootpage FROM main.sqlite_schema"):
+        if not ((kind == "index" and name.startswith("sqlite_autoindex_")) or name == "sqlite_stat1"):
+            kinds[name] = "virtual table" if kind == "table" and not page else kind
+    if set(kinds.values()) - {"table"}:  # to ask for the columns of others would begin to compute them
+        return {name: (kind, False, ()) for name, kind in kinds.items()}
+    strict = {row[1]: bool(row[5]) for row in db.execute("PRAGMA main.table_list")}
+    columns = 'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?)'
+    return {name: (kind, strict[name], tuple(db.execute(columns, (name,)))) for name, kind in kinds.items()}
+
+
+def _check_objects(path: Path, found: Objects) -> None:
+    """Raise `RecordError` unless a ledger has our tables, and nothing else."""
+    with closing(sqlite3.connect(":memory:")) as ours:
+        ours.executescript(TABLES)
+        wanted = _objects(ours)
+    for name, (kind, *_) in found.items():
+        if kind != "table" or name not in wanted:
+            raise RecordError(f"{path}: {name!r} is a {kind} that no ledger has; it is not read")
+    for name in wanted:
+        if found.get(name) != wanted[name]:
+            has = "has other columns than ours" if name in found else "is missing"
+            raise RecordError(f"{path}: the table {name!r} {has}; it is not read")

@@ -30,7 +30,7 @@ class TensorBoardTracker:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ConfigError(
-                "record.trackers: 'tensorboard' is not installed: pip install 'antiphon[tensorboard]'"
+                "record.trackers: 'tensorboard' is not installed: pip install -e '.[tensorboard]'"
             ) from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from antiphon.record import reading
 from antiphon.types import (
     AttemptId,
     AttemptStatus,
@@ -110,10 +111,15 @@ def digest(trajectory: Trajectory) -> int:
 
 
 def read(path: Path) -> dict[AttemptId, Trajectory]:
-    """The trajectories of a file, by attempt."""
+    """The trajectories of a file, by attempt. `RecordError` if it is damaged."""
+    table = reading.read_table(path, SCHEMA)
+    with reading.damaged(f"rollouts/{path.name}"):
+        return _from_table(table)
+
+
+def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
     found: dict[AttemptId, list[Segment]] = {}
     metas: dict[AttemptId, TrajectoryMeta] = {}
-    table = pq.read_table(path, schema=SCHEMA)
     arrays = {name: _split(table.column(name)) for name in _PER_TOKEN}
     others = table.drop_columns(list(_PER_TOKEN)).to_pylist()
     for index, row in enumerate(others):
@@ -132,7 +138,9 @@ def read(path: Path) -> dict[AttemptId, Trajectory]:
 
 def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
     """The metas of the trajectories of a file, by attempt; no token is read."""
-    return {meta.id: meta for meta in map(_meta, pq.read_table(path, columns=["meta"]).column("meta").to_pylist())}
+    texts = reading.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
+    with reading.damaged(f"rollouts/{path.name}"):
+        return {meta.id: meta for meta in map(_meta, texts)}
 
 
 def _meta(text: str) -> TrajectoryMeta:

@@ -27,7 +27,7 @@ from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.tasks.base import Transcript
-from antiphon.types import AttemptId, Failure, FinishReason, PolicyVersion, Prompt, Sampling
+from antiphon.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
 from antiphon.waits import Waits, fail, succeed
 
 TASK_VARIABLE = "ANTIPHON_TASK"
@@ -45,7 +45,7 @@ class Access:
 
     @property
     def base_url(self) -> str:
-        """For clients of OpenAI's protocol."""
+        """For clients of OpenAI's protocol, and of Anthropic's, see `Gateway.app`."""
         return f"{self.address}/v1"
 
     def environment(self, prompt: Prompt) -> Mapping[str, str]:
@@ -86,8 +86,7 @@ class Outcome:
     def transcript(self) -> Transcript:
         """What a reward sees: the conversation that was added to last, and the turns of all."""
         turns = [turn for segment in self.captured.segments for turn in segment.turns]
-        truncated = bool(turns) and turns[-1].finish is FinishReason.LENGTH
-        return Transcript(self.captured.messages, turns, truncated, self.result)
+        return Transcript(self.captured.messages, turns, self.captured.truncated, self.result)
 
     @property
     def measures(self) -> dict[str, float]:

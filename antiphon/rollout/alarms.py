@@ -29,7 +29,7 @@ TELLING = 16  # tokens from which on it says something that two answers are equa
 THRESHOLDS: Mapping[str, float] = {
     "ungraded": 0.1,  # share of what was to be graded
     "constant": 0.95,  # share of groups whose scores are all equal
-    "length": 0.7,  # correlation of score and length among siblings, with either sign
+    "length": 0.7,  # correlation of score and length among siblings with as many turns, with either sign
     "repetition": 0.5,  # correlation of score and repetition among siblings
     "duplicates": 0.5,  # share of answers that a sibling has given before
     "out_of_range": 0.0,  # share of scores outside the task's `reward_range`
@@ -55,6 +55,7 @@ class Answer(NamedTuple):
     """What is kept of a trajectory."""
 
     group: int
+    turns: int
     score: float
     length: int
     repetition: float
@@ -88,6 +89,13 @@ def _beyond(values: Sequence[float], groups: Sequence[int]) -> NDArray[np.float6
     return found - (np.bincount(group, found) / np.bincount(group))[group]
 
 
+def _by_turns(answers: Sequence[Answer]) -> list[int]:
+    """A number for each answer, the same for siblings with as many turns: one that has called a tool is longer and knows more,
+    and a reward that pays for what it knows pays nothing for length."""
+    numbers: dict[tuple[int, int], int] = {}
+    return [numbers.setdefault((answer.group, answer.turns), len(numbers)) for answer in answers]
+
+
 def constant(answers: Sequence[Answer]) -> float:
     """Share of groups of two or more whose scores are all equal."""
     scores: dict[int, list[float]] = {}
@@ -117,7 +125,7 @@ def measures(answers: Sequence[Answer]) -> dict[str, float]:
     groups, scores = [answer.group for answer in answers], [answer.score for answer in answers]
     return {
         "constant": constant(answers),
-        "length": correlation(scores, [answer.length for answer in answers], groups),
+        "length": correlation(scores, [answer.length for answer in answers], _by_turns(answers)),
         "repetition": correlation(scores, [answer.repetition for answer in answers], groups),
         "duplicates": duplicates(answers),
         **marked(answers),
@@ -196,6 +204,7 @@ def _answer(trajectory: Trajectory) -> Answer | None:
         said = wording(trajectory.payload)
     return Answer(
         group=meta.id.group,
+        turns=meta.turns,
         score=meta.score.value or 0.0,
         length=meta.completion_tokens,
         repetition=said.repetition,

@@ -80,7 +80,8 @@ class RolloutConfig(Config):
     """Requests go to engines in sealed waves, sorted, and the learner works between two waves, so that a run on CPUs repeats
     bit for bit. Nothing overlaps: for tests and for debugging."""
     timeout: float = Field(600.0, gt=0.0)
-    """Seconds after which any wait fails the run."""
+    """Seconds that a step may wait for its groups, a request for an engine and its end, and a run for engines to start; then
+    it ends. All else has deadlines of its own: `learner.timeout`, `weights.timeout`, `checkpoint.timeout`."""
     engine_timeout: float = Field(60.0, gt=0.0)
     """Seconds an engine may be silent; then it is killed, and its requests go on elsewhere. Longer than any engine step."""
     engine_restarts: int = Field(3, ge=0)

@@ -5,13 +5,14 @@ Tokens are appended and never rendered again: what was sampled is what is traine
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from antiphon.errors import DataError, RequestError
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.seeds import derive
@@ -57,12 +58,20 @@ class Tokenizer(Protocol):
     def decode(self, tokens: IntArray) -> str: ...
 
 
+# A log-prob above this is none, rounding allowed for; one at or below `LEAST` is of a token that nothing draws: servers that
+# cannot write minus infinity write -9999.
+MOST, LEAST = 0.01, -1000.0
+
 # What an environment may say in `info` of the last action (could it be read and done; did it change anything) and of the end.
 MEASURES = frozenset({"valid", "effective", "success"})
 
 
 class EnvironmentFailed(Exception):
     """The user's environment raised; becomes a `Failure`, never a score."""
+
+
+class PromptFailed(Exception):
+    """Messages that cannot become a prompt; becomes a `Failure`, never a score."""
 
 
 @dataclass(slots=True)
@@ -85,13 +94,15 @@ class _Sample:
         return any(completion is not None for completion in self.completions)
 
     def segment(self, parent: int | None) -> Segment:
-        tokens = np.concatenate(self.tokens)
+        """Return the segment, up to the last completion: an observation that nothing was sampled after is cut."""
+        count = 1 + max(at for at, completion in enumerate(self.completions) if completion is not None)
+        tokens = np.concatenate(self.tokens[:count])
         length = len(tokens)
         loss_mask = np.zeros(length, np.bool_)
         logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int32)
         streams: dict[int, Streams] = {}
         start = 0
-        for part, completion in zip(self.tokens, self.completions, strict=True):
+        for part, completion in zip(self.tokens[:count], self.completions[:count], strict=True):
             stop = start + len(part)
             if completion is not None:
                 loss_mask[start:stop] = True
@@ -118,6 +129,7 @@ class _Recording:
     samples: list[_Sample] = field(default_factory=list)
     state_key: str | None = None  # of the state that the next action is taken in
     said: dict[str, list[float]] = field(default_factory=dict)  # what the environment said of the turns: see `MEASURES`
+    truncated: bool = False  # see `TrajectoryMeta.truncated`
 
     @property
     def sample(self) -> _Sample:
@@ -268,7 +280,7 @@ class Episodes:
                 segments=segments,
                 measures=outcome.measures,
                 prompt_tokens=segments[0].turns[0].start if segments else 0,
-                failure=outcome.failure,
+                failure=outcome.failure or _find_bad_logprob(segments),
                 timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
             )
         recording = _Recording(messages=list(prompt.messages))
@@ -277,16 +289,21 @@ class Episodes:
             await self._play(recording, prompt, attempt, started, sampling or self._sampling, priority)
         except EnvironmentFailed as error:
             failure = Failure(source="environment", message=str(error))
+        except PromptFailed as error:
+            failure = Failure(source="episode", message=str(error))
+        except RequestError as error:
+            failure = Failure(source="engine", message=str(error))
         segments = recording.segments()
         if not segments and failure is None:
             message = f"a prompt of {recording.sample.length} tokens leaves no room in {self._max_length}"
             failure = Failure(source="episode", message=message)
+        failure = failure or _find_bad_logprob(segments)
         turns = [turn for segment in segments for turn in segment.turns]
         return Played(
             attempt=attempt,
             prompt=prompt,
             started=started,
-            transcript=Transcript(recording.messages, turns, bool(turns) and turns[-1].finish is FinishReason.LENGTH),
+            transcript=Transcript(recording.messages, turns, recording.truncated),
             segments=segments,
             measures=recording.measures() if prompt.task in self._environments else {},
             prompt_tokens=len(recording.samples[0].tokens[0]) if recording.samples else 0,
@@ -319,14 +336,13 @@ class Episodes:
                 observation, info = await self._call(as_reset, world.reset, derive(prompt.seed, "environment"))
                 recording.state_key = _key(info)
                 recording.messages.append(Message("user", observation))
-            recording.begin(
-                self._encoded(prompt) if world is None else self._tokenizer.encode_prompt(recording.messages)
-            )
+            recording.begin(self._encoded(prompt) if world is None else self._encode_prompt(recording.messages))
             name, begun = str(attempt), clock()
             for turn in range(self._config.max_turns):
                 room = self._room(recording, sampling)
                 late = turn and 0 < self._config.episode_seconds < clock() - begun
                 if room <= 0 or late:
+                    recording.truncated = True
                     return
                 request = GenerateRequest(
                     id=f"{name}/{turn}",
@@ -358,12 +374,12 @@ class Episodes:
         if self._config.samples == "trajectory":
             last = int(recording.sample.tokens[-1][-1]) if len(recording.sample.tokens[-1]) else None
             closed = last in self._tokenizer.eos_ids
-            recording.sample.add(self._tokenizer.encode_observation(before, observation, closed=closed))
+            recording.sample.add(_tokens(self._tokenizer.encode_observation, before, observation, closed=closed))
             return
         talk = recording.messages[len(prompt.messages) :]
         if self._config.history is not None:
             talk = talk[-2 * self._config.history - 1 :]  # each turn before is an observation and an action
-        shown = self._tokenizer.encode_prompt([*prompt.messages, *talk])
+        shown = self._encode_prompt([*prompt.messages, *talk])
         if self._config.samples == "joined":
             recording.go_on(shown)
         else:
@@ -372,8 +388,15 @@ class Episodes:
     def _encoded(self, prompt: Prompt) -> IntArray:
         """The prompt's tokens. Siblings begin one after another, so only the last is kept."""
         if self._last is None or self._last[0] is not prompt:
-            self._last = prompt, self._tokenizer.encode_prompt(list(prompt.messages))
+            self._last = prompt, self._encode_prompt(list(prompt.messages))
         return self._last[1]
+
+    def _encode_prompt(self, messages: list[Message]) -> IntArray:
+        """Return the tokens of a prompt; `PromptFailed` if there are none."""
+        tokens = _tokens(self._tokenizer.encode_prompt, messages)
+        if not len(tokens):
+            raise PromptFailed(f"the prompt has no tokens: its {len(messages)} messages are empty")
+        return tokens
 
     async def _turn(
         self, recording: _Recording, request: GenerateRequest, world: Environment | None, last: bool
@@ -393,6 +416,7 @@ class Episodes:
             timing=completion.timing,
             engines=completion.engines,
         )
+        recording.truncated = completion.finish is FinishReason.LENGTH
         if world is None:
             sample.turns.append(turn)
             return False
@@ -400,7 +424,8 @@ class Episodes:
         observation, reward, terminated, truncated, info = await self._call(as_step, world.step, action)
         sample.turns.append(replace(turn, reward=float(reward), state_key=key))
         recording.note(info)
-        if terminated or truncated or last or completion.finish is FinishReason.LENGTH:
+        if terminated or truncated or last or recording.truncated:
+            recording.truncated = recording.truncated or not terminated
             return False
         recording.messages.append(Message("user", observation))
         return True
@@ -419,6 +444,28 @@ class Episodes:
         except Exception as error:
             late = f"{method.__name__} took more than {seconds:g} s" if limit.expired() else ""
             raise EnvironmentFailed(late or f"{type(error).__name__}: {error}") from error
+
+
+def _find_bad_logprob(segments: Sequence[Segment]) -> Failure | None:
+    """Return the failure of an attempt of which some sampled token has no possible log-prob; None if all of them have one."""
+    for number, segment in enumerate(segments):
+        told = segment.logprobs
+        bad = np.flatnonzero(segment.loss_mask & ~((told <= MOST) & (told > LEAST)))  # of a NaN both are false
+        if len(bad):
+            at = int(bad[0])
+            message = (
+                f"its engine gave token {at} of sample {number} the log-prob {told[at]:g}, which no sampled token has"
+            )
+            return Failure(source="engine", message=message)
+    return None
+
+
+def _tokens(encode: Callable[..., IntArray], *args: Any, **options: Any) -> IntArray:
+    """Call a method of the tokenizer. What it cannot encode, or its template refuses, is a failure of this attempt alone."""
+    try:
+        return encode(*args, **options)
+    except DataError as error:
+        raise PromptFailed(str(error)) from error
 
 
 def _as_it_is(told: Any) -> Any:

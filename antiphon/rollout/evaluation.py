@@ -25,7 +25,7 @@ class Evaluation:
     correct: np.ndarray  # [P, n] bool: scored 1
     scores: np.ndarray  # [P, n] the score, 0 without a verdict
     ungraded: int
-    truncated: float  # share of samples that ran into the token limit
+    truncated: float  # share of samples that a limit cut off: see `TrajectoryMeta.truncated`
     measures: Mapping[str, float] = field(default_factory=dict)
     """Means over the samples of a task that were scored, by `task/name`: their `score`, and each part of it, such as the
     `turns` of episodes."""

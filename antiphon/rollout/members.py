@@ -37,6 +37,7 @@ class Member:
     engine: InferenceEngine
     limit: float  # requests that may be sent to it
     version: int  # of its weights, as of when the pool last looked
+    since: float  # on the loop's clock, when it joined, woke up, or was last seen with new weights
     running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
     open: bool = True  # takes requests; False once it is dead or retiring

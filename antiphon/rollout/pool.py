@@ -112,7 +112,8 @@ class EnginePool:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
-        member = Member(next(self._events.numbers), engine, limit, engine.version)
+        now = asyncio.get_running_loop().time()
+        member = Member(next(self._events.numbers), engine, limit, engine.version, now)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -169,7 +170,7 @@ class EnginePool:
 
     def _put(self, member: Member, *, asleep: bool) -> None:
         if member.asleep != asleep:
-            member.asleep = asleep
+            member.asleep, member.since = asleep, asyncio.get_running_loop().time()
             self._sleepers += 1 if asleep else -1
             self._note_idle(member)
             self._events.add("sleep" if asleep else "wake", engine=member.number)
@@ -190,8 +191,7 @@ class EnginePool:
             self._dispatch()
 
         self._ours.set()
-
-        await self._wait(asyncio.gather(*map(load_one, self._members)), "load", "engines to load weights")
+        await asyncio.gather(*map(load_one, self._members))
 
     async def catch_up(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give the newest weights to those engines that lack them. Who sleeps goes on sleeping."""
@@ -389,14 +389,14 @@ class EnginePool:
         if self._loss is not None:
             raise self._loss
         self._outstanding += 1
-        placed: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
-        queue = self._pending.setdefault(request.min_version, [])
-        heapq.heappush(queue, Pending(request.priority, next(self._orders), request, placed))
-        self._dispatch()
+        number = next(self._orders)
+        placed = self._enqueue(request, number)
         self._grow()
         handle: GenerationHandle | None = None
         try:
-            member = placed.result() if placed.done() else await self._wait(placed, "queue", "a free engine slot")
+            while not placed.done():
+                placed = await self._wait_in_queue(placed, request, number)
+            member = placed.result()
             handle = member.engine.start(request)
             member.handles.add(handle)
             if member.asleep:  # it was lent at this very moment
@@ -421,6 +421,36 @@ class EnginePool:
             if placed.done() and not placed.cancelled() and not placed.exception():
                 self._leave(placed.result(), request)
             self._dispatch()
+
+    def _enqueue(self, request: GenerateRequest, number: int) -> asyncio.Future[Member]:
+        """Have a request wait for its place, which may be there at once."""
+        placed: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+        queue = self._pending.setdefault(request.min_version, [])
+        heapq.heappush(queue, Pending(request.priority, number, request, placed))
+        self._dispatch()
+        return placed
+
+    async def _wait_in_queue(
+        self, placed: asyncio.Future[Member], request: GenerateRequest, number: int
+    ) -> asyncio.Future[Member]:
+        """Wait for the place of a request; returns what has it or, if no engine could have taken it yet, what is to be waited
+        for next."""
+        try:
+            await self._wait(placed, "queue", "a free engine slot")
+        except StallError:
+            if self._could_take(request):
+                raise
+            return self._enqueue(request, number)
+        return placed
+
+    def _could_take(self, request: GenerateRequest) -> bool:
+        """Return True if an engine could have had a request all the time that it waited. Engines that sleep while a learner
+        trains, or that load, are waited for as long as these may take."""
+        before = asyncio.get_running_loop().time() - self._config.timeout
+        return any(
+            member.awake and member.version >= request.min_version and member.since <= before
+            for member in self._members
+        )
 
     def _seat(self, member: Member, request: GenerateRequest) -> None:
         """Count a request that goes to an engine. A group that is pinned has all its seats from its first request to its
@@ -450,7 +480,7 @@ class EnginePool:
     def _look_at(self, member: Member) -> None:
         """A member may have changed: it may hold new weights, it may have room."""
         if member.version != member.engine.version:
-            member.version = member.engine.version
+            member.version, member.since = member.engine.version, asyncio.get_running_loop().time()
             self._events.add("load", engine=member.number, version=member.version)
         self._note_idle(member)
         self._free[member.engine.device].note(member)
@@ -467,7 +497,8 @@ class EnginePool:
         )
 
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
-        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=self._config.timeout)
+        deadline, key = self._config.timeout, "rollout.timeout"
+        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""

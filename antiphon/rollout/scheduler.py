@@ -5,7 +5,7 @@ No barrier: an attempt that ends makes room, or completes its group, by itself. 
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from antiphon.types import (
 )
 from antiphon.waits import Waits
 
-FILTERED_IN_A_ROW = 1000  # groups without one to train on, after which a filter is taken to reject everything
+FILTERED_IN_A_ROW = 1000  # complete groups without one to train on, after which a filter is taken to reject everything
 
 DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINISHED, AttemptStatus.TRAINED}
 
@@ -86,7 +86,8 @@ class Scheduler:
         self.groups_ended: Counter[GroupOutcome] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
-        self._fruitless = 0  # groups in a row that ended without anything to train on
+        self._failed_in_a_row = 0  # groups, without one between them that was complete
+        self._filtered_in_a_row = 0  # complete groups, without one between them to train on
         self._next_prompt = next_prompt
         self._episodes = episodes
         self._sampler = sampler
@@ -131,10 +132,7 @@ class Scheduler:
         """The B groups of the next training step, as soon as they are there."""
         while (taken := self.admission.take()) is None:
             self._changed.clear()
-            timeout = self.config.timeout
-            await self._waits.wait(
-                self._changed.wait(), name="groups", owner="learner", on="groups to complete", deadline=timeout
-            )
+            await self._wait(self._changed.wait(), "groups", "groups to complete")
         chosen, change = taken
         self._ledger.take(chosen)
         self._obey_stale(change)
@@ -149,8 +147,7 @@ class Scheduler:
 
     async def recorded(self) -> None:
         """Return when what the step in hand trains on is durable; mostly it was before it was asked for."""
-        durable, deadline = self._ledger.durable(self._heard_of_step), self.config.timeout
-        await self._waits.wait(durable, name="commit", owner="learner", on="the ledger", deadline=deadline)
+        await self._wait(self._ledger.durable(self._heard_of_step), "commit", "the ledger")
 
     def publish(self) -> PolicyVersion:
         """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
@@ -188,6 +185,10 @@ class Scheduler:
         self._admitting = False
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> None:
+        deadline, key = self.config.timeout, "rollout.timeout"
+        await self._waits.wait(awaitable, name=name, owner="learner", on=on, deadline=deadline, key=key)
 
     def _next(self) -> tuple[int | None, Prompt]:
         """The prompt of the next group, with the group's number if it has one."""
@@ -293,13 +294,13 @@ class Scheduler:
             self._start(change.retry)
         if change.failed:
             self._drop(group, GroupOutcome.FAILED)
-            self._count_fruitless("failed", f": {self.last_failure}", limit=self.admission.config.groups_per_step)
+            self._count_failed()
         elif change.completed and self._keep is not None and not self._keep(self._group(group)):
             self.admission.filter(group)
             self._drop(group, GroupOutcome.FILTERED)
-            self._count_fruitless("were filtered out", "", limit=FILTERED_IN_A_ROW)
+            self._count_filtered()
         elif change.completed:
-            self._fruitless = 0
+            self._failed_in_a_row = self._filtered_in_a_row = 0
             self._end_loop(group)
             self._hurry()
         if change.failed or change.completed:
@@ -321,12 +322,20 @@ class Scheduler:
         if status in DROPPED and (group := self._open.get(attempt.group)):
             self.bias.dropped(status, asyncio.get_running_loop().time() - group.since)
 
-    def _count_fruitless(self, what: str, why: str, limit: int) -> None:
-        """End a run that would otherwise produce nothing for ever."""
-        self._fruitless += 1
-        if self._fruitless >= limit:
+    def _count_failed(self) -> None:
+        """End a run in which no group is complete any more."""
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self.config.groups_per_step:
+            raise RolloutError(f"the last {self._failed_in_a_row} groups failed: {self.last_failure}")
+
+    def _count_filtered(self) -> None:
+        """End a run whose filter rejects everything. A group that fails in between tells nothing of the filter."""
+        self._failed_in_a_row = 0
+        self._filtered_in_a_row += 1
+        if self._filtered_in_a_row >= FILTERED_IN_A_ROW:
             raise RolloutError(
-                f"the last {self._fruitless} groups {what}, and none in between could be trained on{why}"
+                f"the last {self._filtered_in_a_row} complete groups were filtered out (rollout.filter), and none could be "
+                "trained on"
             )
 
     def _abort(self, attempts: tuple[AttemptId, ...]) -> None:

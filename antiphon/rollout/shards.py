@@ -154,7 +154,7 @@ class Shards:
 
     async def _all(self, method: str, *args: Any) -> None:
         work = [self._unless_dead(shard, shard.ask(method, *args)) for shard in self._shards]
-        await self._wait(asyncio.gather(*work), method, f"rollout workers to {method}")
+        await asyncio.gather(*work)
 
     async def _unless_dead(self, shard: Shard, work: Awaitable[None]) -> None:
         try:
@@ -163,7 +163,8 @@ class Shards:
             self._lose(shard, error)
 
     async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> Any:
-        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=self._config.timeout)
+        deadline, key = self._config.timeout, "rollout.timeout"
+        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
 
     async def _keep_checking(self) -> None:
         while True:

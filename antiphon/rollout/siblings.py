@@ -61,7 +61,9 @@ class Siblings:
             if len(waiting) == self._group_size:
                 await self._judge_round(self._groups.pop(attempt.group))
             on, deadline = f"the siblings of attempt {attempt}", self._timeout
-            return await self._waits.wait(verdict, name="siblings", owner="attempt", on=on, deadline=deadline)
+            return await self._waits.wait(
+                verdict, name="siblings", owner="attempt", on=on, deadline=deadline, key="rollout.timeout"
+            )
         finally:
             del waiting[attempt]
             if not waiting and self._groups.get(attempt.group) is waiting:

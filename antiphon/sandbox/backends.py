@@ -1,5 +1,8 @@
 """Where Python programs run, as a configuration says: the same for whoever asks."""
 
+from collections.abc import Mapping
+from types import CodeType, MappingProxyType
+
 from antiphon.sandbox.base import PythonSandbox
 from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.boxed import BoxedPython
@@ -8,11 +11,11 @@ from antiphon.sandbox.forked import ForkedPython
 from antiphon.sandbox.remote import RemotePython
 
 
-def open_sandbox(config: SandboxConfig) -> PythonSandbox:
-    """Processes of this machine, containers of an image, or a service. `UnsupportedError` if there is nothing of the kind here,
-    or it keeps programs apart less than it must; `SandboxError` if it does not answer."""
+def open_sandbox(config: SandboxConfig, modules: Mapping[str, CodeType] = MappingProxyType({})) -> PythonSandbox:
+    """Processes of this machine, which find `modules` imported; containers of an image; or a service. `UnsupportedError` if
+    there is nothing of the kind here, or it keeps programs apart less than it must; `SandboxError` if it does not answer."""
     if config.service:
         return RemotePython(config)
     if config.image:
         return BoxedPython(BoxConfig(limits=config.limits.limits, image=config.image))
-    return ForkedPython(config)
+    return ForkedPython(config, modules=modules)

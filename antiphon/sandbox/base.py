@@ -5,12 +5,17 @@ under it. Whoever grades must not make a verdict of that.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
+from antiphon.errors import UnsupportedError
+
+LINK_READ, LINK_WRITE = 3, 4  # descriptors of a judge: what its partner writes, and what its partner reads
 TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # of the environment: what a service demands, and its clients show
+PARTNER_SECONDS = 10.0
+JUDGE_MEMORY = 256 << 20  # bytes: limits are meant for what is judged
 
 
 class Level(IntEnum):
@@ -88,6 +93,13 @@ class Result:
     """Why, where the status does not say it all."""
 
 
+def linked_limits(limits: Limits) -> tuple[Limits, Limits]:
+    """Return the limits of a judge and of its partner, where `limits` are asked for. The partner has more time than the judge,
+    which thereby sees its end for no other reason than its own."""
+    ours = replace(limits, memory=max(limits.memory, JUDGE_MEMORY))
+    return ours, replace(limits, seconds=limits.seconds + PARTNER_SECONDS)
+
+
 class PythonSandbox(Protocol):
     """Runs Python programs, each in a fresh process and an empty directory. May be called from several threads."""
 
@@ -106,6 +118,27 @@ class PythonSandbox(Protocol):
     ) -> Result:
         """Run `program` as `__main__`, with `files` (relative path: content) in its working directory. Never raises for what a
         program does."""
+
+    def run_linked(self, judge: str, partner: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """Run two programs at the same time, each in a sandbox of its own, with a pipe each way between them.
+
+        The judge gets `stdin`, and the pipes as descriptors `LINK_READ` and `LINK_WRITE`. The partner gets the other ends as
+        its standard input and output, and nothing else: it shares no process, user, directory or descriptor with the judge.
+        It is killed when the judge ends, and what becomes of it is not reported.
+
+        Args:
+            judge: Program that is trusted; its standard output is the result's.
+            partner: Program that is not.
+            stdin: Standard input of the judge.
+            limits: What each of the two may use. The judge has at least `JUDGE_MEMORY`.
+
+        Returns:
+            How the judge ended; `REFUSED` if either of the two could not be run.
+
+        Raises:
+            UnsupportedError: This backend cannot link programs.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot run two programs that are linked")
 
     def close(self) -> None:
         """End whatever runs."""

@@ -34,9 +34,11 @@ from antiphon.waits import Waits, succeed
 
 T = TypeVar("T")
 
+ROUND_SECONDS, MOST_ROUNDS = (0.005, 0.1), 20  # between two rounds of kills: at first, and at most; and how many
 START_SECONDS = 60.0  # for a shell that starts in milliseconds, on a machine that may be loaded
 
-# Process 1. Each line it reads names a session. The parent of a session keeps the reports open, so their end is its end.
+# Process 1. Each line it reads names a session. The parent of a session keeps the reports open, so their end is its end; it
+# reports its number first, so that it can be killed if a program has stopped it.
 _KEEPER = r"""
 set -m
 trap : HUP INT QUIT TERM ALRM USR1 USR2
@@ -44,6 +46,7 @@ trap : HUP INT QUIT TERM ALRM USR1 USR2
 while :; do
     IFS= read -r name || exit
     (
+        echo "parent $BASHPID" >&9
         (
             ulimit -u {processes}
             exec setsid bash --norc --noprofile --noediting -i 9>&-
@@ -102,6 +105,16 @@ class Box:
         if self.ended.done():
             raise SandboxError(f"box {self.room.name} has ended")
         os.write(self._keeper, f"{name}\n".encode())
+
+    async def end_processes(self) -> None:
+        """End all that runs in the box but the keeper, which can start sessions afterwards."""
+        pause, most = ROUND_SECONDS
+        for _ in range(MOST_ROUNDS):  # what starts processes all the time is not ended at once
+            self.processes.signal(signal.SIGKILL, lambda process: True)
+            if self.ended.done() or not self.processes.all():
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
 
     async def close(self) -> None:
         """End all that runs in the box, and remove what it left. May be called twice."""

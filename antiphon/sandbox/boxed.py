@@ -1,6 +1,7 @@
 """Python programs in boxes: slower to start than forked ones, with whatever tools the box has."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections import Counter
@@ -9,15 +10,28 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from antiphon.errors import SandboxError, StallError
-from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage
+from antiphon.sandbox.base import (
+    LINK_READ,
+    LINK_WRITE,
+    Level,
+    Limits,
+    PythonSandbox,
+    Result,
+    Status,
+    Usage,
+    linked_limits,
+)
 from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import WORK, BoxConfig
+from antiphon.sandbox.box_config import CONTROL, WORK, BoxConfig
 from antiphon.sandbox.files import Files
 from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 
 T = TypeVar("T")
+
+_PROGRAM = "/tmp/program.py"  # in a box
+_COMMAND = f"PYTHONPATH={WORK} exec python3 -X utf8 {_PROGRAM}"
 
 
 class BoxedPython(PythonSandbox):
@@ -41,6 +55,13 @@ class BoxedPython(PythonSandbox):
         except (SandboxError, StallError, OSError) as error:
             return Result(status=Status.REFUSED, level=self.level, usage=Usage(seconds=0.0), detail=str(error))
 
+    def run_linked(self, judge: str, partner: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """Run two programs in two boxes, linked by named pipes that both see; see `PythonSandbox`."""
+        try:
+            return self._wait(self._run_linked(judge, partner, stdin, limits or self._config.limits))
+        except (SandboxError, StallError, OSError) as error:
+            return Result(status=Status.REFUSED, level=self.level, usage=Usage(seconds=0.0), detail=str(error))
+
     def close(self) -> None:
         """End the boxes."""
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -56,15 +77,39 @@ class BoxedPython(PythonSandbox):
             place = Files(box)
             for name, content in files.items():
                 await place.write(name, content)
-            await place.write("/tmp/program.py", program.encode("utf-8", "surrogateescape"))
-            written = Counter[int]()
+            return await _run_in(box, program, _COMMAND, stdin)
 
-            def count(stream: int, content: bytes) -> None:
-                written[stream] += len(content)
-                if written[stream] > limits.output:  # nothing that it does matters any more
-                    box.processes.signal(signal.SIGKILL, lambda process: True)
+    async def _run_linked(self, judge: str, partner: str, stdin: str, limits: Limits) -> Result:
+        configs = [replace(self._config, limits=each) for each in linked_limits(limits)]
+        async with (
+            await Box.start(self._rooms, configs[0], Waits()) as ours,
+            await Box.start(self._rooms, configs[1], Waits()) as theirs,
+        ):
+            for pipe in ("to_judge", "to_partner"):  # the same in both boxes
+                os.mkfifo(ours.room / pipe)
+                (ours.room / pipe).chmod(0o666)
+                os.link(ours.room / pipe, theirs.room / pipe)
+            # Each opens the pipes in this order, and waits until the other has.
+            streams = f"< {CONTROL}/to_partner > {CONTROL}/to_judge 2> /dev/null"
+            running = asyncio.create_task(_run_in(theirs, partner, f"{_COMMAND} {streams}", ""))
+            links = f"{LINK_WRITE}> {CONTROL}/to_partner {LINK_READ}< {CONTROL}/to_judge"
+            try:
+                return await _run_in(ours, judge, f"exec python3 -X utf8 {_PROGRAM} {links}", stdin)
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
 
-            command = f"PYTHONPATH={WORK} exec python3 -X utf8 /tmp/program.py"
-            typed = stdin.encode("utf-8", "surrogateescape")
-            result = await Session(box).run(command, stdin=typed, receive=count)
-            return replace(result, status=Status.OUTPUT_LIMIT, exit_code=None) if result.dropped else result
+
+async def _run_in(box: Box, program: str, command: str, stdin: str) -> Result:
+    """Run a program in a box to its end; more output than is kept ends it."""
+    await Files(box).write(_PROGRAM, program.encode("utf-8", "surrogateescape"))
+    written = Counter[int]()
+
+    def count(stream: int, content: bytes) -> None:
+        written[stream] += len(content)
+        if written[stream] > box.config.limits.output:  # nothing that it does matters any more
+            box.processes.signal(signal.SIGKILL, lambda process: True)
+
+    typed = stdin.encode("utf-8", "surrogateescape")
+    result = await Session(box).run(command, stdin=typed, receive=count)
+    return replace(result, status=Status.OUTPUT_LIMIT, exit_code=None) if result.dropped else result

@@ -49,12 +49,14 @@ class Files:
         if len(content) > LARGEST:
             raise SandboxError(f"{path}: {len(content)} bytes are more than the {LARGEST} that are written at once")
         name = _quoted(path)
-        script = f'mkdir -p -- "$(dirname -- {name})" && cat > {name} && chmod {mode:o} -- {name}'
+        copy = f"dd of={name} bs=1M iflag=fullblock oflag=nonblock status=none"
+        script = f'mkdir -p -- "$(dirname -- {name})" && {_is_regular(path)} && {copy} && chmod {mode:o} -- {name}'
         await self._run(f"write {path}", script, stdin=content)
 
     async def read(self, path: str, largest: int = LARGEST) -> bytes:
         """What a file contains; an error if that is more than `largest` bytes."""
-        content = await self._run(f"read {path}", f"head -c {largest + 1} < {_quoted(path)}", output=largest + 1)
+        copy = f"dd if={_quoted(path)} bs=1M count={largest + 1} iflag=fullblock,count_bytes,nonblock status=none"
+        content = await self._run(f"read {path}", f"{_is_regular(path)} && {copy}", output=largest + 1)
         if len(content) > largest:
             raise SandboxError(f"read {path}: it is larger than {largest} bytes")
         return content
@@ -128,6 +130,13 @@ class Files:
             reason = result.stderr.strip() or result.detail or result.status
             raise SandboxError(f"{what}: {reason}")
         return result.raw(STDOUT)
+
+
+def _is_regular(path: str) -> str:
+    """A command that fails for what is there and no regular file, as a pipe, which might be opened for ever. What takes its
+    place afterwards is opened without waiting."""
+    name, what = _quoted(path), shlex.quote(f"{path}: it is no regular file")
+    return f"{{ [ ! -e {name} ] || [ -f {name} ] || {{ printf '%s\\n' {what} >&2; false; }}; }}"
 
 
 def _quoted(path: str) -> str:

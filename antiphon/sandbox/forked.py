@@ -4,7 +4,6 @@ A zygote has Python and the usual modules ready; a program costs a fork of it an
 """
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import marshal
@@ -17,9 +16,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
+from types import CodeType, MappingProxyType
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -27,8 +27,9 @@ from packaging.utils import canonicalize_name
 
 from antiphon.errors import ConfigError, UnsupportedError
 from antiphon.sandbox import cgroups, levels, zygote
-from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage
+from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage, linked_limits
 from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.memory_files import memory_file, payload_file
 
 START_SECONDS = 60.0  # a loaded machine, and packages that are slow to import
 GRACE_SECONDS = 30.0  # beyond a program's own time, after which its worker is taken for lost
@@ -43,11 +44,19 @@ class _Lost(Exception):
 class ForkedPython(PythonSandbox):
     """A `PythonSandbox` of pre-forked processes.
 
-    `level` is for tests, which want less than there is. `UnsupportedError` if this machine cannot give the minimum.
+    `level` is for tests, which want less than there is. `modules`: compiled code by the name under which programs find it
+    imported, of those that need one another the needed first. `UnsupportedError` if this machine cannot give the minimum.
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, level: Level | None = None) -> None:
+    def __init__(
+        self,
+        config: SandboxConfig | None = None,
+        *,
+        level: Level | None = None,
+        modules: Mapping[str, CodeType] = MappingProxyType({}),
+    ) -> None:
         config = config or SandboxConfig()
+        self._modules = modules
         self.level = level or levels.require(config.minimum_level)
         self._limits = config.limits.limits
         self._packages = locate(config.packages)
@@ -63,24 +72,73 @@ class ForkedPython(PythonSandbox):
         self, program: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, limits: Limits | None = None
     ) -> Result:
         """Run `program` as `__main__`; see `PythonSandbox`. `ValueError` for a file outside the working directory."""
-        limits, contents = limits or self._limits, {_inside(name): content for name, content in (files or {}).items()}
-        with (
-            _memory_file(marshal.dumps((program, contents))) as payload,
-            _memory_file(stdin.encode("utf-8", "surrogatepass")) as typed,
-        ):
+        contents = {_inside(name): content for name, content in (files or {}).items()}
+        with payload_file(program, contents) as payload:
+            return self._see_through(payload.fileno(), stdin, limits or self._limits)
+
+    def run_linked(self, judge: str, partner: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """Run two programs of separate workers, linked by pipes; see `PythonSandbox`."""
+        ours, theirs = linked_limits(limits or self._limits)
+        with contextlib.ExitStack() as stack:
+            payloads = [stack.enter_context(payload_file(program, {})).fileno() for program in (judge, partner)]
+            null = stack.enter_context(open(os.devnull, "wb")).fileno()
+            partner_reads, judge_writes = os.pipe()
+            judge_reads, partner_writes = os.pipe()
+            links = [partner_reads, judge_writes, judge_reads, partner_writes]
+
+            def close_links() -> None:
+                while links:
+                    os.close(links.pop())
+
+            stack.callback(close_links)
             try:
-                worker, outputs = self._begin(limits, [payload.fileno(), typed.fileno()])
+                worker = self._begin(theirs, [payloads[1], partner_reads, partner_writes, null])
             except _Lost as error:
                 return self._refuse(str(error))
-            try:
-                report, stdout, stderr = outputs.collect(worker, limits)
-            except _Lost as error:
-                self._drop(worker)
-                return self._refuse(str(error))
-            finally:
-                outputs.close()
+            result = self._see_through(payloads[0], stdin, ours, [judge_reads, judge_writes], begun=close_links)
+            close_links()
+            problem = self._stop(worker)
+        return self._refuse(problem) if problem else result
+
+    def _see_through(
+        self,
+        payload: int,
+        stdin: str,
+        limits: Limits,
+        links: Sequence[int] = (),
+        begun: Callable[[], object] = lambda: None,
+    ) -> Result:
+        """Run the program of `payload` to its end; `begun` is called when it has its descriptors."""
+        outputs = _Outputs()
+        try:
+            with memory_file(stdin.encode("utf-8", "surrogatepass")) as typed:
+                worker = self._begin(limits, [payload, typed.fileno(), *outputs.write_ends, *links])
+        except _Lost as error:
+            outputs.close()
+            return self._refuse(str(error))
+        begun()
+        outputs.close_write_ends()
+        try:
+            report, stdout, stderr = outputs.collect(worker, limits)
+        except _Lost as error:
+            self._drop(worker)
+            return self._refuse(str(error))
+        finally:
+            outputs.close()
         self._give_back(worker)
         return self._result(report, stdout, stderr, limits)
+
+    def _stop(self, worker: "_Worker") -> str:
+        """End what a worker runs; why it could not run it, or nothing."""
+        try:
+            with contextlib.suppress(OSError):
+                worker.control.send(b"stop")
+            report = _answer(worker.control, "the worker")
+        except _Lost as error:
+            self._drop(worker)
+            return str(error)
+        self._give_back(worker)
+        return f"the program could not be started: {report['problem']}" if report["problem"] else ""
 
     def close(self) -> None:
         """End whatever runs. Twice is once."""
@@ -102,22 +160,20 @@ class ForkedPython(PythonSandbox):
 
     # --- workers ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, limits: Limits, inputs: list[int]) -> "tuple[_Worker, _Outputs]":
-        """Have a worker start the program. A worker or zygote that had died before costs nothing but a new one."""
+    def _begin(self, limits: Limits, descriptors: list[int]) -> "_Worker":
+        """Have a worker start a program; `descriptors`: its payload, its three streams, and links to another program. A worker
+        or zygote that had died before costs nothing but a new one."""
         message = json.dumps(asdict(limits)).encode()
         while True:
             worker, fresh = self._take()
-            outputs = _Outputs()
             try:
-                socket.send_fds(worker.control, [message], [*inputs, *outputs.write_ends])
+                socket.send_fds(worker.control, [message], descriptors)
             except OSError as error:
-                outputs.close()
                 self._drop(worker)
                 if fresh:
                     raise _Lost(f"a new worker died: {error}") from error
                 continue
-            outputs.close_write_ends()
-            return worker, outputs
+            return worker
 
     def _take(self) -> "tuple[_Worker, bool]":
         """An idle worker, or a new one, and whether it is new."""
@@ -143,7 +199,7 @@ class ForkedPython(PythonSandbox):
         return self._zygote.start_worker()
 
     def _start_zygote(self) -> "_Zygote":
-        return _Zygote(self.level, self._packages)
+        return _Zygote(self.level, self._packages, self._modules)
 
     def _give_back(self, worker: "_Worker") -> None:
         with self._lock:
@@ -214,20 +270,6 @@ def _inside(name: str) -> str:
     return name
 
 
-def _memory_file(content: bytes) -> Any:
-    """A file in memory that holds `content` and can no longer be changed, open at its begin."""
-    descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller's
-    view = memoryview(content)
-    while view:
-        view = view[file.write(view) :]
-    file.seek(0)
-    fcntl.fcntl(
-        file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    )
-    return file
-
-
 def locate(names: tuple[str, ...]) -> dict[str, str]:
     """The top-level files of installed distributions and of what they require: name -> path; `ConfigError` for one that is not
     installed."""
@@ -255,19 +297,19 @@ def locate(names: tuple[str, ...]) -> dict[str, str]:
 class _Zygote:
     """The process that forks workers."""
 
-    def __init__(self, level: Level, packages: Mapping[str, str]) -> None:
+    def __init__(self, level: Level, packages: Mapping[str, str], modules: Mapping[str, CodeType]) -> None:
         self._scratch = "" if level >= Level.ISOLATED else tempfile.mkdtemp(prefix="antiphon-sandbox-")
         if self._scratch:
             os.chmod(self._scratch, 0o711)  # programs with users of their own reach their directories below it
         self._group: Path | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_SECONDS)
-        with theirs:
+        with theirs, memory_file(marshal.dumps(dict(modules))) as code:
             self.process = subprocess.Popen(
-                levels.python_command("antiphon.sandbox.zygote", f"main({theirs.fileno()})"),
+                levels.python_command("antiphon.sandbox.zygote", f"main({theirs.fileno()}, {code.fileno()})"),
                 env=_ENVIRONMENT,
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), code.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

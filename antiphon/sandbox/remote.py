@@ -26,6 +26,8 @@ class Program(BaseModel):
     files: dict[str, str] = Field(default_factory=dict)
     limits: Limits | None = None
     """Of each is given what the service allows, where that is less."""
+    partner: str = ""
+    """A program that is linked to this one, if it is a judge: see `PythonSandbox.run_linked`."""
 
     @classmethod
     def of(cls, program: str, stdin: str, files: Mapping[str, bytes], limits: Limits) -> Self:
@@ -33,6 +35,16 @@ class Program(BaseModel):
         texts = [_encode(text.encode("utf-8", "surrogatepass")) for text in (program, stdin)]
         named = {name: _encode(content) for name, content in files.items()}
         return cls(program=texts[0], stdin=texts[1], files=named, limits=limits)
+
+    @classmethod
+    def of_two(cls, judge: str, partner: str, stdin: str, limits: Limits) -> Self:
+        """A judge and the program that is linked to it."""
+        text = _encode(partner.encode("utf-8", "surrogatepass"))
+        return cls.of(judge, stdin, {}, limits).model_copy(update={"partner": text})
+
+    def linked(self) -> str:
+        """The program that is linked to this one, or nothing; `ValueError` for what is not in base64."""
+        return _decode(self.partner).decode("utf-8", "surrogatepass")
 
     def contents(self) -> tuple[str, str, dict[str, bytes]]:
         """Program, standard input and files; `ValueError` for what is not in base64."""
@@ -77,13 +89,20 @@ class RemotePython(PythonSandbox):
     ) -> Result:
         """See `PythonSandbox`."""
         limits = limits or self._config.limits.limits
-        body = Program.of(program, stdin, files or {}, limits).model_dump_json()
+        return self._send(Program.of(program, stdin, files or {}, limits), limits.seconds)
+
+    def run_linked(self, judge: str, partner: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """Have the service run two programs that are linked there; see `PythonSandbox`."""
+        limits = limits or self._config.limits.limits
+        return self._send(Program.of_two(judge, partner, stdin, limits), limits.seconds)
+
+    def _send(self, program: Program, seconds: float) -> Result:
         try:
             answer = self._client.post(
                 PATH,
-                content=body,
+                content=program.model_dump_json(exclude_defaults=True),
                 headers={"Content-Type": "application/json"},
-                timeout=limits.seconds + PATIENCE_SECONDS,
+                timeout=seconds + PATIENCE_SECONDS,
             )
             told = answer.json()
             if answer.is_error:

@@ -42,6 +42,19 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "ioprio_set": (251, 30),
+    # asynchronous I/O: the whole machine shares its contexts (fs.aio-max-nr), and no limit of a process counts them
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
+    "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292),
+    # watches: all processes of a user share a few (fs.inotify.max_user_instances), and boxes may share a user
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    # writes out what all of the machine has written, and waits for it
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     # large and often faulty parts of the kernel
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -126,6 +139,7 @@ _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
 }
 # Of these only some uses are denied: see `_conditions`.
 _CONDITIONAL = {
@@ -133,6 +147,7 @@ _CONDITIONAL = {
     "clone3": (435, 435),
     "ioctl": (16, 29),
     "socketpair": (53, 199),
+    "setsockopt": (54, 208),
     "prlimit64": (302, 261),
     "setpriority": (141, 140),
     "sched_setparam": (142, 118),
@@ -147,6 +162,7 @@ _ALL_NAMESPACES = (
     kernel.NEW_MOUNTS | kernel.NEW_CGROUP | kernel.NEW_UTS | kernel.NEW_IPC | kernel.NEW_USER | kernel.NEW_PIDS
 ) | kernel.NEW_NETWORK
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_SOL_SOCKET, _SO_ATTACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 1, 26, 51
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
@@ -184,6 +200,11 @@ def _conditions(name: str) -> list[_Instruction]:
         stream, packets, unix = 1, 5, 1
         kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 2, 0, stream), (_EQUAL, 1, 0, packets), _DENY, _ALLOW]
         return _only_if(0, unix) + kind
+    if name == "setsockopt":  # filters of sockets: the whole machine shares the memory of compiled ones (bpf_jit_limit)
+        return [
+            *(_argument(1), (_EQUAL, 1, 0, _SOL_SOCKET), _ALLOW, _argument(2)),
+            *((_EQUAL, 2, 0, _SO_ATTACH_FILTER), (_EQUAL, 1, 0, _SO_ATTACH_REUSEPORT_CBPF), _ALLOW, _DENY),
+        ]
     if name == "socket":
         unix, internet = 1, 2
         return [_argument(0), (_EQUAL, 2, 0, unix), (_EQUAL, 1, 0, internet), _DENY, _ALLOW]
@@ -203,12 +224,15 @@ def docker_profile() -> str:
         "socket": [_compare(0, "GT", max(unix, internet))],
         "setpriority": [_compare(0, "NE", 0), _compare(1, "NE", 0)],
     }
-    del conditions["clone3"]
+    del conditions["clone3"], conditions["setsockopt"]
+    of_sockets = [_compare(1, "EQ", _SOL_SOCKET)]
+    filters = [[*of_sockets, _compare(2, "EQ", each)] for each in (_SO_ATTACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF)]
     denied = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
     rules = [
         {"names": [name for name in _DENIED if name not in conditions], **denied},
         {"names": ["clone3"], **denied, "errnoRet": errno.ENOSYS},
         *({"names": [name], "args": [each], **denied} for name, every in conditions.items() for each in every),
+        *({"names": ["setsockopt"], "args": both, **denied} for both in filters),
     ]
     architecture = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")[kernel.machine()]
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": rules})

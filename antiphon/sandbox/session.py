@@ -17,7 +17,7 @@ from pathlib import Path
 from antiphon.errors import SandboxError, StallError
 from antiphon.sandbox.base import Result, Status, Usage
 from antiphon.sandbox.box import Box
-from antiphon.sandbox.shell import STDERR, STDOUT, Command, Receive, Shell
+from antiphon.sandbox.shell import GRACE_SECONDS, STDERR, STDOUT, STOP_SECONDS, Command, Receive, Shell
 
 SIGNALLED = 128  # exit codes above this one are how a shell says that a signal ended what it waited for
 LINGERING = 16  # commands whose jobs in the background may still write; of one more, the oldest gets SIGPIPE
@@ -114,15 +114,16 @@ class Session:
         """Wait for the end of a command, or bring it about."""
         loop = asyncio.get_running_loop()
         begun, used, status, kills = loop.time(), shell.cpu_seconds, Status.OK, self._box.memory_kills()
+        end = None  # of the time that the shell has to come back from a stop
         try:
             try:
                 await self._box.wait(asyncio.shield(command.finished), "command", seconds)
             except StallError:
-                status = Status.TIMEOUT
-                await shell.stop()
+                status, end = Status.TIMEOUT, loop.time() + STOP_SECONDS
+                await shell.stop(end)
             command.settle()
             if command.interrupted:
-                await shell.settle()
+                await shell.settle(loop.time() + GRACE_SECONDS if end is None else end)
         except BaseException:  # cancelled, or the box is lost: nothing must be left that a later command could meet
             command.settle()
             command.close()

@@ -32,6 +32,10 @@ from antiphon.waits import fail, succeed
 
 STDOUT, STDERR = 1, 2
 GRACE_SECONDS = 10.0  # for a shell to come back after an interrupt, on a machine that may be loaded
+STOP_SECONDS = (
+    1.25  # the same after the time of a command has run out: what it does costs its caller no more than 2 s beyond
+)
+KILL_SECONDS = 0.25  # for the end of a shell that was killed to be reported; after that it is taken for ended
 ROUND_SECONDS = 0.02, 0.5  # between two rounds of signals: at first, and at most
 AGAIN_SECONDS = 1.0  # between two interrupts of a process
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
@@ -111,6 +115,7 @@ class Shell:
         self.ready: asyncio.Future[int] = loop.create_future()  # with its number in the box
         self.gone: asyncio.Future[int | None] = loop.create_future()  # with its exit code, if that is known
         self._box = box
+        self._parent = 0  # its number in the box, which it reports; 0: not yet
         self._command: Command | None = None
         self._code = 0  # of the command before
         self._synced = ""
@@ -167,10 +172,11 @@ class Shell:
             self._box.processes.signal(signal.SIGINT, wanted)
             self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
 
-        await self._in_rounds(command, act)
+        await self._in_rounds(command, act, asyncio.get_running_loop().time() + GRACE_SECONDS)
 
-    async def stop(self) -> None:
-        """End the command under way and all its process groups, and the shell if it does not come back from that."""
+    async def stop(self, end: float) -> None:
+        """End the command under way and all its process groups, and the shell if it has not come back from that at `end`, by
+        the clock of the event loop."""
         command, shell = self._command, self.ready.result()
         assert command is not None
         command.interrupted = True
@@ -181,31 +187,37 @@ class Shell:
             self._box.processes.signal(signal.SIGKILL, self._is_of_command)
             self._tell(_END, nonce=command.nonce)  # the interrupt may have hit the report
 
-        await self._in_rounds(command, kill)
+        await self._in_rounds(command, kill, end)
         if not command.finished.done():
-            self.kill()
-            await self._box.wait(asyncio.shield(command.finished), "kill")
+            await self._replace()
 
-    async def settle(self) -> None:
-        """After an interrupt: see that the shell is there, and has read all that it was told."""
+    async def settle(self, end: float) -> None:
+        """After an interrupt: see that the shell is there, and has read all that it was told; kill it if that is not so at
+        `end`, by the clock of the event loop."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + GRACE_SECONDS
+        pause = max(KILL_SECONDS, (end - loop.time()) / 4)
         while not self.gone.done():
-            if loop.time() >= end:
-                self.kill()
-                await self._box.wait(asyncio.shield(self.gone), "kill")
-                return
             nonce, self._waking = secrets.token_hex(8), loop.create_future()
             self._tell(_SYNC, nonce=nonce)
-            await self._within(GRACE_SECONDS / 4, self._waking)
+            await self._within(pause, self._waking)
             if self._synced == nonce:
                 return
+            if loop.time() >= end:
+                await self._replace()
 
     def kill(self) -> None:
-        """Kill the shell and all of its session."""
+        """Kill the shell and all of its session, and the parent that reports its end: a program may have stopped that one."""
         if self._started and not self._box.ended.done():
-            number = self.ready.result()
-            self._box.processes.signal(signal.SIGKILL, lambda process: process.session == number)
+            number, parent = self.ready.result(), self._parent
+            self._box.processes.signal(
+                signal.SIGKILL, lambda process: process.session == number or process.pid == parent
+            )
+
+    async def _replace(self) -> None:
+        """Kill a shell that does not come back. It has ended, then, whatever the box reports."""
+        self.kill()
+        await self._within(KILL_SECONDS, self.gone)
+        self._end(None)
 
     def close(self) -> None:
         """Kill it, and close what it was spoken to with. May be called twice."""
@@ -219,10 +231,9 @@ class Shell:
         with suppress(StallError):
             await self._box.wait(asyncio.shield(future), "stop", seconds)
 
-    async def _in_rounds(self, command: Command, act: Callable[[], None]) -> None:
-        """Act until the command has ended or had its time: it may start processes while it is being stopped."""
+    async def _in_rounds(self, command: Command, act: Callable[[], None], end: float) -> None:
+        """Act until the command has ended, or until `end`: it may start processes while it is being stopped."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + GRACE_SECONDS
         pause, most = ROUND_SECONDS
         while not command.finished.done() and loop.time() < end:
             act()
@@ -257,7 +268,14 @@ class Shell:
         """Note a report. What is none, or is about a command that is over, is passed over."""
         command = self._command
         match words:
+            case ["parent", number] if number.isdigit() and not self._parent:
+                self._parent = int(number)
             case ["ready", number] if number.isdigit():
+                for pipe in (
+                    self._box.room / "keeper",
+                    self._paths[0],
+                ):  # both are open: nobody else is to read from them
+                    pipe.chmod(0)
                 succeed(self.ready, int(number))
             case ["begin", nonce, last] if command and nonce == command.nonce and last.isdigit():
                 command.last = int(last)

@@ -13,6 +13,7 @@ is closed or the process that asks is gone.
 """
 
 import contextlib
+import fcntl
 import gc
 import json
 import marshal
@@ -34,11 +35,13 @@ from typing import Any, NoReturn
 
 from antiphon.sandbox import cgroups, kernel, seccomp
 from antiphon.sandbox.base import Level, Limits
+from antiphon.sandbox.execution import execute
 
 WORK = "/tmp/work"  # of a program in the private root
 PACKAGES = "/packages"
 UIDS = range(60578, 61184)  # that neither systemd nor the usual tools give out
 OPEN_FILES = 256
+FIRST_LINK = 3  # after the standard streams
 LARGEST_MESSAGE = 1 << 16
 
 # What most programs import; each costs every fork the time to copy its pages.
@@ -67,13 +70,14 @@ class Setup:
     """Directory below which programs work at levels 1 and 2; at level 3 there is none."""
 
 
-def main(descriptor: int) -> None:
-    """Serve the process on the other side of the socket until it closes it."""
+def main(descriptor: int, modules: int) -> None:
+    """Serve the process on the other side of the socket until it closes it. `modules`: descriptor of a file with the names of
+    modules and their compiled code, marshalled, which programs find imported."""
     connection = socket.socket(fileno=descriptor)
     setup = Setup(**json.loads(connection.recv(LARGEST_MESSAGE)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        zygote = _Zygote(setup)
+        zygote = _Zygote(setup, modules)
     except (OSError, ImportError) as error:
         connection.send(json.dumps({"problem": str(error)}).encode())
         return
@@ -87,7 +91,7 @@ def main(descriptor: int) -> None:
 class _Zygote:
     """Forks workers, and clears up behind them."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, modules: int) -> None:
         self._setup = setup
         self._asking = os.pidfd_open(setup.asking)
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
@@ -102,9 +106,15 @@ class _Zygote:
         sys.path.extend(setup.paths)
         for name in (*_USUAL.split(), *setup.imports):
             __import__(name)
+        with open(modules, "rb") as file:
+            given = {name: (types.ModuleType(name), code) for name, code in marshal.load(file).items()}
+        for module, code in given.values():
+            sys.modules[module.__name__] = module
+            exec(code, vars(module))
         if setup.level >= Level.CONFINED:
             _filter(setup)  # made once, here
-        self._ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "antiphon"}
+        ours = [name for name in sys.modules if name.partition(".")[0] == "antiphon" and name not in given]
+        self._ours = {name: sys.modules.pop(name) for name in ours}
         self._base_memory = _own_memory(self._proc)
         gc.collect()
         gc.freeze()  # what is here already is not written to by a collection in a program, and so not copied
@@ -217,7 +227,7 @@ class _Worker:
         if self.setup.level < Level.ISOLATED:
             kernel.become_subreaper()
         while _wait([self.control.fileno(), self.asking]) == self.control.fileno():
-            message, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 4)
+            message, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 6)
             if not message:
                 return
             if descriptors:  # else it asks to stop what has ended by now
@@ -355,6 +365,7 @@ class _Program:
     descriptors: list[int]
     rules: list[int]  # for files, if they are restricted
     problem: int
+    links: list[int] = field(default_factory=list)  # to another program
 
     def run(self) -> NoReturn:
         try:
@@ -362,16 +373,20 @@ class _Program:
         except BaseException as error:  # noqa: BLE001 - named boundary: whatever it is, the program must not run
             os.write(self.problem, f"{type(error).__name__}: {error}".encode()[:4000])
             os._exit(1)
-        kernel.close_from(3)
-        _execute(program)
+        for number, descriptor in enumerate(self.links, FIRST_LINK):
+            os.dup2(descriptor, number)
+        kernel.close_from(FIRST_LINK + len(self.links))
+        execute(program)
 
     def _prepare(self) -> str:
         payload, *streams = self.descriptors
         with open(payload, "rb") as file:
             program, files = marshal.load(file)
         os.setsid()
-        for number, descriptor in enumerate(streams):
+        for number, descriptor in enumerate(streams[:FIRST_LINK]):
             os.dup2(descriptor, number)
+        # Their numbers may still be those of descriptors that are needed up to the end.
+        self.links = [fcntl.fcntl(each, fcntl.F_DUPFD, OPEN_FILES // 2) for each in streams[FIRST_LINK:]]
         if self.worker.group:
             self.worker.group.join()
         if self.worker.setup.level >= Level.CONFINED:
@@ -442,51 +457,3 @@ def _threads_of(uid: int) -> int:
         except OSError:
             continue
     return count
-
-
-def _execute(program: str) -> NoReturn:
-    """Run the program as Python runs `__main__`, and end the process, whatever the program made of `os`."""
-    end = os._exit
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    main_module = types.ModuleType("__main__")
-    sys.modules["__main__"] = main_module
-    sys.argv = ["program.py"]
-    sys.path.insert(0, "")
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        buffering = 1 if name == "stderr" else -1
-        stream = open(number, "w" if number else "r", buffering=buffering, closefd=False)  # noqa: SIM115 - for good
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    gc.enable()
-    code = 1
-    try:
-        exec(compile(program, "program.py", "exec", dont_inherit=True), main_module.__dict__)
-        code = 0
-    except SystemExit as error:
-        code = _exit_code(error)
-    except BaseException as error:  # noqa: BLE001 - named boundary: the program's own error, shown as Python shows it
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this function
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        end(_finish(code))
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
-    return 1
-
-
-def _finish(code: int) -> int:
-    """What the interpreter does at its end: wait for threads, call what was registered, write what is buffered."""
-    import atexit
-    import threading
-
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-    except BaseException:  # noqa: BLE001 - named boundary: the program's own error
-        return 120
-    return code

@@ -169,11 +169,13 @@ def _drawn_faults(draw: np.random.Generator, agents: bool) -> list[dict[str, Any
 class _CheckedWaits(Waits):
     """Waits whose deadlines are looked at from outside: none may end later than it says."""
 
-    async def wait(self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float) -> T:
+    async def wait(
+        self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float, key: str = ""
+    ) -> T:
         """See `Waits.wait`."""
         began = asyncio.get_running_loop().time()
         try:
-            return await super().wait(awaitable, name=name, owner=owner, on=on, deadline=deadline)
+            return await super().wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)
         finally:
             waited = asyncio.get_running_loop().time() - began
             if waited > deadline + 1e-6:

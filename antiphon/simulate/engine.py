@@ -21,8 +21,8 @@ import numpy as np
 from pydantic import Field
 
 from antiphon.config import Config
-from antiphon.engines.base import Delta
-from antiphon.errors import AntiphonError, WeightsError, WorkerDied
+from antiphon.engines.base import Delta, require_runnable
+from antiphon.errors import AntiphonError, RequestError, WeightsError, WorkerDied
 from antiphon.types import (
     MIXED_CACHE,
     Completion,
@@ -41,6 +41,7 @@ RETURN = (
     256  # iterations that the cache must have room for before a sequence that gave way comes back, else it goes at once
 )
 SAMPLED = 1  # the token that all completions consist of
+UNBOUNDED = 1 << 62  # tokens of a sequence, and of the vocabulary
 
 
 class EngineSpeed(Config):
@@ -135,12 +136,18 @@ class SimulatedEngine:
 
     def start(self, request: GenerateRequest) -> "SimulatedGeneration":
         """See `InferenceEngine.start`."""
-        target = max(1, min(self._length(request) - _resumed(request), request.sampling.max_tokens))
         generation = SimulatedGeneration(self, request)
-        sequence = generation.sequence = _Sequence(request, next(self._orders), target, generation)
-        if self.dead is not None:
-            generation.fail(self.dead)
+        sequence = generation.sequence = _Sequence(request, next(self._orders), 0, generation)
+        try:
+            if self.dead is not None:
+                raise self.dead
+            if request.id in self._known:
+                raise RequestError(f"request {request.id!r} is already running")
+            require_runnable(request, UNBOUNDED, UNBOUNDED, decodes=True)
+        except AntiphonError as error:
+            generation.fail(error)
             return generation
+        sequence.target = max(1, min(self._length(request) - _resumed(request), request.sampling.max_tokens))
         self._known[request.id] = sequence
         heapq.heappush(self._queue, (sequence.place, sequence))
         if len(self._running) < self.capacity:
@@ -509,7 +516,8 @@ class SimulatedGeneration:
 
     def abort(self) -> None:
         """See `GenerationHandle.abort`."""
-        self._engine.abort(self.request.id)
+        if not self._completion.done() or self._completion.cancelled():  # else another may have its id
+            self._engine.abort(self.request.id)
 
     def finish(self, completion: Completion) -> None:
         """The engine is done with it."""

@@ -106,7 +106,7 @@ def scenario_of(
         steps=WARM_UP + min(max(steps, STEPS[0]), STEPS[1]),
         rollout=rollout.model_copy(update=no_deadlines),
         algorithm=config.algorithm,
-        training=config.learner,
+        training=config.learner.model_copy(update={"timeout": FOREVER}),
         engines=EnginesConfig(
             count=engines or config.engine.replicas,
             lent=lent,

@@ -104,6 +104,7 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
     record = config.record.model_copy(update={"events": True, "trackers": ()})
     evaluation = config.evaluation.model_copy(update={"every": 0, "minimum_accuracy": 0.0})
     plain: dict[str, Any] = {"placement": PlacementConfig(), "name": f"{config.name}{PROBE}"}
+    plain["checkpoint"] = config.checkpoint.model_copy(update={"every": 0})
     changed = config.model_copy(update={**plain, "record": record, "evaluation": evaluation})
     directory, groups = asyncio.run(_measure(changed, seconds))
     with directory.events.open(encoding="utf-8") as lines, directory.metrics.open(encoding="utf-8") as metrics:

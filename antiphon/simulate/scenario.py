@@ -90,7 +90,7 @@ class ScenarioConfig(Config):
     environment: EnvironmentConfig | None = None
     """The world of an agent; without one, an attempt is one answer."""
     faults: tuple[FaultConfig, ...] = ()
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig(every=0)
 
     def run_config(self, directory: Path) -> RunConfig:
         """The configuration of the run that is simulated."""

@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from antiphon.types import Message, Prompt, Score, Turn
@@ -41,9 +42,10 @@ class GroupReward(Protocol):
 
 
 def as_score(verdict: Any) -> Score:
-    """What a reward returned, as a score; `TypeError` if it is neither that nor a number."""
+    """Return a reward's verdict as a score of plain floats; `TypeError` if it is neither a score nor a number."""
     if isinstance(verdict, Score):
-        return verdict
+        parts = {str(name): float(value) for name, value in verdict.parts.items()}
+        return replace(verdict, parts=parts, turns=tuple(map(float, verdict.turns)))
     if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
         raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
     return Score.of(float(verdict))

@@ -96,7 +96,8 @@ class AgentConfig(Config):
     it would ask any model, in the way of OpenAI or of Anthropic."""
 
     function: str = ""
-    """package.module:function, called with (base_url, api_key, prompt), plain or `async`."""
+    """package.module:function, called with (base_url, api_key, prompt), plain or `async`; `base_url` is for
+    clients of OpenAI's and of Anthropic's protocol."""
     command: str = ""
     """Or a command for the shell, in a box; it finds the address, the key and the task in its environment."""
     image: str = ""

@@ -2,15 +2,17 @@
 
 A right answer scores higher than none and than nonsense; the same answer scores the same twice; no score lies outside the
 task's `reward_range`; and a grading takes at most half of its deadline. The right answer is the prompt's own, where its payload
-has one: under `response`, or under `answer`, as it is and in a box.
+has one: under `response`, or under `answer`, as it is and in a box. On request it is attacked, too, with the responses of
+`attacks`: one that is paid as the right answer is, or that takes too long to grade, is a hole.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from antiphon.tasks.attacks import attacks, has_tests
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.types import Message, Prompt, Score, ScoreStatus
@@ -32,6 +34,8 @@ class Finding:
     garbage: float | None
     seconds: float  # of the slowest
     problems: tuple[str, ...]
+    attacks: int = 0
+    holes: tuple[str, ...] = ()  # causes of the attacks that were paid, each once, and what they cost
 
 
 def oracles(prompt: Prompt) -> list[str]:
@@ -43,8 +47,10 @@ def oracles(prompt: Prompt) -> list[str]:
     return [] if answer is None else [str(answer), rf"\boxed{{{answer}}}"]
 
 
-async def check(task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig) -> Finding:
-    """Try the reward of `task` on `prompts`; its gradings go by `config`."""
+async def check(
+    task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig, *, attack: bool = False
+) -> Finding:
+    """Try the reward of `task` on `prompts`, and with `attack` the attacks on it; its gradings go by `config`."""
     loop, slowest = asyncio.get_running_loop(), 0.0
     scores: dict[str, list[Score]] = {"oracle": [], "empty": [], "garbage": []}
     again: list[tuple[Score, Score]] = []
@@ -71,7 +77,43 @@ async def check(task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, confi
         problems.append(
             f"a grading took {slowest:.2f} s, of the {config.deadline:g} s that it may take (grading.deadline)"
         )
-    return Finding(task=task.name, gradings=len(every), seconds=slowest, problems=tuple(problems), **means)
+    found = Finding(
+        task=task.name,
+        gradings=len(every),
+        oracle=means["oracle"],
+        empty=means["empty"],
+        garbage=means["garbage"],
+        seconds=slowest,
+        problems=tuple(problems),
+    )
+    return await _attack(found, task, prompts, grade, config) if attack and not problems else found
+
+
+async def _attack(
+    found: Finding, task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig
+) -> Finding:
+    """Grade every attack on every prompt, and add those that the reward falls for."""
+    loop, tried, holes = asyncio.get_running_loop(), 0, dict[str, str]()
+    for prompt in prompts:
+        most = _most(found, task, prompt)
+        for attack in attacks(prompt):
+            tried, began = tried + 1, loop.time()
+            score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", attack.response)]))
+            seconds = loop.time() - began
+            if most is not None and _value(score) >= most:
+                holes[attack.cause] = f"pays {score.value:.3g}, as for the right answer"
+            elif seconds > SLOW * config.deadline and not attack.cause.startswith("code:"):  # which may run that long
+                holes.setdefault(attack.cause, f"takes {seconds:.2f} s to grade")
+    return replace(found, attacks=tried, holes=tuple(f"{cause}: {what}" for cause, what in holes.items()))
+
+
+def _most(found: Finding, task: TaskConfig, prompt: Prompt) -> float | None:
+    """Return what a right answer is worth; None if nobody knows."""
+    if found.oracle is not None:
+        return found.oracle
+    if task.reward_range:
+        return task.reward_range[1]
+    return 1.0 if has_tests(prompt) else None
 
 
 def _value(score: Score) -> float:

@@ -19,6 +19,7 @@ loop's clock reaches a deadline.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -30,10 +31,22 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
-from antiphon.tasks.grading_worker import HEADER, Failed, Graded, Ready, SetUp, frame
+from antiphon.tasks.grading_worker import (
+    HEADER,
+    LONGEST_ANSWER,
+    Answer,
+    Failed,
+    Graded,
+    Ready,
+    SetUp,
+    decode_answer,
+    frame_order,
+)
 from antiphon.tasks.rewards import GROUP_REWARDS, REWARDS
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits, fail, succeed
@@ -56,6 +69,7 @@ _PROGRAM = (
 class _Grading:
     """One call of `score` or `score_group` under way."""
 
+    number: int
     task: str
     together: bool
     content: bytes
@@ -91,12 +105,12 @@ class _Worker:
     extra: bool = False  # there beyond those that are always there
     retired: bool = False  # it was ended for having nothing to do
 
-    async def read(self) -> Any:
-        """The next message; None when the process has closed its end."""
+    async def read(self) -> Answer | None:
+        """Return the next answer; None when the process has closed its end, or sent anything but an answer."""
         try:
             (length,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            return pickle.loads(await self.reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            return decode_answer(await self.reader.readexactly(length)) if length <= LONGEST_ANSWER else None
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             return None
 
     def kill(self) -> None:
@@ -162,6 +176,7 @@ class GradingPool:
         self._pace = BATCH_SECONDS  # seconds that a grading takes; at first one goes alone
         self._broken: BaseException | None = None
         self._dispatching = False
+        self._numbers = itertools.count()
         self.stats = GradingStats()
 
     async def __aenter__(self) -> Self:
@@ -193,8 +208,12 @@ class GradingPool:
     ) -> tuple[Score, ...]:
         """The final scores of siblings that have `scores`, by the task's reward of groups: of all, or of none."""
         graded = await self._grade(prompt, transcripts, scores)
-        judged = graded.score.status is ScoreStatus.SCORED
-        return graded.siblings if judged else (graded.score,) * len(transcripts)
+        if graded.score.status is not ScoreStatus.SCORED:
+            return (graded.score,) * len(transcripts)
+        if len(graded.siblings) != len(transcripts):
+            detail = f"the grading process gave {len(graded.siblings)} verdicts on {len(transcripts)} siblings"
+            return (Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail),) * len(transcripts)
+        return graded.siblings
 
     async def _grade(self, prompt: Prompt, *judged: Any) -> Graded:
         if self._broken is not None:
@@ -203,7 +222,9 @@ class GradingPool:
             content = pickle.dumps((prompt, *judged), pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise DataError(f"prompt {prompt.id} cannot be sent to a grading process: {error}") from error
-        grading = _Grading(prompt.task, len(judged) > 1, content, asyncio.get_running_loop().create_future())
+        grading = _Grading(
+            next(self._numbers), prompt.task, len(judged) > 1, content, asyncio.get_running_loop().create_future()
+        )
         self._pending.append(grading)
         self._dispatch_soon()
         # Each grading ahead may use up its deadline, twice if it kills its worker, and each time a worker must start.
@@ -265,7 +286,9 @@ class GradingPool:
         self._serving += 1
         try:
             self._now_idle(worker)
-            while (answer := await worker.read()) is not None:
+            while isinstance(answer := await worker.read(), Graded):
+                if not worker.batch or answer.number != worker.batch[0].number:
+                    break  # an answer to nothing that was asked
                 self._answered(worker, answer)
         finally:
             self._serving -= 1
@@ -304,7 +327,7 @@ class GradingPool:
         worker = _Worker(process, reader, writer, gpu)
         self._workers.add(worker)
         self.stats.processes += 1
-        writer.write(frame(SetUp(self._rewards, self._group_rewards, os.getpid())))
+        writer.write(frame_order(SetUp(self._rewards, self._group_rewards, os.getpid())))
         return worker
 
     async def _wait_ready(self, worker: _Worker) -> None:
@@ -386,7 +409,9 @@ class GradingPool:
                 worker.batch.extend(batch)
                 worker.since = asyncio.get_running_loop().time()
                 self._time(worker, self._config.deadline, self._look_at)
-                worker.writer.write(frame([(grading.task, grading.together, grading.content) for grading in batch]))
+                worker.writer.write(
+                    frame_order([(each.number, each.task, each.together, each.content) for each in batch])
+                )
         self._look_for_growth()
 
     def _now_idle(self, worker: _Worker) -> None:

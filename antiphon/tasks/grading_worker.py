@@ -1,7 +1,9 @@
 """A process that grades. It may hang, crash or be killed at any moment; the pool on the other side knows what to do.
 
-Frames on the socket are a length of 4 bytes and a pickle. First comes the set-up, answered by `Ready` or `Failed`; then
-batches, each answered by one `Score` an item, in order and at once: the answer to one item announces the next.
+Frames on the socket are a length of 4 bytes and a body. First comes the set-up, answered by `Ready` or `Failed`; then
+batches, each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. What the pool
+sends is a pickle. What a worker sends is MessagePack of these types and nothing else: it has seen a model's text, so the pool
+reads plain data from it and runs none of it.
 """
 
 import ctypes
@@ -16,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from antiphon.config import see_gpus
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
 from antiphon.tasks.rewards import build_group_reward, build_reward
@@ -23,6 +27,7 @@ from antiphon.tasks.suspicions import suspicions
 from antiphon.types import Prompt, Score, ScoreStatus
 
 HEADER = struct.Struct("!I")
+LONGEST_ANSWER = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +39,46 @@ class SetUp:
     parent: int  # process id
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """All rewards are built."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, tag=True):
     """A reward could not be built."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Graded:
+class Graded(msgspec.Struct, frozen=True, tag=True):
     """The verdict on one item, a transcript or a group; `raised` if the reward did not come to one itself."""
 
     score: Score  # of a group the first that is not scored, if there is one
     raised: bool = False
     siblings: tuple[Score, ...] = ()  # of a group that was judged
+    number: int = -1  # of the item, as the pool gave it
 
 
-def frame(message: Any) -> bytes:
-    """A message as it goes over the socket."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+Answer = Ready | Failed | Graded
+decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=float)  # numbers of numpy
+
+
+def frame(body: bytes) -> bytes:
+    """Return `body` as it goes over the socket."""
     return HEADER.pack(len(body)) + body
+
+
+def frame_order(order: Any) -> bytes:
+    """Encode what the pool sends to a worker."""
+    return frame(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+
+
+def _frame_answer(answer: Answer) -> bytes:
+    body = _ENCODER.encode(answer)
+    if len(body) > LONGEST_ANSWER:
+        detail = f"the verdict has {len(body)} bytes, more than {LONGEST_ANSWER}"
+        return _frame_answer(Graded(Score.ungraded(detail), raised=True, number=getattr(answer, "number", -1)))
+    return frame(body)
 
 
 def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> None:
@@ -81,12 +101,13 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
                     rewards[task, together] = build(name, options)
                 except Exception as error:  # named boundary: user code; the pool ends the run with this message
                     logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                    connection.sendall(frame(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
+                    connection.sendall(_frame_answer(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
                     return
-        connection.sendall(frame(Ready()))
+        connection.sendall(_frame_answer(Ready()))
         while (batch := _read(stream)) is not None:
-            for task, together, content in batch:
-                connection.sendall(_grade(_together if together else _alone, rewards[task, together], content))
+            for number, task, together, content in batch:
+                graded = _grade(_together if together else _alone, rewards[task, together], content)
+                connection.sendall(_frame_answer(msgspec.structs.replace(graded, number=number)))
 
 
 def _read(stream: Any) -> Any:
@@ -95,12 +116,12 @@ def _read(stream: Any) -> Any:
     return pickle.loads(stream.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 
 
-def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> bytes:
+def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> Graded:
     """Judge one pickled item. Here a reward's error becomes an ungraded score."""
     try:
-        return frame(how(reward, *pickle.loads(content)))
+        return how(reward, *pickle.loads(content))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
-        return frame(Graded(Score.ungraded(one_line(error)), raised=True))
+        return Graded(Score.ungraded(one_line(error)), raised=True)
 
 
 def _alone(reward: Reward, prompt: Prompt, transcript: Transcript) -> Graded:

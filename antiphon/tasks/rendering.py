@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
 
 from antiphon.errors import DataError
@@ -101,7 +100,7 @@ class Renderer:
             text = self._tokenizer.apply_chat_template(
                 plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, TypeError) as error:  # what a template says, or what it did not think of
+        except Exception as error:  # named boundary: a template is code of the model's, which may raise anything
             raise DataError(f"the chat template of {self.directory} refuses these messages: {error}") from error
         return cast(str, text)
 
@@ -112,7 +111,12 @@ class Renderer:
         return "".join(message.content + end.get(message.role, "") for message in messages)
 
     def _encode_anew(self, text: str, *, add_special_tokens: bool) -> IntArray:
-        tokens = np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
+        """Encode a text; `DataError` if the vocabulary has nothing for a part of it, or it is no Unicode text."""
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # named boundary: tokenizers raise plain exceptions
+            raise DataError(f"the tokenizer of {self.directory} cannot encode {text[:100]!r}: {error}") from error
+        tokens = np.asarray(ids, dtype=np.int32)
         tokens.setflags(write=False)  # it may be handed out again
         return tokens
 

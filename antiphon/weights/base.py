@@ -1,10 +1,14 @@
 """Moving weights: what is sent (a manifest of tensors in one flat buffer), the digest that both ends compute, and the seam
 behind which channels differ in how the buffer gets from one end to the other."""
 
+import fcntl
 import functools
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +33,7 @@ CHANNELS = Registry(
 )
 
 SHARED_MEMORY = Path("/dev/shm")
+LOCK = ".antiphon-lock"  # in a shared directory, locked for as long as the process lives that made it
 BUCKET_BYTES = 16 << 20  # unit of sending and of hashing
 
 
@@ -79,7 +84,8 @@ class WeightChannel(Protocol):
         """Make the tensors of now known as `version`; a shared (tied) tensor is sent once a name. Each is asked for in turn,
         when the one before is copied, so that no two that were put together are there at once. They may change as soon as this
         returns. With `adapters` they are what `weights.adapters.flat` makes of them, and receivers add them to the base.
-        No version follows before every receiver has the one before."""
+        No version follows before every receiver has the one before; until then it stays where engines that come later find it,
+        too."""
 
     @staticmethod
     def receive(update: WeightsUpdate) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -103,14 +109,64 @@ def weight_files(model: Path) -> list[Path]:
     return [model / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
 
 
-def shared_directory(name: str, parent: str = "") -> Path:
-    """A new directory in `parent`, by default in shared memory, or in the temporary folder where the platform has none. The
-    caller removes it. `ConfigError` if it cannot be made."""
+@contextmanager
+def shared_directory(name: str, parent: str = "") -> Iterator[Path]:
+    """Make a directory in `parent`, by default in shared memory, or in the temporary folder where the platform has none; remove
+    it at the end. Those that killed processes left there are removed, too. `ConfigError` if it cannot be made."""
+    remove_abandoned(parent)
     try:
-        return Path(
-            tempfile.mkdtemp(
-                prefix=f"antiphon-{name}-", dir=parent or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-            )
-        )
+        path, lock = _make_locked(name, parent)
     except OSError as error:
         raise ConfigError(f"weights.directory: nothing can be written to {parent!r}: {error.strerror}") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        os.close(lock)
+
+
+def remove_abandoned(parent: str = "") -> list[Path]:
+    """Remove this user's shared directories in `parent` whose processes have ended, however they did: the kernel unlocked them.
+    Return what was removed."""
+    removed = []
+    for lock in _place(parent).glob(f"antiphon-*/{LOCK}"):
+        with suppress(OSError):  # a process of its own has locked it, or it is another user's, or being removed
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(lock)
+                    removed.append(lock.parent)
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def _remove(lock: Path) -> None:
+    """Remove a shared directory, its lock last: without one nobody would remove what is left."""
+    for path in lock.parent.iterdir():
+        if path != lock:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.rmtree(lock.parent)
+
+
+def _make_locked(name: str, parent: str) -> tuple[Path, int]:
+    """A new directory, and the descriptor of its lock. Until that is locked, another process may take it for abandoned."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"antiphon-{name}-", dir=_place(parent)))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                continue
+            except OSError:  # this file system has no locks: then nobody takes it for abandoned either
+                pass
+            if (path / LOCK).exists() and os.path.samestat(os.fstat(descriptor), (path / LOCK).stat()):
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _place(parent: str) -> Path:
+    return Path(parent or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else tempfile.gettempdir()))

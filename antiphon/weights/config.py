@@ -1,5 +1,7 @@
 """Configuration of how weights travel. Importing it imports no torch."""
 
+from pydantic import Field
+
 from antiphon.config import Config
 
 
@@ -14,3 +16,6 @@ class WeightsConfig(Config):
     """Of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"
     """Address at which a learner that broadcasts is reached, and where its ranks meet; it listens there."""
+    timeout: float = Field(3600.0, gt=0.0)
+    """Seconds that the learner may take to publish a version, engines to load it, and shared devices to change hands; then the
+    run ends. With `rollout.on_update: drain`, engines load when their requests have ended."""

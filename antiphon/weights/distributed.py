@@ -5,13 +5,14 @@ there that have the version before, `PATIENCE` seconds at most after the first, 
 is new, or was torn away because another died, has a broadcast of its own. The group of those who take part is kept for as long
 as it is always the same.
 
-They find each other at a store of the learner's, which listens on the address of the exchange alone. It asks for no password:
-give another address than 127.0.0.1 on a network of your own only.
+They find each other at a store of the learner's, see `weights.rendezvous`. It listens on the address of the exchange alone, as
+does gloo, which carries the bytes and asks for no password: give another address than 127.0.0.1 on a network of your own only.
 """
 
 import itertools
-import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache
@@ -21,14 +22,17 @@ from uuid import uuid4
 import torch
 from torch import distributed
 
-from antiphon.errors import ConfigError, WeightsError
+from antiphon.errors import WeightsError
 from antiphon.points import reach
 from antiphon.types import WeightsUpdate
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Exchange
+from antiphon.weights.listeners import Listeners
+from antiphon.weights.rendezvous import RunStore, open_store
 from antiphon.weights.tensors import Memory, Named, lay, unlay
 
 PATIENCE = 1.0  # seconds that receivers wait for each other
 TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
+IDLE = timedelta(hours=1)  # that one wait for a request takes; nobody asks while a step is made
 TRIES = 4  # broadcasts that a receiver has a part in, for one version, before it gives up
 
 ASKED = "asked"  # the queue of those who ask: name, version, key of the answer
@@ -40,8 +44,8 @@ class Distributed:
 
     def __init__(self, exchange: Exchange) -> None:
         self._host = exchange.host
-        self._store, self._location = open_store(exchange.host, timedelta(days=365))  # nobody asks while a step is made
-        self._clock = self._store.clone()  # what waits at a store keeps everybody else from it
+        # Who is served before may die when it is joined, and once more in a broadcast.
+        self._store, self._location = open_store(exchange.host, 3 * TIMEOUT)
         self._held = threading.Lock()  # the copy, while it is made or broadcast
         self.copy = Memory()
         self._version = -1
@@ -65,7 +69,7 @@ class Distributed:
         group: Any = None
         members: list[str] = []
         for number in itertools.count():
-            keys = self._gather(number)
+            keys = self._gather()
             if group is None or members != sorted(keys):
                 group, name, members = None, f"group-{number}", sorted(keys)
             for rank, member in enumerate(members, 1):
@@ -80,21 +84,22 @@ class Distributed:
                 self._expected = set()  # who comes now is alone, and the next time with the others
                 self._served |= keys.keys()
 
-    def _gather(self, number: int) -> dict[str, str]:
+    def _gather(self) -> dict[str, str]:
         """Who has the next broadcast, and where each waits for the answer."""
         keys: dict[str, str] = {}
+        until = 0.0
         while not keys or self._expected - keys.keys():
-            member, version, key = self._store.queue_pop(ASKED).decode().split()
-            if member == self._location:  # it was the clock
-                if int(version) == number:
+            left = timedelta(seconds=max(0.0, until - time.monotonic())) if keys else IDLE
+            if (request := self._store.queue_pop(ASKED, left)) is None:
+                if keys:
                     break
-            elif int(version) != self._version:
+                continue
+            member, version, key = request.decode().split()
+            if int(version) != self._version:
                 self._store.set(key, TOO_LATE)
-            else:
-                if not keys:
-                    late = f"{self._location} {number} -"
-                    threading.Timer(PATIENCE, self._clock.queue_push, (ASKED, late)).start()
-                keys[member] = key
+                continue
+            until = until or time.monotonic() + PATIENCE
+            keys[member] = key
         return keys
 
 
@@ -102,11 +107,8 @@ class _Receiver:
     """An engine's end."""
 
     def __init__(self, location: str) -> None:
-        host, _, port = location.rpartition(":")
-        with socket.create_connection((host, int(port)), TIMEOUT.total_seconds()) as way:
-            self._host = way.getsockname()[0]
-        # Who is served before may die when it is joined, and once more in a broadcast.
-        self._store = distributed.TCPStore(host, int(port), is_master=False, timeout=3 * TIMEOUT)
+        self._store = RunStore(location, 3 * TIMEOUT)
+        self._host = self._store.own_host()
         self._name = uuid4().hex
         self._asked = itertools.count()
         self._group: tuple[str, Any] = "", None  # the last, with its name
@@ -134,36 +136,27 @@ class _Receiver:
         raise WeightsError(f"weights of version {update.version} did not arrive in {TRIES} broadcasts")
 
 
-def open_store(host: str, timeout: timedelta) -> tuple[Any, str]:
-    """A store at which processes meet, and its address: it listens there alone, where by itself it would on all addresses."""
-    try:
-        listener = socket.create_server((host, 0))
-    except OSError as error:
-        raise ConfigError(f"weights.host: {host!r} is no address of the learner's machine: {error}") from error
-    with listener:
-        port, descriptor = listener.getsockname()[1], listener.detach()
-    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
-    return distributed.TCPStore(host, port, timeout=timeout, **options), f"{host}:{port}"
-
-
 @cache
 def _receiver(location: str, thread: int) -> _Receiver:
     """One an engine: with `cluster.debug` they are threads of one process."""
     return _Receiver(location)
 
 
-@cache
-def _device(host: str) -> Any:
-    """What groups of this process listen with. One, as it must outlive what is on its way when a group ends."""
-    return distributed.ProcessGroupGloo.create_device(hostname=host)
+_devices: deque[Any] = deque(maxlen=2)  # a device must outlive what is on its way when its group ends
 
 
-def _join(store: Any, name: str, rank: int, size: int, host: str) -> Any:
-    """The group of that name, once all others have joined it."""
-    options = distributed.ProcessGroupGloo._Options()
+def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
+    """The group of that name, once all others have joined it. What it listens with is shut then."""
+    options, listeners = distributed.ProcessGroupGloo._Options(), Listeners()
+    with listeners.opened():
+        device = distributed.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
+    _devices.append(device)
     options._timeout = TIMEOUT
-    options._devices = [_device(host)]
-    return distributed.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, options)
+    options._devices = [device]
+    try:
+        return distributed.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, options)
+    finally:
+        listeners.shut()
 
 
 def _broadcast(group: Any, copy: torch.Tensor) -> None:

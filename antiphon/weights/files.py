@@ -62,4 +62,4 @@ class Files:
 def _outline(model: str) -> Any:
     """The model of a directory, without memory: it knows how files name its parts."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))

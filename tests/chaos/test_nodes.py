@@ -21,7 +21,7 @@ from tests.system.test_bad_input import is_worker, wait_for_line
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.ray,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'"),
 ]
 
 # On Linux all of 127/8 is this machine: each node has an address of its own, which no other machine reaches.

@@ -80,7 +80,7 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
 
 
 @pytest.mark.chaos
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 def test_a_run_whose_head_is_gone_goes_on_elsewhere(project):
     """From the run directory alone: in another folder, on another cluster, with other engines, on weights that come another
     way."""
@@ -96,6 +96,22 @@ def test_a_run_whose_head_is_gone_goes_on_elsewhere(project):
     assert "resuming after step" in resumed.stdout
     assert not audit(elsewhere / "run").violations
     assert json.loads((elsewhere / "run" / "summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("steps", [1, 12], ids=["in the first step", "later"])
+def test_a_run_is_resumed_with_default_checkpoints(project, steps):
+    """Killed as it publishes a step: what was trained on since the last checkpoint is undone, and no attempt counts twice."""
+    path, run = project.config(steps=15, rollout={"async_ratio": 1}), project.folder / "runs" / "run"
+    order = [sys.executable, "-c", KILLED, "publish", str(steps), "train", str(path)]
+    killed = subprocess.run(order, capture_output=True, timeout=240)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = project.run("train", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert not audit(run).violations
+    found = [(group, sibling) for _, group, sibling, *_ in trained(run)]
+    assert len(found) == len(set(found)) == 15 * 2 * 4
+    assert len(list((run / "checkpoints").iterdir())) == 2
 
 
 @pytest.mark.chaos

@@ -12,6 +12,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -50,7 +52,9 @@ from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 from tests.parity.workbench import Workbench
 
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 100}  # a pad has a row of the second half of ranks
 SHAPE = {
+    **SPECIAL,
     "vocab_size": 131,  # which no two ranks can divide evenly
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -62,6 +66,7 @@ SHAPE = {
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=8)),  # it scales its embedding
     "mixture": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16)
     ),
@@ -123,20 +128,26 @@ async def _spawn(cluster, kind):
 
 
 def samples():
-    """Groups whose siblings share a prompt, of many lengths; the engine of one has told more of its tokens."""
+    """Groups whose siblings share a prompt, of many lengths; the engine of one has told more of its tokens. Every special token
+    is in prompts and among those that were sampled."""
     rng = np.random.default_rng(5)
     groups = []
     for group in range(5):
         prompt = rng.integers(0, 131, 5 + 7 * group).astype(np.int32)
+        prompt[: len(SPECIAL)] = [*SPECIAL.values()]
         groups.append([])
         for sibling in range(3):
             count = int(rng.integers(2, 30))
+            tokens = rng.integers(0, 131, count).astype(np.int32)
+            tokens[-1 - len(SPECIAL) : -1] = [*SPECIAL.values()][
+                : count - 1
+            ]  # others follow, and so have their gradients
             request = GenerateRequest(
                 id=str(3 * group + sibling), tokens=prompt, sampling=Sampling(max_tokens=count, temperature=0.8)
             )
             delta = Delta(
                 request=request.id,
-                tokens=rng.integers(0, 131, count).astype(np.int32),
+                tokens=tokens,
                 logprobs=(-5 + rng.normal(0, 0.3, count)).astype(np.float32),
                 versions=np.zeros(count, np.int32),
                 streams=Streams({MIXED_CACHE: rng.random(count) < 0.5} if group == 1 else {}),
@@ -147,9 +158,11 @@ def samples():
 
 
 def batch_for(mesh):
-    return build_batch(
-        samples(), aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=90, ranks=mesh.data
-    )
+    """Of which a group has no advantage, and so is measured alone."""
+    *groups, last = samples()
+    groups.append([replace(sample, advantages=0 * sample.advantages) for sample in last])
+    how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": 90}
+    return build_batch(groups, skip_zero_advantage=True, ranks=mesh.data, **how)
 
 
 async def opened(members, model, mesh, **config):
@@ -249,10 +262,12 @@ QUICK = {
     ("qwen3", "pipeline 2"),
     ("llama", "pipeline 2, interleaved"),
     ("llama", "pipeline 2, tensor 2"),
+    ("gemma3", "tensor 2"),
     ("mixture", "shard 4, expert 2"),
 }
 CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
-    ("mixture", mesh) for mesh in ("shard 2", *OF_EXPERTS)
+    ("gemma3", "tensor 2"),
+    *(("mixture", mesh) for mesh in ("shard 2", *OF_EXPERTS)),
 ]
 
 
@@ -372,6 +387,16 @@ def test_updates_without_packs_move_nothing(bench, models):
 
 
 CRITICS = [{"shard": 2}, {"context": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]
+
+
+@pytest.mark.parametrize("mesh", ({"shard": 2}, {"replicate": 2}, {"tensor": 2}, {"pipeline": 2}), ids=str)
+def test_ranks_skip_an_update_that_is_not_finite(bench, models, mesh):
+    """All of them, also those whose own packs are as they should be; then the others move what they would have moved."""
+    runner, members = bench
+    for skipped, weights, expected in runner.run(on_mesh(members, models["llama"], mesh, "skip")):
+        assert skipped == [0, 1, 0, 0, 0]
+        for name in expected:
+            np.testing.assert_array_equal(weights[name], expected[name])
 
 
 @pytest.mark.parametrize(

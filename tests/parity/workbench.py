@@ -20,7 +20,7 @@ from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
 from antiphon.types import Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.base import Exchange
-from antiphon.weights.distributed import open_store
+from antiphon.weights.rendezvous import open_store
 from antiphon.workers import Worker
 
 Arrays = dict[str, np.ndarray]
@@ -101,6 +101,23 @@ class Workbench(Worker):
             self.learner.save(place)
         self.learner._writer.finish()
         return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()}, max(most)
+
+    def skip(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[float], Arrays, Arrays]:
+        """Updates that are skipped, of three of which the second is not finite on the first rank's packs alone; the weights
+        after these, and after the other two alone."""
+        (good,) = batch.updates
+        spoilt = tuple(replace(pack, coefficients=pack.coefficients * np.nan) for pack in good.packs[0])
+        bad = replace(good, packs=(spoilt, *good.packs[1:]))
+        start = {name: piece.detach().clone() for name, piece in self.learner.shards.pieces()}
+        weights, skipped = list[Arrays](), list[float]()
+        for updates in ((good, bad, good), (good, good)):
+            with torch.no_grad():
+                for name, piece in self.learner.shards.pieces():
+                    piece.copy_(start[name])
+            self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+            skipped += [self.learner._update(update)["skipped_updates"] for update in updates]
+            weights.append({name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()})
+        return skipped, *weights
 
     def publish(self, exchange: Exchange, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[WeightsUpdate, int]:
         """The weights; and how many tensors were whole at once, at most."""

@@ -1,4 +1,4 @@
-"""A docker image for the tests that need one."""
+"""A docker image for the tests that need one, and a run for those that only read one."""
 
 import os
 import re
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Project
+
 COMMANDS = (
-    "bash cat chmod cut dirname basename echo env find grep head id ls mkdir mknod mv nproc pgrep printf ps realpath rm"
+    "bash cat chmod cut dd dirname basename echo env find grep head id ls mkdir mknod mv nproc pgrep printf ps realpath"
 )
-COMMANDS += " sed seq setsid sh sleep tail tar test touch tr true unshare wc"
+COMMANDS += " rm sed seq setsid sh sleep tail tar test touch tr true unshare wc"
 IMAGE = "antiphon-test"
 START_SECONDS = 60
 
@@ -24,8 +26,6 @@ START_SECONDS = 60
 def docker_image(tmp_path_factory):
     """An image with Python and a few commands of this machine, for the docker that runs here; where only its programs are, and
     root may start them, for one of the tests' own."""
-    if shutil.which("docker") is None:
-        pytest.skip("docker is not installed")
     daemon = None
     if not _answers():
         if shutil.which("dockerd") is None or os.geteuid() != 0:
@@ -82,3 +82,12 @@ def _pack(archive: Path) -> None:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, model):
+    """A project with a run of two steps, and a checkpoint of each."""
+    project = Project(tmp_path_factory.mktemp("trained"), model)
+    done = project.run("train", project.config(evaluation={}, steps=2, checkpoint={"every": 1, "keep_every": 1}))
+    assert done.returncode == 0, done.stderr
+    return project

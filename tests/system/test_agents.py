@@ -1,7 +1,6 @@
 """Whole runs in environments: what they become, and environments that hang, raise, exit and return garbage."""
 
 import re
-import shutil
 import sqlite3
 import textwrap
 from pathlib import Path
@@ -31,6 +30,28 @@ CHAOS = """
                 case "garbage":
                     return "nothing of the kind"
             return "on", 1.0, True, False, {"state_key": "end", "valid": True, "effective": action != "", "success": True}
+
+        def close(self):
+            pass
+
+    class Silent:
+        # Now and then it has nothing to say, so that there is no prompt.
+        def reset(self, seed):
+            return random.SystemRandom().choice(["", "go"]), {}
+
+        def step(self, action):
+            return "", 1.0, True, False, {}
+
+        def close(self):
+            pass
+
+    class Shouts:
+        # Says more than any model reads.
+        def reset(self, seed):
+            return "go", {}
+
+        def step(self, action):
+            return "o" * 5000, 1.0, False, False, {}
 
         def close(self):
             pass
@@ -122,6 +143,29 @@ def test_environments_that_hang_raise_exit_and_return_garbage_hold_up_nothing_an
     assert last["reward/part/world/success"] == last["reward/part/world/valid"] == 1.0
 
 
+def test_an_environment_without_a_word_fails_its_attempt(worlds):
+    rollout = ROLLOUT | {"max_turns": 2, "max_attempts": 50}
+    tasks = in_world("Silent", reward="environment_return")
+    done = worlds.run("train", worlds.config(tasks=tasks, rollout=rollout))
+    assert done.returncode == 0, done.stderr
+    assert "engines left" not in done.stdout
+    with sqlite3.connect(worlds.folder / "runs" / "run" / "ledger.db") as ledger:
+        failures = {row[0] for row in ledger.execute("SELECT failure FROM attempts WHERE status = 'failed'")}
+    assert {failure.partition(":")[0] for failure in failures} == {"episode"}
+
+
+def test_what_no_model_can_read_is_not_trained_on(worlds):
+    tasks = in_world("Shouts", reward="environment_return")
+    config = worlds.config(tasks=tasks, rollout=ROLLOUT | {"max_turns": 5}, engine={"max_length": 20})
+    done = worlds.run("train", config)
+    assert done.returncode == 0, done.stderr
+    files = (worlds.folder / "runs" / "run" / "rollouts").glob("*.parquet")
+    trajectories = [each for file in files for each in read(file).values()]
+    assert max(len(segment.tokens) for each in trajectories for segment in each.segments) <= 20
+    assert all(each.meta.truncated for each in trajectories)
+    assert [line["length/truncated"] for line in worlds.metrics() if "length/truncated" in line] == [1.0] * 3
+
+
 @pytest.mark.parametrize("samples", ["trajectory", "turn", "joined"])
 def test_what_an_episode_becomes(worlds, samples):
     tasks = in_world("Counts", reward="environment_return")
@@ -195,9 +239,7 @@ def test_an_agent_that_fails_is_tried_again_and_never_worth_0(project):
     assert len(failures) == 1 and "the agent gave up" in failures.pop()
 
 
-@pytest.mark.skipif(
-    shutil.which("bwrap") is None or not Path("/usr/bin/python3").exists(), reason="boxes have no Python"
-)
+@pytest.mark.commands("bwrap", "/usr/bin/python3")
 def test_an_agent_that_is_a_command_in_a_box(project):
     source = textwrap.dedent(AGENTS)
     trajectories = played_by(project, {"command": f"python3 - <<'END'\n{source}\nEND"})

@@ -4,9 +4,12 @@ import json
 import math
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from transformers import (
@@ -23,6 +26,8 @@ from antiphon.algorithms.recipes import RECIPES
 from antiphon.config import import_folder, load
 from antiphon.errors import ConfigError, DataError
 from antiphon.record.audit import audit
+from antiphon.record.forensics import why
+from antiphon.record.trajectories import read
 from antiphon.run_config import RunConfig
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
 
@@ -211,3 +216,70 @@ def test_a_teacher_with_other_tokens_is_refused(project, tmp_path):
     (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(DataError, match="'a' is token"):
         train(project, algorithm="opd", teachers=[{"path": str(teacher)}])
+
+
+FAULTY = """
+import math
+from dataclasses import replace
+
+from antiphon.engines.native.open import open_engine as open_native
+
+FAULTS = [
+    lambda told: told * math.nan,
+    lambda told: told - math.inf,
+    lambda told: told + math.inf,
+    lambda told: 0 * told + 1.5,
+    lambda told: 0 * told - 9999.0,
+    lambda told: told[1:],
+]
+
+
+class Faulty:
+    # Of one request in eight, what it tells first are no log-probs.
+    def __init__(self, core):
+        self._core, self._count, self._faults = core, 0, {}
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+
+    def add(self, request):
+        self._core.add(request)
+        self._count += 1
+        if self._count % 8 == 0:
+            self._faults[request.id] = FAULTS[self._count // 8 % len(FAULTS)]
+
+    def step(self):
+        return [self._spoil(delta) for delta in self._core.step()]
+
+    def _spoil(self, delta):
+        fault = self._faults.pop(delta.request, None) if len(delta.tokens) else None
+        return replace(delta, logprobs=fault(delta.logprobs)) if fault else delta
+
+
+def open_engine(model, config, receive):
+    return Faulty(open_native(model, config, receive))
+"""
+
+
+@pytest.mark.parametrize("recipe", ["topr", "kimi"])
+def test_impossible_logprobs_are_never_trained_on(project, recipe):
+    (project.folder / "faulty.py").write_text(FAULTY)
+    given = sections(project, recipe)
+    given["rollout"] |= {"max_attempts": 50}
+    assert train(project, steps=8, engine={"kind": "faulty:open_engine", "device": "cpu"}, **given) == 0
+    directory = project.folder / "runs" / "run"
+    with closing(sqlite3.connect(directory / "ledger.db")) as ledger:
+        failed = ledger.execute("SELECT grp, sibling, try, failure FROM attempts WHERE failure IS NOT NULL").fetchall()
+        trained_files = {row[0] for row in ledger.execute("SELECT file FROM attempts WHERE status = 'trained'")}
+        names = set(ledger.execute("SELECT grp, sibling, try FROM attempts WHERE status = 'trained'"))
+    assert len(failed) >= 6
+    assert {failure.partition(":")[0] for *_, failure in failed} == {"engine"}
+    for file in trained_files:
+        for name, trajectory in read(directory / "rollouts" / file).items():
+            if tuple(name) in names:
+                told = np.concatenate([segment.logprobs[segment.loss_mask] for segment in trajectory.segments])
+                assert np.isfinite(told).all() and told.max() <= 0.01 and told.min() > -1000
+    assert all(math.isfinite(line["loss"]) for line in project.metrics() if "loss" in line)
+    *identity, failure = failed[0]
+    assert dict(why(directory, ".".join(map(str, identity))))["failure"] == failure
+    assert not audit(directory).violations

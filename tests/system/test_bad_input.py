@@ -13,7 +13,7 @@ from antiphon.config import load
 from antiphon.run_config import RunConfig
 from antiphon.simulate.chaos import Books
 
-NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 
 
 def error_of(done) -> str:
@@ -113,7 +113,8 @@ def test_a_run_that_exists(project):
 
 @pytest.mark.parametrize("worker", ["engine-0", "learner"])
 def test_a_worker_process_killed_in_mid_run(project, worker):
-    process = project.start("train", project.config(steps=100_000, rollout={"engine_restarts": 0}))
+    alone = {"rollout": {"engine_restarts": 0}, "checkpoint": {"every": 0}}  # nothing to go on with
+    process = project.start("train", project.config(steps=100_000, **alone))
     wait_for_line(process, "step ")
     victim = next(child for child in psutil.Process(process.pid).children(recursive=True) if is_worker(child, worker))
     victim.kill()

@@ -23,6 +23,8 @@ from antiphon.tasks.rewards.code import Code
 from antiphon.types import Message, Prompt
 from antiphon.waits import Waits
 
+pytestmark = pytest.mark.commands("docker")
+
 LIMITS = Limits(seconds=30, cpu_seconds=60, memory=256 << 20, file_size=16 << 20, disk=32 << 20, processes=40)
 
 

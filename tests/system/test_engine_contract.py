@@ -18,7 +18,7 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import AntiphonError, StateError, UnsupportedError, WeightsError, WorkerDied
+from antiphon.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
 from antiphon.seats import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
@@ -41,10 +41,10 @@ class Processes:
     tied = True
     layers = 2
     refuses = {
-        "native": ({"tokens": 2048}, "holds 2048"),
-        "vllm": ({"sampling": {"top_p": 0.9}}, "no top_p"),
-        "server": ({"sampling": {"top_p": 0.9}}, "no top_p"),
-        "sglang": ({"sampling": {"top_p": 0.9}}, "no top_p"),
+        "native": ({"tokens": 2048}, RequestError, "holds 2048"),
+        "vllm": ({"sampling": {"top_p": 0.9}}, UnsupportedError, "no top_p"),
+        "server": ({"sampling": {"top_p": 0.9}}, UnsupportedError, "no top_p"),
+        "sglang": ({"sampling": {"top_p": 0.9}}, UnsupportedError, "no top_p"),
     }
 
     def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
@@ -321,6 +321,50 @@ def test_weights_that_come_in_the_middle(world, mode):
     world.run(main())
 
 
+@pytest.mark.parametrize("mode", list(OnUpdate))
+def test_every_load_of_the_same_version_ends(world, mode):
+    """One after another, and at once; each when the weights that it brought are in use, or later ones."""
+    if mode not in world.modes:
+        pytest.skip("is refused")
+
+    async def main():
+        async with asyncio.timeout(120), world.engine() as engine:
+            await engine.load(world.update(1), mode)
+            await engine.load(world.update(1), mode)
+            running = engine.start(request("r", tokens=LONG))
+            await world.until_under_way(running)
+            again = world.update(1)
+            await asyncio.gather(engine.load(again, mode), engine.load(again, mode))
+            assert engine.version == 1
+            if mode is OnUpdate.DRAIN:
+                assert running.partial().finish is FinishReason.LENGTH or isinstance(world, Simulated)
+            check(await running.result(), LONG)
+            after = await engine.start(request("after")).result()
+        assert set(after.versions) == {1}
+
+    world.run(main())
+
+
+def test_a_load_ends_with_its_own_weights_in_use(world):
+    """Of the same version as the weights that are there: these are waited for no less."""
+    if isinstance(world, Simulated):
+        pytest.skip("simulated weights have a version and nothing else")
+
+    async def main():
+        async with asyncio.timeout(120), world.engine() as engine:
+            await engine.load(world.update(1), OnUpdate.DRAIN)
+            running = engine.start(request("r", tokens=LONG))
+            await world.until_under_way(running)
+            await engine.load(replace(world.update(2), version=1), OnUpdate.DRAIN)
+            assert running.partial().finish is FinishReason.LENGTH, "a load that drains ends after what runs"
+            asked = request("after")
+            after = await engine.start(asked).result()
+        drawn_by_two = replace(after, versions=np.full(len(after.tokens), 2, np.int32))
+        assert logprob_errors(world, asked, drawn_by_two).max() < EXACT
+
+    world.run(main())
+
+
 def logprob_errors(world, request: GenerateRequest, completion: Completion) -> np.ndarray:
     """How far each token's log-prob is from that of transformers, under the weights that the engine says drew it."""
     tokens = torch.tensor([[*request.tokens.tolist(), *completion.tokens.tolist()]])
@@ -483,14 +527,59 @@ async def test_an_engine_that_sleeps_takes_weights_and_what_is_asked_of_it_waits
             assert logprob_errors(world, each, completion).max() < EXACT
 
 
+INVALID = {  # for any engine
+    "no prompt": {"prompt": ()},
+    "no tokens": {"tokens": 0},
+    "fewer than no tokens": {"tokens": -3},
+    "half a token": {"sampling": {"max_tokens": 2.5}},
+    "temperature below 0": {"sampling": {"temperature": -1.0}},
+    "temperature nan": {"sampling": {"temperature": float("nan")}},
+    "temperature inf": {"sampling": {"temperature": float("inf")}},
+    "temperature that makes logits infinite": {"sampling": {"temperature": 1e-40}},
+    "temperature that is text": {"sampling": {"temperature": "hot"}},
+    "top_p 0": {"sampling": {"top_p": 0.0}},
+    "top_p above 1": {"sampling": {"top_p": 1.5}},
+    "top_k below 0": {"sampling": {"top_k": -1}},
+    "top_k beyond 64 bits": {"sampling": {"top_k": 1 << 70}},
+    "min_p above 1": {"sampling": {"min_p": 2.0}},
+    "seed that is no whole number": {"sampling": {"seed": 0.5}},
+    "stop that is no text": {"sampling": {"stop": ("\ud83d",)}},
+}
+TOO_MUCH = {  # for one whose model has an end
+    "token below 0": {"prompt": (5, -1)},
+    "token beyond the vocabulary": {"prompt": (5, VOCABULARY)},
+    "prompt longer than the model": {"prompt": (5,) * 2048},
+    "reply longer than the model": {"tokens": 2048},
+}
+
+
+@contract
+async def test_invalid_requests_fail_alone(world, engine):
+    running = engine.start(request("running", tokens=LONG))
+    for name, change in (INVALID | ({} if isinstance(world, Simulated) else TOO_MUCH)).items():
+        with pytest.raises(RequestError):
+            await engine.start(request(name, **change)).result()
+    for odd in (np.zeros((2, 2), np.int32), np.array([0.5]), [1, 2, 3]):
+        with pytest.raises(RequestError):
+            await engine.start(replace(request("odd"), tokens=odd)).result()
+    twin = engine.start(request("running"))
+    with pytest.raises(RequestError):
+        await twin.result()
+    twin.abort()
+    await engine.health()
+    check(await engine.start(request("next")).result(), 20)
+    check(await running.result(), LONG)
+
+
 @contract
 async def test_what_an_engine_cannot_do_as_asked_it_refuses(world, engine):
-    """Which is the end of the engine: the run should not have asked."""
+    """Of the request alone; the engine goes on."""
     if isinstance(world, Simulated):
         pytest.skip("simulated tokens can be had in any way")
-    change, match = world.refuses[world.kind]
-    with pytest.raises(UnsupportedError, match=match):
+    change, error, match = world.refuses[world.kind]
+    with pytest.raises(error, match=match):
         await engine.start(request("r", **change)).result()
+    check(await engine.start(request("next")).result(), 20)
 
 
 @contract

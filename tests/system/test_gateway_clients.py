@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import string
 import subprocess
@@ -86,7 +87,11 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(directory, tmp_path_factory):
     """Address and token of `antiphon serve`."""
-    token = tmp_path_factory.mktemp("token") / "token"
+    yield from serving(directory, tmp_path_factory.mktemp("token"))
+
+
+def serving(directory, folder):
+    token = folder / "token"
     token.write_text("open sesame".replace(" ", "-"))
     arguments = ["serve", str(directory), "port=0", "engine.slots=4", "engine.device=cpu", "--token-file", str(token)]
     process = subprocess.Popen(
@@ -109,6 +114,55 @@ def test_a_served_model_speaks_to_any_client_that_has_the_token(served):
     answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"x-api-key": token}, timeout=60)
     choice = answer.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("abcdefghij", "stop")
+
+
+@pytest.fixture(scope="module")
+def narrow(model, tmp_path_factory):
+    """A served model without a chat template, whose vocabulary has two letters and nothing for all others."""
+    directory = tmp_path_factory.mktemp("narrow") / "model"
+    shutil.copytree(model, directory)
+    letters = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2}, "<unknown>"))
+    letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<eos>").save_pretrained(directory)
+    yield from serving(directory, tmp_path_factory.mktemp("token"))
+
+
+ANSWERED = {"max_tokens": 3, "messages": [{"role": "user", "content": "ab"}]}
+REFUSED = {
+    "empty": {"messages": [{"role": "user", "content": ""}]},
+    "null": {"messages": [{"role": "user", "content": None}]},
+    "no parts": {"messages": [{"role": "user", "content": []}]},
+    "no content": {"messages": [{"role": "user"}]},
+    "empty parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}]}]},
+    "no messages": {"messages": []},
+    "outside of the vocabulary": {"messages": [{"role": "user", "content": "é"}]},
+    "stop that is no text": {"stop": [7], "stop_sequences": [7]},
+    "too long": {"messages": [{"role": "user", "content": "ab" * 600}]},
+    "no tokens": {"max_tokens": 0},
+    "negative tokens": {"max_tokens": -1},
+    "temperature below 0": {"temperature": -1},
+    "temperature nan": {"temperature": float("nan")},
+    "temperature that makes logits infinite": {"temperature": 1e-40},
+    "top_p above 1": {"top_p": 2},
+    "top_k": {"top_k": -2},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "other"), [("chat/completions", "messages"), ("messages", "chat/completions")])
+def test_an_invalid_request_leaves_the_server(narrow, path, other, stream):
+    address, token = narrow
+    with httpx.Client(base_url=f"{address}/v1/", headers={"x-api-key": token}, timeout=60) as client:
+        for name, changes in REFUSED.items():
+            body = json.dumps(ANSWERED | {"stream": stream} | changes)
+            answer = client.post(path, content=body)
+            assert answer.status_code == 400, (name, answer.text)
+            assert answer.json()["error"]["type"] == "invalid_request_error", name
+        surrogate = b'{"max_tokens": 3, "messages": [{"role": "user", "content": "\xed\xa0\xbd"}]}'
+        assert client.post(path, content=surrogate).status_code == 400
+        answers = [client.post(each, json=ANSWERED | {"stream": stream}) for each in (path, other)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert all("error" not in answer.text for answer in answers)
 
 
 def test_openai_on_a_served_model(served):
@@ -198,7 +252,7 @@ def openai_agent(base_url, key, prompt):
 
 def anthropic_agent(base_url, key, prompt):
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=key, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=base_url, api_key=key, max_retries=0) as client:
         converse_anthropic(client)
 
 

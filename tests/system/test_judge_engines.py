@@ -160,7 +160,8 @@ SEES = """
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_judge_that_is_killed_is_replaced_as_often_as_allowed(project, restarts):
     """Then the run ends, and says why: not that nothing is graded any more."""
-    process = project.start("train", config(project, steps=60, rollout={"engine_restarts": restarts}))
+    settings = {"rollout": {"engine_restarts": restarts}, "checkpoint": {"every": 0}}  # nothing to go on from
+    process = project.start("train", config(project, steps=60, **settings))
     wait_for_line(process, "step ")
     children = psutil.Process(process.pid).children(recursive=True)
     next(child for child in children if is_worker(child, "judge-digits-0")).kill()

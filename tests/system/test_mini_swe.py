@@ -44,6 +44,9 @@ class Letters:
         return "".join(chr(token) for token in tokens if token)
 
 
+pytestmark = pytest.mark.commands("bwrap")
+
+
 @pytest.mark.parametrize("package", ["networkx", "mpmath"])
 def test_instances_are_solved_by_the_original_and_not_as_they_are(package):
     some = [instance for instance in INSTANCES if instance.package == package]

@@ -190,7 +190,7 @@ def test_a_run_repeats_itself_in_processes(project, pairs):
         offline.dpo(load(path, model=DpoConfig))
 
 
-@pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional: pip install 'antiphon[peft]'")
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional: pip install -e '.[peft]'")
 @pytest.mark.parametrize("verb", VERBS)
 def test_adapters_learn_too(project, pairs, verb):
     """... and what is left behind is a whole model."""

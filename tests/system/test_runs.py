@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+import textwrap
 from contextlib import closing
 from importlib.util import find_spec
 
@@ -69,7 +70,7 @@ def test_a_deterministic_run_repeats_bit_for_bit(project):
         )
         done = project.run("train", path, "steps=5", "--overwrite")
         assert done.returncode == 0, done.stderr
-        (checkpoint,) = (project.folder / "runs" / "run" / "checkpoints").iterdir()
+        checkpoint = max((project.folder / "runs" / "run" / "checkpoints").iterdir())
         return (checkpoint / "model.safetensors").read_bytes(), [step["learner/loss"] for step in project.metrics()]
 
     first = run("shared_memory")
@@ -171,6 +172,54 @@ def test_processes_and_a_warm_start(project):
     assert project.summary("tuned")["versions"] == 1
 
 
+EVEN = """
+    def even(prompt, transcript):
+        return float(bool(transcript.response) and ord(transcript.response[0]) % 2 == 0)
+"""
+
+
+def evaluated(project, *arguments, **evaluation):
+    """The measures that `antiphon eval` prints of the model, which has learned nothing."""
+    (project.folder / "parity.py").write_text(textwrap.dedent(EVEN))
+    test = {"source": "mytask:problems", "split": "test", "limit": 16}
+    tasks = [{"name": "t", "prompts": {"source": "mytask:problems"}, "test": test, "reward": "parity:even"}]
+    path = project.config(tasks=tasks, evaluation=evaluation)
+    done = project.run("eval", project.model, path, *arguments)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("│┃ ").split("│") for line in done.stdout.splitlines()]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "evaluation", "temperature"),
+    [
+        (("--samples", "8"), {}, 1.0),
+        ((), {"samples": 8}, 1.0),
+        (("--samples", "8"), {"temperature": 0.0}, 0.0),
+        (("--samples", "8", "--temperature", "0"), {}, 0.0),
+    ],
+    ids=["samples on the command line", "samples in the file", "greedy by the file", "greedy by the command line"],
+)
+def test_several_samples_are_drawn_unless_greedy_is_asked(project, arguments, evaluation, temperature):
+    found = evaluated(project, *arguments, **evaluation)
+    first, best = float(found["pass@1"]), float(found["pass@8"])
+    assert (best > first + 0.1) if temperature else (best == first)
+    assert float(found["temperature"]) == temperature and int(found["samples"]) == 8
+
+
+def test_one_sample_is_greedy(project):
+    found, again = evaluated(project), evaluated(project, "--temperature", "0")
+    assert float(found["temperature"]) == 0.0 and found == again
+
+
+def test_a_run_says_at_which_temperature_it_was_evaluated(project):
+    path = project.config(steps=1, evaluation={"samples": 4})
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    assert project.summary()["evaluation"] == {"samples": 4, "temperature": 1.0}
+    assert "temperature 1" in done.stdout
+
+
 def test_a_probe_measures_the_run_and_a_plan_is_made_of_it(project):
     path = project.config(steps=3, rollout=rollout(groups_per_step=4))
     import_folder(path)
@@ -193,7 +242,7 @@ def test_a_plan_from_sizes_alone_makes_no_run(project):
     assert not (project.folder / "runs").exists()
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 def test_on_ray(project):
     """The same run, by configuration only; what was started for it is gone with it."""
     process = project.start("train", project.config(model={"path": "mytask:build"}), "cluster.kind=ray")
@@ -207,3 +256,12 @@ def test_on_ray(project):
     run = project.folder / "runs" / "run"
     assert {log.name for log in (run / "logs").iterdir()} == {"model.log", "learner.log", "engine-0.log"}
     assert project.summary()["versions"] == 3
+
+
+def test_fine_tuning_alone_is_not_judged_as_a_run(project):
+    """The accuracy that is demanded is that after reinforcement learning, of which there is none."""
+    path = project.config(sft={"steps": 1, "batch_size": 2}, evaluation={"minimum_accuracy": 1.0})
+    done = project.run("sft", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.summary()["accuracy_after"] < 1.0
+    assert project.run("train", path, "steps=1", "--overwrite").returncode == 1

@@ -214,7 +214,7 @@ def test_a_worker_that_writes_the_trainer_and_one_of_its_ranks_are_killed(projec
 
 
 @pytest.mark.ray
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 def test_on_ray(project):
     cluster = {"cluster": {"kind": "ray"}, "weights": {"channel": "distributed"}, "placement": {"engine": "anywhere"}}
     done = project.run("train", project.config(rollout=schedule(), **cluster, **TWO))

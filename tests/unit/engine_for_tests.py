@@ -8,6 +8,7 @@ class Idle:
     """What an `EngineCore` says of itself."""
 
     version = 0
+    loads = 0
     capacity = 1
     max_length = 8
     vocabulary = 7

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from antiphon.config import Config, dump, import_folder, load
 from antiphon.errors import ConfigError, DataError
-from antiphon.run_config import RunConfig, check_model_path, count_parameters, memory_estimate
+from antiphon.run_config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
@@ -225,6 +225,7 @@ def test_a_bad_override_is_explained(file, override, message):
 
 
 PPO = ["algorithm.recipe=ppo", "critic.count=1"]
+TURNS = ["rollout.max_turns=9"]
 
 
 @pytest.mark.parametrize(
@@ -251,6 +252,17 @@ PPO = ["algorithm.recipe=ppo", "critic.count=1"]
             ["tasks.0.environment=my:World", "tasks.0.environment_options={turns: 4}", "rollout.max_turns=3"],
             "rollout.max_turns",
             "set turns to 3",
+        ),
+        ([*TURNS, "algorithm.recipe=gigpo", "algorithm.reward.clip=1"], "algorithm.reward.clip", "algorithm.advantage"),
+        (
+            [*TURNS, "algorithm.advantage=turn_reinforce", "algorithm.reward={baseline: batch, scale: batch}"],
+            "algorithm.reward.baseline",
+            "algorithm.advantage",
+        ),
+        (
+            [*TURNS, *PPO, "tasks.0.environment=guess_number", "algorithm.reward.baseline=running"],
+            "algorithm.reward.baseline",
+            "algorithm.advantage",
         ),
         (["tasks.0.test=", "evaluation.every=2"], "evaluation.every", "no task has any"),
         (["tasks.0.test=", "evaluation.minimum_accuracy=0.5"], "evaluation.minimum_accuracy", "no task has any"),
@@ -342,6 +354,31 @@ def test_a_critic_is_torchs_on_any_mesh_whatever_learns(file):
     assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, False)
     assert config.learner_of("reference") == config.learner
     assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic").mesh == config.learner.mesh
+
+
+def test_a_world_imported_first_changes_no_loading(file):
+    """In a process of its own: what is imported before a configuration is loaded decides nothing."""
+    script = (
+        "from antiphon.tasks.environments.countdown import Countdown\n"
+        "from antiphon.config import load\n"
+        "from antiphon.run_config import RunConfig\n"
+        f"print(load({str(file)!r}, ['tasks.0.environment=countdown', 'rollout.max_turns=30'], model=RunConfig).name)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "demo\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*TURNS, "algorithm.recipe=gigpo", "algorithm.reward.scale=running"],
+        [*TURNS, "algorithm.recipe=grpo", "algorithm.reward={baseline: batch, clip: 5}"],
+        [*TURNS, *PPO, "algorithm.reward={baseline: running, clip: 5}"],
+        [*PPO, "algorithm.reward={baseline: running, scale: running, clip: 5}"],
+    ],
+)
+def test_shaping_that_turns_can_share_is_fine(file, overrides):
+    load(file, overrides, model=RunConfig)
 
 
 def test_several_turns_without_an_environment_are_fine(file):
@@ -515,3 +552,11 @@ def test_the_folder_of_a_file_is_importable(tmp_path, monkeypatch):
     from beside_the_yaml import answer
 
     assert answer == 42
+
+
+@pytest.mark.parametrize(
+    ("given", "samples", "temperature"),
+    [(None, 1, 0.0), (None, 2, 1.0), (None, 8, 1.0), (0.0, 8, 0.0), (0.6, 1, 0.6), (0.6, 8, 0.6)],
+)
+def test_evaluation_temperature_goes_by_the_samples(given, samples, temperature):
+    assert EvaluationConfig(temperature=given).resolve_temperature(samples) == temperature

@@ -1,8 +1,10 @@
 """The documentation runs."""
 
 import doctest
+import json
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,31 @@ def test_what_the_page_on_algorithms_says_can_be_configured(fragment, tmp_path):
     load(tmp_path / "config.yaml", model=RunConfig)
 
 
+# Rows of these tables: `name` or words, then accuracies, the gain last; "±" and its interval follow each.
+LEARNING = ROOT / "benchmarks" / "results" / "cpu-2core" / "learning.json"
+
+
+def test_learning_tables_are_of_the_result_file():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    figures = json.loads(LEARNING.read_text())["figures"]
+    rows = re.findall(
+        r"^\| `(\w+)`.* \| (.*) ± (.*) \| (.*) ± (.*) \| (.*) ± (.*) \| (.*) ± (.*) \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 6
+    for loss, *cells in rows:
+        names = [f"staleness_{loss}_age{age}_accuracy" for age in (0, 2, 8)] + [f"staleness_{loss}_age8_gain"]
+        expected = [figures[name + ending] for name in names for ending in ("", "_interval")]
+        assert [float(cell) for cell in cells] == pytest.approx(expected, abs=0.00501)
+
+
+def test_learning_tables_name_their_learning_rate():
+    """All settings of a section share one, so the page may not read as a comparison of tuned algorithms."""
+    section = (ROOT / "docs" / "algorithms.md").read_text().split("## What it came to")[1].split("\n## ")[0]
+    recipe = load(ROOT / "recipes" / "tiny_arithmetic" / "config.yaml", model=RunConfig)
+    named = [float(text) for text in re.findall(r"learning rate of ([\d.e-]+)", section)]
+    assert named == [recipe.learner.optimizer.learning_rate] and "rank nothing" in section
+
+
 ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text()
 
 
@@ -72,3 +99,14 @@ def test_the_environments_of_their_page_can_be_made(fragment):
 
 def test_the_page_of_environments_has_them_all():
     assert [name for name in ENVIRONMENTS.built_in if f"| `{name}` |" not in ENVIRONMENTS_PAGE] == []
+
+
+def test_extras_are_installed_from_the_repository():
+    """Antiphon is in no package index: what pages and messages say to install has to be there."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+    texts = {path: path.read_text() for path in [*pages, *(ROOT / "antiphon").rglob("*.py")]}
+    assert [path for path, text in texts.items() if re.search(r"pip install ['\"]?antiphon", text)] == []
+    named = {extra for text in texts.values() for extra in re.findall(r"pip install -e '\.\[([^\]]+)\]'", text)}
+    assert {"ray", "peft", "megatron"} <= named
+    assert {extra for extra in named if "{" not in extra} <= extras.keys()

@@ -92,6 +92,28 @@ def test_a_controller_waits_for_no_torch():
     assert imported("import antiphon.build", "torch", "ray", "datasets") == []
 
 
+def test_importing_modules_changes_no_package():
+    """A name that a package defines is never replaced by a module of the same name, in whatever order they are imported."""
+    script = """
+import importlib, pkgutil, antiphon
+from antiphon.errors import UnsupportedError
+names = [found.name for found in pkgutil.walk_packages(antiphon.__path__, "antiphon.") if found.ispkg]
+packages = {name: importlib.import_module(name) for name in names}
+before = {name: dict(vars(package)) for name, package in packages.items()}
+for name, package in packages.items():
+    for found in pkgutil.iter_modules(package.__path__, name + "."):
+        try:
+            importlib.import_module(found.name)
+        except (ImportError, UnsupportedError):
+            pass  # an optional backend is not installed
+for name, package in packages.items():
+    changed = [key for key, value in before[name].items() if vars(package)[key] is not value]
+    assert not changed, (name, changed)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=relative)
 def test_no_path_of_one_machine_is_named(path):
     # Written so that this file does not find itself.

@@ -97,7 +97,7 @@ class NativeEngine:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. `UnsupportedError` if it cannot be run here, `StateError` if its id is in use."""
+        """Queue a request. `RequestError` if it cannot be run here, `StateError` if its id is in use."""
         if request.id in self._slots or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
         require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
@@ -120,6 +120,11 @@ class NativeEngine:
         return bool(self._outbox or self._draining or (self._cache and (self._slots or self._queued)))
 
     # --- weights and memory --------------------------------------------------------------------------------------------
+
+    @property
+    def loads(self) -> int:
+        """See `EngineCore.loads`."""
+        return self.counters.loads
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that

@@ -26,7 +26,11 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not isinstance(model, PreTrainedModel):
-        model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, trust_remote_code=False)
+        except ValueError as error:  # such as of a model that only code beside its weights could load
+            reason = " ".join(str(error).split())[:300]
+            raise UnsupportedError(f"model {str(model)!r} cannot be loaded: {reason}") from error
     _require_supported(model)
     prepared: Any = model.to(device=device, dtype=dtype).eval()
     prepared.set_attn_implementation(NAME)

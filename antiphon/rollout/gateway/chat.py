@@ -57,8 +57,8 @@ class Reply:
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a body."""
     try:
-        found = json.loads(body)
-        if b"\\ud" in body.lower():  # half a surrogate pair is JSON, but no text
+        found = json.loads(body.decode("utf-8-sig"))  # strictly: bytes of half a surrogate pair are no text
+        if b"\\ud" in body.lower():  # as an escape, half a surrogate pair is JSON, but no text
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body is no JSON, or no text: {error}") from error

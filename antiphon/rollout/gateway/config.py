@@ -20,4 +20,4 @@ class ServeConfig(Config):
     timeout: float = Field(3600.0, gt=0.0)
     """Seconds that one reply may take, and the engines to start."""
     engine: EngineConfig = EngineConfig()
-    """The engines; of a run, they are by default those that it had."""
+    """The engines; of a run, they are by default as those that it had, without their `python` and `options`."""

@@ -1,6 +1,7 @@
 """OpenAI's chat completions: requests, replies, and the chunks that replies are streamed as."""
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -193,9 +194,14 @@ def _calls(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _logprobs(reply: Reply, pieces: Any) -> Mapping[str, Any]:
-    """Of the tokens that were sampled: of no others are they known."""
+    """Of the tokens that were sampled: of no others are they known. -9999 stands for what is no number in JSON."""
     content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        {
+            "token": text,
+            "logprob": logprob if math.isfinite(logprob) else -9999.0,
+            "bytes": list(text.encode()),
+            "top_logprobs": [],
+        }
         for text, logprob in zip(pieces(reply.completion.tokens), map(float, reply.completion.logprobs), strict=True)
     ]
     return {"content": content, "refusal": None}

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.rollout.gateway import anthropic, openai
@@ -126,14 +126,16 @@ class Gateway:
         await self._serving
 
     def app(self) -> Starlette:
-        """The application. The key is in the header, or in the path."""
-        routes = [
+        """The application. The key is in the header, or in the path. Anthropic's clients add `/v1` to the address that they are
+        given, OpenAI's do not: an address with `/v1` serves both."""
+        routes: list[BaseRoute] = [
             Route("/v1/chat/completions", self._completions, methods=["POST"]),
             Route("/v1/messages", self._messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._models),
         ]
+        routes = [*routes, Mount("/v1", routes=routes)]
         return Starlette(routes=[*routes, Mount("/attempts/{key}", routes=routes)])
 
     async def _completions(self, request: Request) -> Response:

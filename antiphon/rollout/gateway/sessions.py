@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from antiphon.engines.base import Delta
-from antiphon.errors import AntiphonError, DataError
+from antiphon.engines.base import Delta, require_runnable
+from antiphon.errors import AntiphonError, DataError, RequestError, UnsupportedError
 from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
 from antiphon.rollout.gateway.chat import Chat, Refused, Reply
 from antiphon.rollout.gateway.unfolding import Unfolding, before_stop
@@ -35,8 +35,10 @@ from antiphon.types import (
 )
 
 Tell = Callable[[str], None]
+LIMITS = ("context_length_exceeded", "max_turns")  # codes of refusals that end a conversation
 PENALTIES = ("presence_penalty", "frequency_penalty")
 _POSITIVE = 2**63 - 1
+_ANY_TOKEN = 1 << 31  # what a vocabulary does not reach; its end is known to the engines
 _NAME = "ANTIPHONNAME"  # of a tool that there is not
 
 
@@ -64,12 +66,14 @@ class Model:
         return [self.tokenizer.decode(tokens[at : at + 1]) for at in range(len(tokens))]
 
     def room(self, prompt: IntArray) -> int:
-        """Tokens that are left for a reply, at least one."""
+        """Tokens that are left for a reply, at least one. `Refused` for a prompt that is empty or too long."""
+        if not len(prompt):
+            raise Refused("messages: there is nothing in them: the prompt has no tokens", code="empty_prompt")
         if (room := self.max_length - len(prompt)) < 1:
             raise Refused(
                 f"prompt is too long: {len(prompt)} tokens > {self.max_length - 1} maximum; "
                 f"this model's maximum context length is {self.max_length} tokens",
-                code="context_length_exceeded",
+                code=LIMITS[0],
             )
         return room
 
@@ -88,6 +92,9 @@ class Asked:
 
 class Session(ABC):
     """One key: what it may ask, and how it is answered."""
+
+    refusals: tuple[type[AntiphonError], ...] = (RequestError,)
+    """Errors of engines that say that a request is invalid."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -120,6 +127,11 @@ class Session(ABC):
         prompt = draft.tokens
         sampling = self.sampling(chat, self.model.room(prompt))
         requests = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
+        try:
+            for request in requests[:1]:  # the others differ in their seeds
+                require_runnable(request, self.model.max_length, _ANY_TOKEN, decodes=True)
+        except RequestError as error:
+            raise Refused(str(error)) from error
         return Asked(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
 
     def count(self, chat: Chat) -> int:
@@ -135,6 +147,8 @@ class Session(ABC):
         self._tasks.add(task)
         try:
             return await self._answer(asked, tell)
+        except self.refusals as error:
+            raise Refused(str(error)) from error
         finally:
             self._tasks.discard(task)
 
@@ -184,6 +198,8 @@ class Session(ABC):
             return self.draft(chat, forced)
         except DataError as error:
             raise Refused(str(error)) from error
+        except RecursionError as error:
+            raise Refused("messages, tools: they are nested too deeply") from error
 
     def _forced(self, chat: Chat) -> str:
         """How a reply that has to call a tool begins."""
@@ -210,6 +226,8 @@ class Captured:
     counts: Counts
     error: AntiphonError | None = None
     """What the engines failed with: that says nothing about the agent."""
+    truncated: bool = False
+    """The last request was refused for want of room or of turns, or its reply hit its limit of tokens."""
 
 
 class Attempt(Session):
@@ -240,6 +258,7 @@ class Attempt(Session):
         self._messages: tuple[Message, ...] = ()
         self._overridden: Counter[str] = Counter()
         self._cancelled = self._unreadable = 0
+        self._truncated = False
         self.error: AntiphonError | None = None
         """What the engines failed with."""
 
@@ -252,7 +271,15 @@ class Attempt(Session):
             unreadable_calls=self._unreadable,
             overridden=dict(self._overridden),
         )
-        return Captured(segments, self._messages, counts, self.error)
+        return Captured(segments, self._messages, counts, self.error, self._truncated)
+
+    def ask(self, chat: Chat) -> Asked:
+        """See `Session.ask`."""
+        try:
+            return super().ask(chat)
+        except Refused as error:
+            self._truncated = self._truncated or error.code in LIMITS
+            raise
 
     def sampling(self, chat: Chat, room: int) -> Sampling:
         """As configured. Of what the client wants, its stop strings hold, and a limit below the configured one."""
@@ -271,7 +298,7 @@ class Attempt(Session):
         """See `Session.request`."""
         number = next(self._numbers)
         if self._max_turns and number >= self._max_turns:
-            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, "max_turns")
+            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, LIMITS[1])
         seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
         return GenerateRequest(
             id=f"{self._name}/{number}",
@@ -290,6 +317,7 @@ class Attempt(Session):
     def keep(self, asked: Asked, request: GenerateRequest, reply: Reply) -> None:
         """See `Session.keep`."""
         self._unreadable += not reply.readable
+        self._truncated = reply.completion.finish is FinishReason.LENGTH
         self._capture.add(asked.draft, reply.completion, request.sampling, reply.message)
         self._messages = (*asked.chat.messages, reply.message)
 
@@ -308,6 +336,12 @@ class Attempt(Session):
 class Guest(Session):
     """Who uses a model. May ask many things at once."""
 
+    refusals = (RequestError, UnsupportedError)  # a client chooses its sampling, which an engine may not support
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._name = f"guest-{secrets.token_hex(4)}"  # each has requests with ids of its own
+
     def sampling(self, chat: Chat, room: int) -> Sampling:
         """As the client wants."""
         if unknown := [name for name in PENALTIES if chat.wishes.get(name)]:
@@ -322,7 +356,7 @@ class Guest(Session):
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         """See `Session.request`."""
         ours = replace(sampling, seed=derive(sampling.seed, choice))
-        return GenerateRequest(id=f"guest/{next(self._numbers)}", tokens=prompt, sampling=ours)
+        return GenerateRequest(id=f"{self._name}/{next(self._numbers)}", tokens=prompt, sampling=ours)
 
     def keep(self, asked: Asked, request: GenerateRequest, reply: Reply) -> None:
         """Nothing is kept."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -21,6 +21,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from antiphon.errors import ConfigError
 from antiphon.sandbox.remote import PATH, Program
 from antiphon.sandbox.service import rock
+from antiphon.sandbox.service.bounds import (
+    LONGEST_MESSAGE,
+    BodyBounds,
+    TimedProtocol,
+    describe_problems,
+    run_while_connected,
+)
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments, Spawn
@@ -60,8 +67,8 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
     app.include_router(EnvironmentRoutes(environments).router())
 
     @app.post(PATH)
-    async def python(body: Program) -> Answer:
-        return Answer(asdict(await programs.run(body)))
+    async def python(request: Request, body: Program) -> Answer:
+        return Answer(asdict(await run_while_connected(request.receive, programs.run(body))))
 
     @app.get("/metrics")
     async def text() -> PlainTextResponse:
@@ -80,13 +87,12 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
     async def refused(request: Request, error: Refused) -> Answer:
         metrics.count("antiphon_requests_refused", reason=error.reason.value)
         status, code = ANSWERS[error.reason]
-        return Answer(rock.failure(str(error), code), status_code=status)
+        return Answer(rock.failure(str(error)[:LONGEST_MESSAGE], code), status_code=status)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Answer:
-        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
-        return Answer(rock.failure("; ".join(problems), rock.BAD_REQUEST), status_code=400)
+        return Answer(rock.failure(describe_problems(error.errors()), rock.BAD_REQUEST), status_code=400)
 
     @app.exception_handler(StarletteHTTPException)
     async def other(request: Request, error: StarletteHTTPException) -> Answer:
@@ -98,7 +104,7 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
 
 
 class Guard:
-    """Lets in who has the token, with requests that are not too large and do not come from another site's page."""
+    """Lets in who has the token, with requests that are within bounds and do not come from another site's page."""
 
     def __init__(self, app: Any, token: str, largest: int) -> None:
         self._app = app
@@ -117,7 +123,8 @@ class Guard:
         elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
             await Answer(rock.failure("not from another site", rock.BAD_REQUEST), status_code=403)(scope, receive, send)
         else:
-            await self._app(scope, self._bounded(receive), send)
+            bounds = BodyBounds(headers.get(b"content-type", b""), self._largest)
+            await self._app(scope, bounds.wrap(receive), send)
 
     def _is_token(self, credentials: bytes) -> bool:
         kind, _, value = credentials.partition(b" ")
@@ -129,19 +136,6 @@ class Guard:
         elif kind.lower() != b"bearer":
             return False
         return hmac.compare_digest(value.strip(), self._token)
-
-    def _bounded(self, receive: Any) -> Any:
-        received = 0
-
-        async def counted() -> Any:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._largest:
-                raise HTTPException(413, f"the request is larger than {self._largest} bytes")
-            return message
-
-        return counted
 
 
 def serve(
@@ -178,7 +172,7 @@ async def _serve(
         sandboxes = await stack.enter_async_context(Sandboxes(config, metrics))
         environments = await stack.enter_async_context(Environments(config, metrics, *worlds))
         programs = await stack.enter_async_context(Programs(config, metrics))
-        server = _server(create_app(sandboxes, environments, programs, token))
+        server = _server(create_app(sandboxes, environments, programs, token), config)
         ready()
         await server.serve(sockets=[listener])
 
@@ -187,15 +181,17 @@ async def _serve_in_front(
     config: ServiceConfig, token: str, worlds: Worlds, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     async with Workers(config, partial(work, token, worlds)) as workers:
-        server = _server(Guard(Front(workers), token, _largest(config)))
+        server = _server(Guard(Front(workers), token, _largest(config)), config)
         ready()
         await server.serve(sockets=[listener])
 
 
-def _server(app: Any) -> uvicorn.Server:
+def _server(app: Any, config: ServiceConfig) -> uvicorn.Server:
+    protocol: Any = partial(TimedProtocol, seconds=config.request_seconds)
     return uvicorn.Server(
         uvicorn.Config(
             app,
+            http=protocol,
             lifespan="off",
             ws="none",
             log_level="warning",

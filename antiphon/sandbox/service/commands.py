@@ -76,7 +76,11 @@ class Commands:
                     Reason.QUOTA, f"sandbox {sandbox_id!r} has {self._config.sessions} sessions, and may have no more"
                 )
             session = sandbox.sessions[name] = Session(box)
-            result = await self._run(sandbox, box, session, script, None)
+            try:
+                result = await self._run(sandbox, box, session, script, None)
+            except asyncio.CancelledError:  # who asked for it has gone
+                _drop(sandbox, name)
+                raise
             if result.exit_code != 0:
                 _drop(sandbox, name)
                 said = result.raw().decode("utf-8", "replace").strip() or result.detail or result.status
@@ -127,6 +131,11 @@ class Commands:
         if self.busy >= self._config.commands:
             raise Refused(
                 Reason.QUOTA, f"{self.busy} commands are under way, which is all there may be; ask again later"
+            )
+        if sandbox.busy >= self._config.sandbox_commands:
+            raise Refused(
+                Reason.QUOTA,
+                f"{sandbox.busy} commands are under way in sandbox {sandbox_id!r}, and there may be no more",
             )
         self.busy += 1
         sandbox.busy += 1

@@ -42,6 +42,8 @@ class ServiceConfig(Config):
     """Of one sandbox, open at once."""
     commands: int = Field(256, gt=0)
     """Under way at once, in all sandboxes; and as many programs."""
+    sandbox_commands: int = Field(64, gt=0)
+    """Under way at once, in one sandbox."""
     environments: int = Field(64, gt=0)
     """Open at once; each is a process."""
 
@@ -49,6 +51,8 @@ class ServiceConfig(Config):
     """MiB of one request, and of one file that is read."""
     output: int = Field(1024, gt=0)
     """KiB of standard output that a command's answer keeps, and as many of standard error."""
+    request_seconds: float = Field(60.0, gt=0.0, allow_inf_nan=False)
+    """That a request may take to arrive, headers and body; the connection of one that takes longer is closed."""
     command_seconds: float = Field(3600.0, gt=0.0, allow_inf_nan=False)
     """That a command has at most, and when it does not say."""
     start_seconds: float = Field(180.0, gt=0.0, allow_inf_nan=False)

@@ -21,13 +21,16 @@ from typing import Any, Self
 
 import httpx
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from antiphon.errors import SandboxError
 from antiphon.sandbox import kernel
 from antiphon.sandbox.service import rock
+from antiphon.sandbox.service.bounds import run_while_connected
 from antiphon.sandbox.service.config import ServiceConfig
+from antiphon.sandbox.service.refusals import Refused
 
 GEM, SANDBOX = "/apis/v1/envs/gem", "/apis/envs/sandbox/v1"
 NEW = (f"{SANDBOX}/start", f"{SANDBOX}/start_async", f"{GEM}/make")
@@ -38,6 +41,8 @@ OF_ALL = {("GET", "/"), ("GET", "/metrics"), ("GET", LIST), ("POST", BATCH)}
 PAGE, LARGEST_PAGE = 500, 1000  # of a list: what it has if nothing is said, and at most
 PAUSE_SECONDS = 0.5  # before a worker that has ended is replaced, so that one that cannot live costs little
 END_SECONDS = 30.0  # for a worker to end by itself
+OF_A_CONNECTION = {b"content-length", b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding"}
+OF_A_CONNECTION |= {b"upgrade", b"expect", b"proxy-connection"}
 PASSED_ON = ("content-type", "www-authenticate", "content-security-policy", "referrer-policy", "cache-control")
 
 Run = Callable[[ServiceConfig, socket.socket], None]
@@ -143,6 +148,8 @@ class Asked:
 
     method: str
     path: str
+    target: bytes
+    """The path as it was sent, with all that is escaped in it."""
     query: str
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
@@ -168,23 +175,35 @@ class Front:
         """One request."""
         request = Request(scope, receive)
         try:
-            body = await request.body()
+            answer = await self._take(request)
         except ClientDisconnect:
             return
         except HTTPException as error:
-            refused = rock.failure(str(error.detail), rock.BAD_REQUEST)
-            await JSONResponse(refused, error.status_code)(scope, receive, send)
-            return
-        headers = [(name, value) for name, value in request.headers.raw if name not in (b"content-length", b"host")]
-        url = request.url
-        asked = Asked(method=request.method, path=url.path, query=url.query, headers=headers, body=body)
-        try:
-            answer = await self._answer(request, asked)
-        except httpx.TransportError as error:
-            lost = rock.failure(f"the worker that had it was lost: {type(error).__name__}", rock.LOST)
-            answer = httpx.Response(410, json=lost)
+            answer = _refused(error.status_code, str(error.detail))
+        except MultiPartException as error:
+            answer = _refused(400, error.message)
+        except Refused as error:  # the client has gone
+            answer = _refused(410, str(error), rock.LOST)
         kept = {name: value for name, value in answer.headers.items() if name in PASSED_ON}
         await Response(answer.content, answer.status_code, kept)(scope, receive, send)
+
+    async def _take(self, request: Request) -> httpx.Response:
+        """Read a request, and have it answered, as long as its client waits."""
+        headers = [(name, value) for name, value in request.headers.raw if name not in OF_A_CONNECTION]
+        asked = Asked(
+            method=request.method,
+            path=request.scope["path"],
+            target=request.scope["raw_path"],
+            query=request.url.query,
+            headers=headers,
+            body=await request.body(),
+        )
+        if not asked.target.startswith(b"/"):
+            raise HTTPException(400, "the target of the request is no path")
+        try:
+            return await run_while_connected(request.receive, self._answer(request, asked))
+        except httpx.TransportError as error:
+            return _refused(410, f"the worker that had it was lost: {type(error).__name__}", rock.LOST)
 
     async def _answer(self, request: Request, asked: Asked) -> httpx.Response:
         if (asked.method, asked.path) in OF_ALL:
@@ -218,6 +237,8 @@ class Front:
             for number in itertools.count(1):
                 wanted = httpx.QueryParams({**query, "page": number, "page_size": LARGEST_PAGE})
                 answer = await self._pass_on(index, replace(asked, query=str(wanted)))
+                if answer.is_error:
+                    return answer
                 found += answer.json()["result"]["items"]
                 if not answer.json()["result"]["has_more"]:
                     break
@@ -230,7 +251,8 @@ class Front:
         return zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(self._clients)
 
     async def _pass_on(self, index: int, asked: Asked) -> httpx.Response:
-        url = httpx.URL(asked.path).copy_with(query=asked.query.encode() or None)
+        target = asked.target + (b"?" + asked.query.encode() if asked.query else b"")
+        url = self._clients[index].base_url.copy_with(raw_path=target.replace(b"#", b"%23"))
         return await self._clients[index].request(asked.method, url, content=asked.body, headers=list(asked.headers))
 
 
@@ -245,6 +267,10 @@ async def _subject(request: Request, asked: Asked) -> str | None:
     else:
         name = asked.fields.get("sandbox_id")
     return name if isinstance(name, str) else None
+
+
+def _refused(status: int, message: str, code: int = rock.BAD_REQUEST) -> httpx.Response:
+    return httpx.Response(status, json=rock.failure(message, code))
 
 
 def _collected(answers: Iterable[httpx.Response], key: str) -> list[Any]:

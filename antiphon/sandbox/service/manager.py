@@ -270,7 +270,8 @@ class Sandboxes:
         if sandbox.live:
             sandbox.enter(State.STOPPED, event)
         try:
-            if files is not None:
+            if files is not None and sandbox.box is not None:
+                await sandbox.box.end_processes()  # nothing is to change the files, or to hold up who reads them
                 path = self._rooms.path / f"{sandbox.id}.snapshot"
                 await files.snapshot(path)
                 sandbox.snapshot = path

@@ -44,6 +44,9 @@ class Programs:
         """Run it. `Refused` if it is none, if too many wait, or if there is no sandbox."""
         try:
             program, stdin, files = asked.contents()
+            partner = asked.linked()
+            if partner and files:
+                raise ValueError("two programs that are linked have no files")
             limits = self._within(asked.limits)
         except ValueError as error:
             raise Refused(Reason.INPUT, f"no program: {error}") from error
@@ -54,7 +57,12 @@ class Programs:
             sandbox = await self._open()
             self._metrics.count("antiphon_sandbox_programs")
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: sandbox.run(program, stdin=stdin, files=files, limits=limits)
+                self._threads,
+                lambda: (
+                    sandbox.run_linked(program, partner, stdin=stdin, limits=limits)
+                    if partner
+                    else sandbox.run(program, stdin=stdin, files=files, limits=limits)
+                ),
             )
         except (UnsupportedError, ValueError) as error:  # no sandbox here, or a file outside the working directory
             raise Refused(Reason.FAILED, str(error)) from error

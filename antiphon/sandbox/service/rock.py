@@ -48,6 +48,8 @@ def _checked_text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_checked_text)]
 Name = Annotated[Text, Field(min_length=1, max_length=1024)]
+FileName = Annotated[Text, Field(max_length=1 << 16)]
+SessionName = Annotated[Text, Field(max_length=128)]
 Size = Annotated[Text, AfterValidator(_checked_size)]
 
 
@@ -100,7 +102,7 @@ class ExecuteBody(SandboxBody):
 
     command: Text | list[Text]
     timeout: float | None = Field(None, gt=0)
-    cwd: Text | None = None
+    cwd: FileName | None = None
     env: dict[Text, Text] | None = None
     check: bool = False
     error_msg: Text = ""
@@ -110,7 +112,7 @@ class SessionBody(SandboxBody):
     """A shell session."""
 
     session_type: Literal["bash"] = "bash"
-    session: Text = "default"
+    session: SessionName = "default"
 
 
 class CreateSessionBody(SessionBody):
@@ -126,7 +128,7 @@ class ActionBody(SandboxBody):
 
     action_type: Literal["bash"] = "bash"
     command: Text
-    session: Text = "default"
+    session: SessionName = "default"
     timeout: float | None = Field(None, gt=0)
     check: Literal["silent", "raise", "ignore"] = "raise"
     error_msg: Text = ""
@@ -138,15 +140,15 @@ class ActionBody(SandboxBody):
 class ReadBody(SandboxBody):
     """A file to be read as text."""
 
-    path: Text
-    encoding: Text | None = None
-    errors: Text | None = None
+    path: FileName
+    encoding: Annotated[Text, Field(max_length=64)] | None = None
+    errors: Annotated[Text, Field(max_length=64)] | None = None
 
 
 class WriteBody(SandboxBody):
     """A file to be written."""
 
-    path: Text
+    path: FileName
     content: Text
 
 

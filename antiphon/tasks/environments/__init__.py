@@ -32,6 +32,13 @@ ENVIRONMENTS = Registry(
 )
 
 
+GEM_NAMES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "game:Sokoban-v0-easy": ("sokoban", {"size": 6, "boxes": 2, "turns": 20}),
+    "game:Sokoban-v0-hard": ("sokoban", {"size": 8, "boxes": 4, "turns": 50}),
+}
+"""What clients of ROCK and GEM call some of these environments, with the options that GEM registers."""
+
+
 def needs(name: str) -> tuple[str, ...]:
     """What the environment called `name` cannot be made without: options, or `prompt`."""
     parameters = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.values()
@@ -46,13 +53,13 @@ def blocks(name: str) -> bool:
     return not (getattr(found, "inline", False) or inspect.iscoroutinefunction(getattr(found, "step", None)))
 
 
-def turns(name: str, options: Mapping[str, Any]) -> int | None:
-    """Most turns of an episode of the environment called `name` with these options; None if it does not say."""
-    said = options.get("turns")
-    if said is None and name in ENVIRONMENTS.built_in:
+def max_turns(name: str, options: Mapping[str, Any]) -> int | None:
+    """Return the most turns that an episode of the environment `name` has with these options; None if it sets no limit."""
+    limit = options.get("turns")
+    if limit is None and name in ENVIRONMENTS.built_in:
         parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("turns")
-        said = parameter.default if parameter else None
-    return said if isinstance(said, int) else None
+        limit = parameter.default if parameter else None
+    return limit if isinstance(limit, int) else None
 
 
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:

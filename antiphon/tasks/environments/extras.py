@@ -13,4 +13,4 @@ def extra(package: str, purpose: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ConfigError(f"{purpose} needs the package {package}: pip install 'antiphon[envs]'") from None
+        raise ConfigError(f"{purpose} needs the package {package}: pip install -e '.[envs]'") from None

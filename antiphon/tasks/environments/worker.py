@@ -7,7 +7,7 @@ from typing import Any
 from antiphon.errors import SandboxError
 from antiphon.sandbox import kernel
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.environments import GEM_NAMES, environment_factory
 from antiphon.types import Prompt
 from antiphon.workers import Worker
 
@@ -20,7 +20,7 @@ class EnvironmentWorker(Worker):
         kernel.die_with_parent()
         self._runner = asyncio.Runner()
         nothing = Prompt(id=name, task=name, messages=())  # clients have none
-        self._world: Any = self._do("be made", environment_factory(name, {}), nothing)
+        self._world: Any = self._do("be made", environment_factory(*GEM_NAMES.get(name, (name, {}))), nothing)
 
     def ready(self) -> None:
         """Answers once the environment is made."""

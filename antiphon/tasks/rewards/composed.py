@@ -29,7 +29,8 @@ class Composition:
     """The sum over the parts of weight × value × the values of its gates.
 
     A gate is a part like any other: one of 0 or 1 lets another through or not. Every part is judged, whatever its gates say,
-    and reported under its name, its own parts as `name/part`. If one has no verdict, the whole has none.
+    and reported under its name, its own parts as `name/part`. If one has no verdict, the whole has none. What parts pay for
+    turns is summed as their values are.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -47,14 +48,19 @@ class Composition:
             for name, score in scores.items():
                 if score.status is status:
                     return Score(status=status, detail=f"{name}: {score.detail}")
+        counts = {name: len(score.turns) for name, score in scores.items() if score.turns}
+        if len(set(counts.values())) > 1:
+            return Score.ungraded(f"parts have paid different numbers of turns: {counts}")
         values = {name: score.value or 0.0 for name, score in scores.items()}
-        total = sum(
-            part.weight * values[name] * math.prod(values[gate] for gate in part.gates)
-            for name, part in self.parts.items()
-        )
+        factors = {
+            name: part.weight * math.prod(values[gate] for gate in part.gates) for name, part in self.parts.items()
+        }
+        total = sum(factor * values[name] for name, factor in factors.items())
+        paid = [[factors[name] * reward for reward in scores[name].turns] for name in counts]
         inner = {f"{name}/{part}": value for name, score in scores.items() for part, value in score.parts.items()}
         detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
-        return Score(status=ScoreStatus.SCORED, value=total, parts=values | inner, detail=detail)
+        turns = tuple(map(sum, zip(*paid, strict=True)))
+        return Score(status=ScoreStatus.SCORED, value=total, parts=values | inner, turns=turns, detail=detail)
 
 
 class Composed:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from antiphon.tasks.base import Transcript
 from antiphon.types import Prompt, Score
@@ -11,11 +12,16 @@ def duplicates(
     prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score], *, penalty: float = 0.5
 ) -> list[Score]:
     """Each score, less `penalty` times the share of the siblings whose last response is the same, spaces and case aside. The
-    parts are those of the score, and `copies`. Other words for the same thing are no copy, so a small penalty is enough."""
+    parts are those of the score, and `copies`; its turns stay, so the last one pays the penalty. Other words for the same
+    thing are no copy, so a small penalty is enough."""
     said = [" ".join(transcript.response.casefold().split()) for transcript in transcripts]
     count = Counter(said)
     return [
-        Score.of((score.value or 0.0) - penalty * copies / max(len(said) - 1, 1), **score.parts, copies=copies)
+        replace(
+            score,
+            value=(score.value or 0.0) - penalty * copies / max(len(said) - 1, 1),
+            parts={**score.parts, "copies": float(copies)},
+        )
         for text, score in zip(said, scores, strict=True)
         for copies in (count[text] - 1,)
     ]

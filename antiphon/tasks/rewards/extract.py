@@ -30,19 +30,30 @@ def last_boxed(text: str) -> str | None:
     return None if place < 0 else content
 
 
+_BOX = r"\boxed"
+
+
 def _last_box(text: str) -> tuple[int, str]:
-    """Where it begins, -1 if there is none, and its content."""
-    start = text.rfind(r"\boxed{")
-    while start >= 0:
-        depth = 0
-        for place in range(start + len(r"\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return start, text[start + len(r"\boxed{") : place].strip()
-        start = text.rfind(r"\boxed{", 0, start)
-    return -1, ""
+    """Return where it begins, -1 if there is none, and its content. Looks at each brace once, whatever is left open."""
+    opened: list[int] = []  # places of open braces
+    begins, content = -1, ""
+    opening, closing = text.find("{"), text.find("}")
+    while closing >= 0:
+        if 0 <= opening < closing:
+            opened.append(opening)
+            opening = text.find("{", opening + 1)
+            continue
+        if opened:
+            inside = opened.pop()
+            box = inside - len(_BOX)
+            if box > begins and text.startswith(_BOX, box):
+                begins, content = box, text[inside + 1 : closing].strip()
+        closing = text.find("}", closing + 1)
+    return begins, content
 
 
+MOST_STATEMENTS = 20  # of one response that are looked at, the last
+LONGEST_STATEMENT = 1_000  # characters
 _MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
 
 
@@ -51,12 +62,13 @@ def statements(text: str) -> list[str]:
     "answer is", "answer:" (or option, choice) or "####", up to the end of the sentence or the line."""
     place, content = _last_box(text)
     found = [(place, content)] if place >= 0 else []
-    found += [(marker.start(), _sentence(text, marker.end())) for marker in _MARKER.finditer(text)]
+    markers = list(_MARKER.finditer(text))[-MOST_STATEMENTS:]
+    found += [(marker.start(), _sentence(text, marker.end())) for marker in markers]
     return [said for _, said in sorted(found, reverse=True)]
 
 
 def _sentence(text: str, start: int) -> str:
-    line = text[start:].partition("\n")[0]
+    line = text[start : start + LONGEST_STATEMENT].partition("\n")[0]
     return re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip()
 
 

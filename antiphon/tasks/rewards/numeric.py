@@ -1,8 +1,9 @@
 r"""1 for the right number, else 0.
 
 What counts is the last statement with a number: the content of the last `\boxed{…}`, or what follows an "answer is", "answer:"
-or "####" up to the end of the sentence; or the whole response, if it is a number. Of "3 + 4 = 7" the right side counts. There
-must be exactly one number in it: "5 or 7" is wrong, whichever is right, so that guessing does not pay.
+or "####" up to the end of the sentence; or the whole response, if it is a number. Of "3 + 4 = 7" the right side counts, unless
+the left one is another number. There must be exactly one number in it: "5 or 7" is wrong, whichever is right, and so are
+"≤ 5" and "x = 7 = 5", so that guessing does not pay.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import right_answer, statements, wrong
+from antiphon.tasks.rewards.extract import LONGEST_STATEMENT, right_answer, statements, wrong
 from antiphon.types import Prompt, Score
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -21,8 +22,10 @@ _NUMBER = re.compile(
     rf"(?P<mixed>\d+)?\s*\\[dt]?frac\{{(?P<top>-?\d+)\}}\{{(?P<bottom>\d+)\}}"
     rf"|(?:(?P<whole>\d+)\s+)?(?P<over>\d+)\s*/\s*(?P<under>\d+)"
     rf"|(?P<digits>{_DIGITS}){_POWER}?"
-    rf")\s*(?P<percent>\\?%)?"
+    rf")\s*(?P<percent>\\?%)?",
+    re.ASCII,
 )
+_NO_NUMBER = re.compile(r"[<>≤≥≠≈²³^!]|\\[{}]|\\(?:le|ge|ne|lt|gt|approx|pm)(?![a-z])")
 
 
 def numeric(
@@ -48,14 +51,24 @@ def numeric(
         if len(right) != 1:
             raise ValueError(f"the right answer {right_answer(prompt, answer)!r} is not one number")
         response = transcript.response.strip()
-        said = [response] if _NUMBER.fullmatch(response) else statements(response)
-        given = next(filter(None, (list(numbers(each.rpartition("=")[2], percent)) for each in said)), [])
+        said = [response] if _NUMBER.fullmatch(response[:LONGEST_STATEMENT]) else statements(response)
+        given = next(filter(None, (_stated(each, percent) for each in said)), [])
         if not given and not require_marker:
-            given = list(numbers(response, percent))[-1:]
+            given = list(numbers(response[-LONGEST_STATEMENT:], percent))[-1:]
         if len(given) != 1:
             return wrong(f"the response states {len(given)} numbers as its answer")
         apart = abs(given[0] - right[0])
         return Score.of(apart <= max(Decimal(absolute), Decimal(relative) * abs(right[0])))
+
+
+def _stated(statement: str, percent: bool) -> list[Decimal]:
+    """Return the numbers that a statement gives for its answer; two of them if it contradicts itself or gives a range."""
+    left, equals, right = statement[:LONGEST_STATEMENT].rpartition("=")
+    found = list(numbers(right, percent))
+    if found and (_NO_NUMBER.search(re.sub(r"\s*(?:\*\*|\^)\s*\{?[+-]?[0-9]+", "", right)) or "=" in left):
+        return [*found, *found]
+    before = list(numbers(left, percent)) if equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) else []
+    return found + [number for number in before if [number] != found]
 
 
 def numbers(text: str, percent: bool = True) -> Iterator[Decimal]:

@@ -21,7 +21,9 @@ class RewardModel:
             raise DataError(f"path {path!r}: there is no such model directory")
         torch.set_num_threads(1)
         self._renderer = Renderer(path)
-        self._model = AutoModelForSequenceClassification.from_pretrained(path).to(device).eval()
+        self._model = (
+            AutoModelForSequenceClassification.from_pretrained(path, trust_remote_code=False).to(device).eval()
+        )
         if self._model.config.num_labels != 1:
             raise DataError(
                 f"path {path!r}: the model has {self._model.config.num_labels} labels, a reward model has 1"

@@ -16,6 +16,7 @@ from antiphon.algorithms.advantages import (
     trajectories,
     value_targets,
     whitened,
+    with_kl,
     with_teachers,
 )
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig, RewardConfig, WeightConfig
@@ -205,10 +206,15 @@ def expected(name, group, config, batch):
 def read(group, arrays):
     """What the sampled tokens of each trajectory were given; the others must have nothing."""
     for one, array in zip(group, arrays, strict=True):
-        assert array.shape == one.segment.tokens.shape and array.dtype == np.float32
+        assert array.shape == one.segment.tokens.shape and array.dtype == np.float64
         assert not array[~one.segment.loss_mask].any(), "a token that was not sampled has an advantage"
     by_sample = {id(one): array for one, array in zip(group, arrays, strict=True)}
     return [[float(by_sample[id(one)][at]) for one, at, _, _ in tokens_of(samples)] for samples in trajectories(group)]
+
+
+def with_divergence(batch, config):
+    """The samples as advantage functions get them: where the divergence is taken off rewards, the stage has done so."""
+    return with_kl(batch, config.kl) if config.kl.in_reward else batch
 
 
 BY_GROUP = sorted(set(ADVANTAGES.built_in) - {"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
@@ -217,7 +223,7 @@ BY_GROUP = sorted(set(ADVANTAGES.built_in) - {"reinforce_plus_plus", "reinforce_
 @pytest.mark.parametrize("name", BY_GROUP)
 @given(batch=batches(), config=configs)
 def test_advantages(name, batch, config):
-    found = ADVANTAGES.resolve(name)(batch, config)
+    found = ADVANTAGES.resolve(name)(with_divergence(batch, config), config)
     for group, arrays in zip(batch, found, strict=True):
         for got, wanted in zip(read(group, arrays), expected(name, group, config, batch), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
@@ -228,7 +234,7 @@ def test_advantages(name, batch, config):
 )
 @given(batch=batches(), config=configs)
 def test_whitened_advantages(name, raw, batch, config):
-    found = ADVANTAGES.resolve(name)(batch, config)
+    found = ADVANTAGES.resolve(name)(with_divergence(batch, config), config)
     before = [[x for row in expected(raw, group, config, batch) for x in row] for group in batch]
     everything = [x for rows in before for x in rows]
     for group, arrays, rows in zip(batch, found, before, strict=True):
@@ -239,7 +245,7 @@ def test_whitened_advantages(name, raw, batch, config):
 @given(batch=batches(), config=configs, lambda_=st.sampled_from([1.0, 0.6]))
 def test_what_critics_are_to_say(batch, config, lambda_):
     """λ = 1: the discounted sum of the rewards that follow; else advantage and value together."""
-    found = value_targets(batch, config, lambda_)
+    found = value_targets(with_divergence(batch, config), config, lambda_)
     of_lambda = config.model_copy(update={"gae_lambda": lambda_})
     for group, arrays in zip(batch, found, strict=True):
         for samples, got, gained in zip(
@@ -265,8 +271,8 @@ def test_what_was_not_sampled_and_the_order_of_groups_change_nothing(name, batch
     """Values and log-probs of prompts and observations are nobody's; nor does it matter which group comes first."""
     rng = np.random.default_rng(seed)
     noisy = [[_with_noise(one, rng) for one in group] for group in reversed(batch)]
-    found = ADVANTAGES.resolve(name)(batch, config)
-    again = ADVANTAGES.resolve(name)(noisy, config)[::-1]
+    found = ADVANTAGES.resolve(name)(with_divergence(batch, config), config)
+    again = ADVANTAGES.resolve(name)(with_divergence(noisy, config), config)[::-1]
     for arrays, others in zip(found, again, strict=True):
         for array, other in zip(arrays, others, strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-4)
@@ -399,7 +405,7 @@ def test_rewards(rows, earlier, baseline, scale, clip, overlong):
         [s - 0.5 * min(1, max(0, (n - (20 - overlong)) / overlong)) if overlong else s for s, n, _ in g] for g in rows
     ]
     batch = [x for group in raw for x in group]
-    for group, values in zip(raw, found, strict=True):
+    for group, (values, _) in zip(raw, found, strict=True):
         over = {"none": [], "group": group, "batch": batch, "running": earlier + batch}
         for x, got in zip(group, values, strict=True):
             x -= mean(over[baseline]) if over[baseline] else 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ COUNTER = "workers_for_tests:Counter"
 
 # Found, not imported: what it reads from the environment at its import, the cluster sets before.
 NO_RAY = find_spec("ray") is None
-WHY_RAY = "Ray is optional: pip install 'antiphon[ray]'"
+WHY_RAY = "Ray is optional: pip install -e '.[ray]'"
 
 PROCESSES = ClusterConfig(fork=False)
 FORKS = ClusterConfig()
@@ -244,7 +245,7 @@ def test_what_is_forked_has_its_imports_done_and_outlives_what_it_was_forked_fro
 
 def test_without_ray_the_way_to_get_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"pip install 'antiphon\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[ray\]'"):
         CLUSTERS.resolve("ray")(RAY)
 
 
@@ -320,6 +321,19 @@ def test_weights_go_through_the_object_store(a_ray):
             await cluster.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("config", [RAY])
+def test_actors_are_called_as_their_workers(run, config):
+    async def main(cluster):
+        names = ["engine-0", "engine-1", "learner"]
+        workers = [cluster.spawn(name, COUNTER) for name in names]
+        pids = [await worker.call("pid") for worker in workers]
+        titles = [psutil.Process(pid).cmdline()[0] for pid in pids]
+        assert [re.match(r"ray::([\w-]+)", title)[1] for title in titles] == names
+
+    run(main)
 
 
 @pytest.mark.ray

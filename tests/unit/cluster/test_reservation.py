@@ -14,7 +14,7 @@ from tests.chaos.test_nodes import HOST, Nodes
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install 'antiphon[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'"),
 ]
 GPUS = {"0", "1", "2", "3"}
 

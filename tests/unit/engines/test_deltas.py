@@ -1,13 +1,18 @@
 """Deltas on their way: joining some of them changes nothing for whoever reads them all."""
 
+import asyncio
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engines.base import Delta
-from antiphon.types import MIXED_CACHE, FinishReason, Streams
+from antiphon.engines.dialects import DIALECTS
+from antiphon.engines.worker import Generation
+from antiphon.errors import UnsupportedError
+from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 
 
 def apply(deltas):
@@ -57,3 +62,49 @@ def test_bundles_tell_the_same(stream):
 def test_of_nothing_at_all_there_are_the_streams_that_there_would_be():
     joined = Delta.join([Delta.empty("r"), Delta.empty("r", finish=FinishReason.ABORT)])
     assert MIXED_CACHE in joined.streams and joined.streams.length == 0
+
+
+@pytest.mark.parametrize(
+    ("flavour", "told"),
+    [
+        ("openai", None),
+        ("vllm", {"token_logprobs": [-0.5]}),
+        ("vllm", {"token_logprobs": [-0.5, None]}),
+        ("sglang", None),
+    ],
+)
+def test_logprobs_that_a_server_omits_are_nan(flavour, told):
+    dialect = DIALECTS[flavour]("http://server")
+    choice = {"token_ids": [5, 6], "logprobs": told, "finish_reason": None}
+    about = {"output_token_logprobs": [[-0.5, 5], [None, 6]], "completion_tokens": 2, "finish_reason": None}
+    piece = dialect.read({"meta_info": about} if flavour == "sglang" else {"choices": [choice]}, 0)
+    assert piece.tokens == [5, 6] and np.isnan(piece.logprobs[1])
+    with pytest.raises(UnsupportedError):
+        dialect.require_logprobs(piece.logprobs)
+    dialect.require_logprobs([-0.5, 0.0])
+
+
+@pytest.mark.parametrize("told", [0, 1, 3])
+def test_delta_without_all_logprobs_has_none(told):
+    class Engine:
+        def forget(self, request):
+            pass
+
+    async def main():
+        request = GenerateRequest(id="r", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=3))
+        generation = Generation(Engine(), request)
+        whole = np.full(2, -0.5, np.float32)
+        for tokens, logprobs, finish in ((2, whole, None), (2, np.full(told, -0.5, np.float32), FinishReason.STOP)):
+            generation.receive(
+                Delta(
+                    request="r",
+                    tokens=np.arange(tokens, dtype=np.int32),
+                    logprobs=logprobs,
+                    versions=np.zeros(tokens, np.int32),
+                    finish=finish,
+                )
+            )
+        return await generation.result()
+
+    completion = asyncio.run(main())
+    assert np.isnan(completion.logprobs).tolist() == [False, False, True, True]

@@ -7,7 +7,7 @@ import torch
 from antiphon.engines.base import WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.errors import StateError, UnsupportedError, WeightsError
+from antiphon.errors import RequestError, StateError, UnsupportedError, WeightsError
 from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from tests.unit.engines.native_support import VOCABULARY, Host, make_host, make_model, prompt
 
@@ -212,7 +212,7 @@ def test_abort_keeps_what_there_is() -> None:
 
 def test_what_cannot_be_run_is_refused_with_numbers() -> None:
     host = make_host(max_length=50)
-    with pytest.raises(UnsupportedError, match=r"45 prompt tokens .* up to 6 more, 51 in all; the engine holds 50"):
+    with pytest.raises(RequestError, match=r"45 prompt tokens .* up to 6 more, 51 in all; the engine holds 50"):
         host.add("long", prompt(0, 45), max_tokens=6)
     host.add("fits", prompt(0, 45), max_tokens=5)
     with pytest.raises(StateError, match="'fits'"):
@@ -223,7 +223,7 @@ def test_what_cannot_be_run_is_refused_with_numbers() -> None:
         ("unknown token", [VOCABULARY], {"max_tokens": 3}),
         ("no tokenizer", [1], {"max_tokens": 3, "stop": ("x",)}),
     ):
-        with pytest.raises(UnsupportedError, match=name):
+        with pytest.raises(RequestError, match=name):
             host.add(name, tokens, **sampling)
     host.run()
     assert len(host.tokens("fits")) == 5

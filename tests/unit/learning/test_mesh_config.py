@@ -134,9 +134,7 @@ def test_every_stage_of_zero_can_be(stage, cpu_offload):
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
 def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
-    with pytest.raises(
-        ConfigError, match=r"learner.kind: 'deepspeed' is not installed: pip install 'antiphon\[deepspeed\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"learner.kind: 'deepspeed' is not installed: .*\[deepspeed\]"):
         check_installed("deepspeed")
 
 

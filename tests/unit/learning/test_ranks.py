@@ -66,11 +66,18 @@ def test_each_is_asked_of_its_share_and_all_is_answered(mesh, count):
 def test_each_is_sent_its_own_packs_of_a_batch_and_no_others(mesh):
     rng = np.random.default_rng(0)
     groups = [[make_sample(rng, 6, number)] for number in range(7)]
-    batch = build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=8, ranks=mesh.data)
+    for sample in (sample for group in groups[::2] for sample in group):
+        sample.advantages[:] = 0
+    how = {"aggregation": "token_mean", "max_tokens": 1, "tokens_per_pack": 8, "skip_zero_advantage": True}
+    batch = build_batch(groups, ranks=mesh.data, **how)
     members = [Member(rank, True) for rank in range(mesh.world)]
     asyncio.run(Ranks(members, mesh).call("step", batch))
     for member, (_, data) in zip(members, placed(mesh), strict=True):
         (update,) = member.sent[0][0].updates
-        assert update.packs[data] is batch.updates[0].packs[data]
-        assert not any(packs for number, packs in enumerate(update.packs) if number != data)
+        for sent, made in (
+            (update.packs, batch.updates[0].packs),
+            (update.forward_only, batch.updates[0].forward_only),
+        ):
+            assert sent[data] and sent[data] is made[data]
+            assert not any(packs for number, packs in enumerate(sent) if number != data)
         assert update.loss_tokens == batch.updates[0].loss_tokens

@@ -33,7 +33,7 @@ MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**DEEP, "num_key_value_heads": 1}, head_dim=16)),
     "llama of two layers": lambda: LlamaForCausalLM(LlamaConfig(**{**DEEP, "num_hidden_layers": 2})),
 }
-READ = {"llama": [3, 4], "qwen3": [3, 4], "llama of two layers": [1]}
+READ = {"llama": [2, 3, 4], "qwen3": [2, 3, 4], "llama of two layers": [0, 1]}
 WIDE = RhythmConfig(kind="local", window=4, horizon_low=2, horizon_high=9)
 
 

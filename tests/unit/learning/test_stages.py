@@ -182,7 +182,8 @@ def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewar
     assert set(np.flatnonzero(entropy == 0)) == set(order[count - int(0.2 * count) :])
 
 
-def test_critics_and_actor_know_the_same_penalty(model_directories):
+@pytest.mark.parametrize("order", [(advantages, update_critics), (update_critics, advantages)])
+def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     """The coefficient that is adapted for the next step is not that of this one."""
 
     class Says(Here):
@@ -198,13 +199,14 @@ def test_critics_and_actor_know_the_same_penalty(model_directories):
     step.training.reference = Says(None)
     step.training.controllers.kl = 0.1
     step = Step(number=2, version=1, samples=step.samples, training=step.training)
-    for stage in (annotate, advantages, update_critics):
+    for stage in (annotate, *order):
         asyncio.run(stage(step))
     assert step.metrics["reward/kl_coefficient"] == 0.1 != step.training.controllers.kl
     for sample in step.flat:
         mask = sample.segment.loss_mask
         penalties = -0.1 * (sample.segment.logprobs[mask] + 0.5)
-        penalties[-1] += sample.reward
+        assert sample.reward == pytest.approx(sample.meta.score.value + penalties.sum())
+        penalties[-1] += sample.meta.score.value
         np.testing.assert_allclose(sample.streams[RETURNS][mask], penalties[::-1].cumsum()[::-1], atol=1e-5)
 
 
@@ -234,6 +236,17 @@ def test_what_no_loss_looks_at_is_not_sent(model_directories, asked):
         asyncio.run(stage(step))
     (pack, *_) = step.batches[0].updates[0].packs[0]
     assert {spec.name for spec in pack.streams} == ({"values", "proximal_logprobs"} if asked else set())
+
+
+def test_the_divergence_in_rewards_is_not_sent(model_directories):
+    kl = {"coefficient": 0.3, "place": "reward"}
+    step = step_of(model_directories["llama"], AlgorithmConfig(advantage="reinforce", kl=kl))
+    step.training.reference = Here(make_learner(model_directories["llama"]))
+    for stage in (annotate, rewards, advantages):
+        asyncio.run(stage(step))
+    assert all({"kl_reward", "reference_logprobs"} <= {spec.name for spec in sample.streams} for sample in step.flat)
+    asyncio.run(update_actor(step))
+    assert not any(pack.streams for pack in step.batches[0].updates[0].packs[0])
 
 
 def test_each_task_has_its_teachers(model_directories):

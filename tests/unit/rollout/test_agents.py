@@ -36,10 +36,11 @@ def renderer(tmp_path_factory):
     return make(tmp_path_factory.mktemp("chat"), TEMPLATES["plain"])
 
 
-def played(renderer, agent, *, seconds=60.0, engine=None):
+def played(renderer, agent, *, seconds=60.0, engine=None, max_turns=0, **more):
     async def run():
-        async with Gateway(model(renderer, engine or Logger(renderer, ("42", FinishReason.STOP)))) as gateway:
-            outcome = await play(agent, gateway, PROMPT, AttemptId(0, 0, 0), STARTED, SAMPLING, seconds=seconds)
+        async with Gateway(model(renderer, engine or Logger(renderer, ("42", FinishReason.STOP)), **more)) as gateway:
+            limits = {"seconds": seconds, "max_turns": max_turns}
+            outcome = await play(agent, gateway, PROMPT, AttemptId(0, 0, 0), STARTED, SAMPLING, **limits)
             assert gateway.open_keys == 0
             return outcome
 
@@ -69,6 +70,48 @@ def test_a_function(renderer, function):
     assert outcome.transcript.response == "42" and not outcome.transcript.truncated
 
 
+def talker(turns, more=()):
+    """An agent that goes on with its conversation for so many turns, or until it is refused, then asks `more`."""
+
+    async def talk(base_url, key, prompt):
+        async with httpx.AsyncClient(headers={"x-api-key": key}, timeout=None) as client:
+            messages = [{"role": "user", "content": "Hi"}]
+            for _ in range(turns):
+                answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages})
+                if answer.status_code != 200:
+                    break
+                messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "o" * 30}]
+            for content in more:
+                body = {"messages": [{"role": "user", "content": content}]}
+                await client.post(f"{base_url}/chat/completions", json=body)
+
+    return FunctionAgent(talk)
+
+
+@pytest.mark.parametrize(
+    ("agent", "limits", "truncated"),
+    [
+        (talker(2), {}, False),
+        (talker(20), {"max_length": 200}, True),
+        (talker(20, more=["In short?"]), {"max_length": 200}, False),
+        (talker(3), {"max_turns": 2}, True),
+        (talker(2), {"max_turns": 2}, False),
+    ],
+    ids=["its end", "length", "goes on in short", "turns", "as many turns as it may"],
+)
+def test_conversation_that_a_limit_ends_is_truncated(renderer, agent, limits, truncated):
+    outcome = played(renderer, agent, **limits)
+    assert outcome.failure is None, outcome.failure
+    assert outcome.transcript.truncated is truncated
+    assert all(len(segment.tokens) <= limits.get("max_length", 4096) for segment in outcome.captured.segments)
+    assert all(segment.loss_mask[-1] for segment in outcome.captured.segments)
+
+
+def test_reply_at_its_limit_makes_a_conversation_truncated(renderer):
+    engine = Logger(renderer, ("4", FinishReason.STOP), ("2", FinishReason.LENGTH))
+    assert played(renderer, talker(2), engine=engine).transcript.truncated
+
+
 def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatch):
     monkeypatch.setenv("SECRET", "token")
     with pytest.raises(ConfigError, match="unconfined"):
@@ -79,7 +122,7 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
     assert outcome.captured.counts.turns == 1
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.commands("bwrap")
 def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
     rooms = Rooms()
     try:

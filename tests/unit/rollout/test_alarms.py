@@ -214,6 +214,27 @@ def test_what_is_planted_is_found_and_nothing_else(plant: Plant, names: set[str]
     assert all("task t: " in str(alarm) for alarm in alarms)
 
 
+def lengths(pays_each_reply: bool) -> set[str]:
+    """The alarms of attempts that call a tool, a long reply and an answer, or guess at once, which is seldom right."""
+    watch, random = Watch(), np.random.default_rng(0)
+    for number in range(24):
+        found = []
+        for at in range(8):
+            turns = int(random.integers(1, 3))
+            tokens = random.integers(0, 1000, random.integers(10, 30) * (1 if turns == 1 else 4)).tolist()
+            score = len(tokens) / 120 if pays_each_reply else float(random.random() < (0.05 if turns == 1 else 0.95))
+            made = trajectory(number, at, score, tokens)
+            found.append(replace(made, meta=replace(made.meta, turns=turns)))
+        prompt = Prompt(id=f"p{number}", task="t", messages=())
+        watch.trained([Group(id=number, prompt=prompt, trajectories=tuple(found), outcome=GroupOutcome.COMPLETE)])
+    return {alarm.name for alarm in watch.look()[1]}
+
+
+def test_calling_a_tool_is_not_paid_length() -> None:
+    assert lengths(pays_each_reply=False) == set()
+    assert lengths(pays_each_reply=True) == {"length"}
+
+
 def test_graders_that_break_are_an_alarm_and_environments_that_do_are_not() -> None:
     watch = Watch()
     good = trajectory(0, 0, 1.0, [1]).meta

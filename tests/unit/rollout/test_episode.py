@@ -2,24 +2,36 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from antiphon.algorithms.config import WeightConfig
+from antiphon.algorithms.rewards import weights
+from antiphon.errors import DataError, RequestError
+from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import Episodes
+from antiphon.rollout.gateway.capture import Counts
+from antiphon.rollout.gateway.sessions import Captured
 from antiphon.types import (
     MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     Completion,
+    Failure,
     FinishReason,
     Message,
     PolicyVersion,
     Prompt,
     Sampling,
     Score,
+    Segment,
     Streams,
+    Turn,
 )
 
 EOS = 0
@@ -82,11 +94,13 @@ def episodes_of(
     max_length=100,
     grade=None,
     tokenizer=Letters,
+    generate=None,
+    agents=None,
     **rollout,
 ):
     requests = [] if requests is None else requests
 
-    async def generate(request):
+    async def sample(request):
         requests.append(request)
         text = said[min(len(requests), len(said)) - 1]
         closing = [EOS] if finish is FinishReason.STOP else []
@@ -104,9 +118,10 @@ def episodes_of(
 
     return Episodes(
         tokenizer=tokenizer(),
-        generate=generate,
+        generate=generate or sample,
         grade=grade or judge,
         environments={"t": world if callable(world) else lambda _: world} if world else {},
+        agents=agents,
         config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
         max_length=max_length,
         seed=1,
@@ -158,6 +173,87 @@ def test_limits_on_turns_and_length():
     assert [request.sampling.max_tokens for request in requests] == [6, 2]
 
 
+def test_observation_that_leaves_no_room_is_cut():
+    class Shouts(Countdown):
+        async def step(self, action):
+            _, *rest = await super().step(action)
+            return "x" * 5000, *rest
+
+    for samples, length in (("trajectory", 6), ("turn", 6), ("joined", 6)):
+        trajectory, requests = play(world=Shouts(), max_turns=5, max_length=20, samples=samples)
+        (segment,) = trajectory.segments
+        assert len(requests) == 1 and trajectory.meta.status is AttemptStatus.FINISHED
+        assert text_of(segment) == "ab3xy|" and len(segment.tokens) == length
+        assert trajectory.meta.truncated
+
+
+@given(st.integers(3, 40), st.integers(1, 30), st.sampled_from(["trajectory", "turn", "joined"]))
+def test_no_segment_is_longer_than_the_model(max_length, observed, samples):
+    class Talks(Countdown):
+        async def step(self, action):
+            _, *rest = await super().step(action)
+            return "o" * observed, *rest
+
+    async def generate(request):
+        tokens = np.array([ord("x"), EOS][: request.sampling.max_tokens], np.int32)
+        return Completion(
+            tokens=tokens,
+            logprobs=np.full(len(tokens), -0.25, np.float32),
+            versions=np.full(len(tokens), 4, np.int32),
+            finish=FinishReason.STOP if len(tokens) == 2 else FinishReason.LENGTH,
+        )
+
+    options = {"max_turns": 5, "max_length": max_length, "samples": samples}
+    trajectory, _ = play(world=Talks(), generate=generate, **options)
+    for segment in trajectory.segments:
+        assert len(segment.tokens) <= max_length
+        assert segment.loss_mask[-1], "what is read last is followed by what was sampled of it"
+
+
+class Ends(Countdown):
+    """A world whose third turn is the last; `cut` says that it gave up there."""
+
+    def __init__(self, cut=False):
+        super().__init__()
+        self.cut = cut
+
+    async def step(self, action):
+        observation, reward, over, _, info = await super().step(action)
+        return observation, reward, over and not self.cut, over and self.cut, info
+
+
+TRUNCATED = [  # what ends an episode, and whether it is cut off there
+    ("the environment", {}, False),
+    ("the environment, at the last turn", {"max_turns": 3}, False),
+    ("the environment, at the last token", {"episode_tokens": 6}, False),
+    ("a reply that hits its limit", {"finish": FinishReason.LENGTH}, True),
+    ("turns", {"max_turns": 2}, True),
+    ("length", {"max_length": 9}, True),
+    ("tokens", {"episode_tokens": 4}, True),
+    ("seconds", {"episode_seconds": 1e-9}, True),
+    ("the environment's own limit", {"world": lambda _: Ends(cut=True)}, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "truncated"), [case[1:] for case in TRUNCATED], ids=[case[0] for case in TRUNCATED]
+)
+def test_what_is_truncated(options, truncated):
+    seen = []
+
+    async def judge(prompt, transcript):
+        seen.append(transcript.truncated)
+        return Score.of(1.0)
+
+    options = {"world": lambda _: Ends(), "said": ("x",), "max_turns": 5, "grade": judge} | options
+    trajectory, _ = play(**options)
+    assert trajectory.meta.status is AttemptStatus.FINISHED, trajectory.meta.failure
+    assert trajectory.meta.truncated is truncated and seen == [truncated]
+    group = [trajectory.meta, replace(trajectory.meta, truncated=False)]
+    masked, whole = weights([group], WeightConfig(mask_truncated=True))[0]
+    assert (masked, whole) == ((0.0, 1.0) if truncated else (1.0, 1.0))
+
+
 def test_a_world_that_breaks_is_a_failure_and_not_a_score():
     world = Countdown(broken=True)
     trajectory, _ = play(world=world, max_turns=5)
@@ -178,6 +274,84 @@ def test_a_prompt_that_leaves_no_room_is_a_failure():
     trajectory, requests = play(max_length=2)
     assert not requests and trajectory.meta.failure.source == "episode"
     assert "a prompt of 2 tokens leaves no room in 2" in trajectory.meta.failure.message
+
+
+def test_empty_prompt_is_a_failure_of_the_attempt():
+    class Mute(Letters):
+        def encode_prompt(self, messages):
+            return np.array([], np.int32)
+
+    trajectory, requests = play(tokenizer=Mute)
+    assert not requests and trajectory.meta.status is AttemptStatus.FAILED
+    assert trajectory.meta.failure.source == "episode" and trajectory.segments == ()
+
+
+def test_text_that_cannot_be_encoded_is_a_failure():
+    class Narrow(Letters):
+        def encode_observation(self, messages, observation, *, closed=True):
+            raise DataError("no token for '2'")
+
+    world = Countdown()
+    trajectory, requests = play(tokenizer=Narrow, world=world, max_turns=5)
+    assert len(requests) == 1 and trajectory.meta.status is AttemptStatus.FAILED
+    assert trajectory.meta.failure == Failure(source="episode", message="no token for '2'")
+    assert trajectory.meta.score.value is None and world.closed
+
+
+def test_request_that_an_engine_refuses_is_a_failure():
+    async def refuse(request):
+        raise RequestError("outside the vocabulary")
+
+    episodes = episodes_of(generate=refuse)
+    trajectory = asyncio.run(episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 4), Sampling(max_tokens=8)))
+    assert trajectory.meta.failure == Failure(source="engine", message="outside the vocabulary")
+    assert trajectory.meta.status is AttemptStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("logprob", "fails"),
+    [
+        (np.nan, True),
+        (np.inf, True),
+        (-np.inf, True),
+        (0.5, True),
+        (-9999.0, True),
+        (1e-6, False),
+        (0.0, False),
+        (-100.0, False),
+    ],
+)
+def test_impossible_logprob_fails_the_attempt(logprob, fails):
+    asked = []
+
+    async def generate(request):
+        logprobs = np.array([-0.25, logprob, -0.25], np.float32)
+        versions = np.full(3, 4, np.int32)
+        tokens = np.array([120, 121, EOS], np.int32)
+        return Completion(tokens=tokens, logprobs=logprobs, versions=versions, finish=FinishReason.STOP)
+
+    async def judge(prompt, transcript):
+        asked.append(prompt)
+        return Score.of(1.0)
+
+    trajectory, _ = play(generate=generate, grade=judge)
+    assert (trajectory.meta.status is AttemptStatus.FAILED) is fails
+    assert len(asked) == (0 if fails else 1), "what has failed is not judged"
+    assert (trajectory.meta.failure is not None and trajectory.meta.failure.source == "engine") is fails
+
+
+def test_impossible_logprob_fails_the_attempt_of_an_agent():
+    told = np.array([0.0, -0.25, np.nan], np.float32)
+    turn = Turn(start=1, stop=3, sampling=Sampling(max_tokens=2))
+    mask, tokens = np.array([False, True, True]), np.array([97, 120, EOS], np.int32)
+    segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
+
+    async def agent(prompt, attempt, started, sampling, *, priority):
+        captured = Captured((segment,), PROMPT.messages, Counts(turns=1))
+        return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
+
+    trajectory, _ = play(agents={"t": agent})
+    assert trajectory.meta.status is AttemptStatus.FAILED and trajectory.meta.failure.source == "engine"
 
 
 def test_cancelling_an_episode_closes_its_world():

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from antiphon.engines.base import Delta
-from antiphon.errors import WorkerDied
+from antiphon.errors import RequestError, UnsupportedError, WorkerDied
 from antiphon.rollout.gateway import server
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Attempt
@@ -131,6 +131,7 @@ def test_who_may_ask(renderer):
     assert ended[1].json()["error"]["type"] == "authentication_error"
 
 
+DEEP = '{"a": ' + "[" * 500 + "]" * 500 + "}"
 BAD = {
     "no JSON": b"{",
     "no object": b"[]",
@@ -152,6 +153,12 @@ BAD = {
             *CHAT["messages"],
         ]
     },
+    "nested": {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]},
+            *CHAT["messages"],
+        ]
+    },
 }
 
 
@@ -170,6 +177,45 @@ def test_what_cannot_be_answered_is_said_to_be_so(renderer):
         assert answer.status_code == 400, (what, answer.text)
         assert re.search(what, answer.json()["error"]["message"]) or what.startswith(("no ", "half")), answer.text
     assert captured.counts.turns == 0 and log == []
+
+
+@pytest.mark.parametrize(("error", "status"), [(RequestError, 400), (UnsupportedError, 400), (WorkerDied, 503)])
+def test_refusal_of_an_engine_is_a_400_to_guests(renderer, error, status):
+    async def refuses(request, on_delta=None):
+        raise error("no")
+
+    async def test(gateway, client, key, engine):
+        gateway.invite("sesame")
+        whole = await client.post("/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer sesame"})
+        more = MESSAGES | {"stream": True}
+        streamed = await client.post("/v1/messages", json=more, headers={"authorization": "Bearer sesame"})
+        return whole, events(streamed.text)[-1]["error"]["type"]
+
+    whole, streamed = serving(renderer, test, refuses)
+    assert whole.status_code == status
+    assert streamed == ("invalid_request_error" if status == 400 else "overloaded_error")
+
+
+def test_refused_request_of_an_agent_is_no_error_of_engines(renderer):
+    async def refuses(request, on_delta=None):
+        raise RequestError("no")
+
+    async def test(gateway, client, key, engine):
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+        return answer.status_code, gateway.close(key)
+
+    status, captured = serving(renderer, test, refuses)
+    assert status == 400 and captured.error is None and captured.segments == ()
+
+
+def test_guests_never_share_the_id_of_a_request(renderer):
+    async def test(gateway, client, key, engine):
+        for token in ("one", "two"):
+            gateway.invite(token)
+            await client.post("/v1/chat/completions", json=CHAT, headers={"authorization": f"Bearer {token}"})
+        return {request.id for request, _ in engine.log}
+
+    assert len(serving(renderer, test)) == 2
 
 
 class Waiting(Logger):

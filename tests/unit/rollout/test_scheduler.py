@@ -195,7 +195,41 @@ def test_when_everything_fails_the_run_ends_with_the_reason():
 
     with pytest.raises(ExceptionGroup) as caught:
         run(main)
-    assert caught.group_contains(RolloutError, match="the last 2 groups failed, .*: it broke")
+    assert caught.group_contains(RolloutError, match="the last 2 groups failed: it broke")
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [  # of groups, one after another: X fails, f is filtered out, k is kept; with 4 groups a step
+        ("fffX", None),
+        ("XXXX", "the last 4 groups failed: it broke"),
+        ("XXXfXXX", None),
+        ("XXXkXXX", None),
+        ("XXfXXXX", "the last 4 groups failed: it broke"),
+        ("f" * 998 + "Xf", None),
+        ("f" * 999 + "Xf", "the last 1000 complete groups were filtered out"),
+        ("f" * 999 + "kf", None),
+    ],
+    ids=lambda value: value if len(str(value)) < 9 else "long",
+)
+def test_failed_and_filtered_groups_are_counted_apart(ends, told):
+    scores = {"X": None, "f": 1.0, "k": 0.5}
+
+    async def main(owner):
+        stage = Stage(max_attempts=1, groups_per_step=4, group_size=1, async_ratio=0)
+        scheduler = stage.scheduler(keep=lambda group: group.trajectories[0].meta.score.value < 1)
+        scheduler.start(owner)
+        await settle()
+        for end in ends:
+            await stage.end(groups_of(stage)[0], scores[end])
+        scheduler.stop()
+
+    if told is None:
+        run(main)
+    else:
+        with pytest.raises(ExceptionGroup) as caught:
+            run(main)
+        assert caught.group_contains(RolloutError, match=told)
 
 
 def test_waiting_for_groups_has_a_deadline_and_names_what_it_waits_for():

@@ -64,6 +64,28 @@ def test_denied(machine):
         assert judge(program, number, audit=AUDIT[machine]) == DENY, name
 
 
+# by the tables of the kernel (syscall_64.tbl and asm-generic/unistd.h)
+SHARED_BY_ALL = {
+    "x86_64": {"io_setup": 206, "io_destroy": 207, "io_getevents": 208, "io_submit": 209, "io_cancel": 210}
+    | {"io_pgetevents": 333, "inotify_init": 253, "inotify_init1": 294, "sync": 162, "syncfs": 306},
+    "aarch64": {"io_setup": 0, "io_destroy": 1, "io_submit": 2, "io_cancel": 3, "io_getevents": 4}
+    | {"io_pgetevents": 292, "inotify_init1": 26, "sync": 81, "syncfs": 267},
+}
+
+
+def test_what_the_machine_shares_is_denied(machine):
+    verdicts = {
+        name: judge(seccomp.filter_program(), number, audit=AUDIT[machine])
+        for name, number in SHARED_BY_ALL[machine].items()
+    }
+    assert verdicts == dict.fromkeys(SHARED_BY_ALL[machine], DENY)
+
+
+def test_attributes_without_opening_the_file(machine):
+    file_setattr = 469  # of both
+    assert judge(seccomp.filter_program(keep_attributes=True), file_setattr, audit=AUDIT[machine]) == DENY
+
+
 def test_attributes_of_files(machine):
     for name, number in numbers(seccomp._ATTRIBUTES, machine).items():
         for keep in (False, True):
@@ -88,6 +110,11 @@ def test_attributes_of_files(machine):
         ("socketpair", (1, 5), ALLOW),
         ("socketpair", (1, 2), DENY),
         ("socketpair", (16, 1), DENY),
+        ("setsockopt", (3, 1, 7), ALLOW),  # the size of a buffer
+        ("setsockopt", (3, 41, 26), ALLOW),  # the same number, of IPv6
+        ("setsockopt", (3, 1, 26), DENY),
+        ("setsockopt", (3, 1, 51), DENY),
+        ("setsockopt", (3, 1 << 32 | 1, 26), DENY),
         ("prlimit64", (0, 7), ALLOW),
         ("prlimit64", (1, 7), DENY),
         ("setpriority", (0, 0, 5), ALLOW),

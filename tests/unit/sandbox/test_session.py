@@ -6,7 +6,6 @@ import re
 import secrets
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from antiphon.errors import ConfigError, DataError, SandboxError
-from antiphon.sandbox import shell
 from antiphon.sandbox.archives import checked_tar
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.box import Box
@@ -36,7 +34,7 @@ from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.waits import Waits
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = pytest.mark.commands("bwrap")
 
 LIMITS = Limits(
     seconds=30, cpu_seconds=60, memory=256 << 20, file_size=16 << 20, disk=32 << 20, processes=40, output=1 << 20
@@ -242,9 +240,7 @@ STUBBORN = [("trap '' INT", "while :; do :; done"), ("true", "kill -STOP $$")]
 
 
 @pytest.mark.parametrize(("before", "command"), STUBBORN)
-def test_a_shell_that_does_not_come_back_is_replaced(rooms, tmp_path, before, command, monkeypatch):
-    monkeypatch.setattr(shell, "GRACE_SECONDS", 0.5)
-
+def test_a_shell_that_does_not_come_back_is_replaced(rooms, tmp_path, before, command):
     @boxed
     async def test(session):
         assert (await session.run(before)).exit_code == 0
@@ -669,6 +665,45 @@ async def test_no_signal_is_ignored_from_the_beginning(session):
 @boxed
 async def test_nobody_inside_can_end_the_keeper(box, session):
     await session.run("for i in {1..64}; do kill -$i 1; done; kill -9 -1")
+    assert (await Session(box).run("echo well")).stdout == "well\n"
+
+
+# The numbers of the processes that keep a session going: the first of the box, and the parent of the shell.
+STOPS = {
+    "the_first": "for i in STOP TSTP TTIN TTOU; do kill -$i 1; done",
+    "the_parent": "kill -STOP $PPID",
+    "the_parent_and_then_the_shell_ends": "kill -STOP $PPID; exit",
+    "all": "for i in /proc/[0-9]*; do kill -STOP ${i#/proc/}; done",
+    "all_at_once": "kill -STOP -1",
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_stopped_keepers_hold_no_caller(rooms, tmp_path, stop):
+    @boxed
+    async def test(box):
+        result = await Session(box).run(f"{STOPS[stop]}; exec sleep 1000", seconds=SHORT)
+        assert result.status is Status.TIMEOUT
+        assert (await Session(box).run("echo well")).stdout == "well\n"
+
+    test(rooms, tmp_path)
+
+
+THIEF = """
+import os
+pipe = os.open("/run/antiphon/keeper", os.O_RDONLY | os.O_NONBLOCK)
+os.set_blocking(pipe, True)
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        os.read(pipe, 100)
+"""
+
+
+@boxed
+async def test_nobody_inside_reads_what_the_keeper_is_told(box, session):
+    said = await session.run(f"python3 -c {shlex.quote(THIEF)}")
+    assert "PermissionError" in said.stderr
     assert (await Session(box).run("echo well")).stdout == "well\n"
 
 

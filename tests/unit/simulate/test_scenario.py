@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from antiphon.cli import app
 from antiphon.config import load
-from antiphon.errors import RolloutError
+from antiphon.errors import RolloutError, StallError
+from antiphon.learning.config import LearnerConfig
 from antiphon.seeds import derive
 from antiphon.simulate.chaos import Books
 from antiphon.simulate.engine import EngineSpeed
@@ -49,6 +50,39 @@ def test_overlap_hides_the_shorter_phase():
     synchronous = simulate(scenario(rollout={"async_ratio": 0})).summary["train_seconds"]
     overlapping = simulate(scenario(rollout={"async_ratio": 1})).summary["train_seconds"]
     assert overlapping < synchronous
+
+
+SLOW_ENGINES = ({"point": "engine.slow", "at": 1.0, "factor": 1e6},)
+
+
+def engines(load, lent=0):
+    return EnginesConfig(count=2, lent=lent, speed=EngineSpeed(slots=8, iteration=0.02, load=load))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"learner": LearnerSpeed(step=5000)}, None),
+        ({"learner": LearnerSpeed(step=5000), "engines": engines(load=1, lent=2)}, None),
+        ({"learner": LearnerSpeed(step=20000)}, "learner.timeout"),
+        ({"learner": LearnerSpeed(step=2000), "training": LearnerConfig(timeout=1000)}, "learner.timeout"),
+        ({"learner": LearnerSpeed(publish=2000)}, None),
+        ({"learner": LearnerSpeed(publish=5000)}, "weights.timeout"),
+        ({"engines": engines(load=2000), "rollout": {"async_ratio": 0}}, None),
+        ({"engines": engines(load=5000), "rollout": {"async_ratio": 0}}, "weights.timeout"),
+        ({"faults": SLOW_ENGINES}, "rollout.timeout"),
+    ],
+    ids=["step", "shared", "long step", "given", "publish", "long publish", "load", "long load", "groups"],
+)
+def test_each_kind_of_wait_has_a_deadline_of_its_own(changes, key):
+    """In virtual seconds. All requests are done 600 s after they can begin, or never."""
+    played = scenario(steps=3, **changes)
+    if key is None:
+        assert simulate(played).summary["steps"] == 3
+    else:
+        with pytest.raises(StallError, match=key) as stall:
+            simulate(played)
+        assert stall.value.key == key
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[3].glob("scenarios/*.yaml")), ids=lambda path: path.stem)

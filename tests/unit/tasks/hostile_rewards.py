@@ -38,6 +38,9 @@ def obey(prompt: Prompt, transcript: Transcript) -> Any:
         case "daemon":
             subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=sockets())
             os._exit(7)
+        case ("sends", content):
+            os.write(sockets()[0], content)
+            return 1.0
         case "modules":
             return Score(status=ScoreStatus.SCORED, value=1.0, detail=",".join(sys.modules))
         case "pid":

@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import os
+import pickle
+import struct
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -51,16 +55,16 @@ def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]
 
 
 def children() -> set[int]:
-    """Processes of ours, save the one that multiprocessing keeps for itself once another test has used it."""
+    """Process ids of the graders among our child processes; other tests leave fork servers and trackers behind."""
     found = psutil.Process().children()
-    return {child.pid for child in found if "resource_tracker" not in " ".join(_command(child))}
+    return {child.pid for child in found if "grading_worker" in " ".join(_command(child))}
 
 
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:  # it has just ended
-        return ["resource_tracker"]
+        return []
 
 
 def test_scores_come_back_to_their_callers() -> None:
@@ -117,6 +121,52 @@ def test_many_failures_at_once_lose_no_grading() -> None:
     for payload, score in zip(payloads, scores, strict=True):
         assert score.status is kinds.get(payload, ScoreStatus.SCORED), (payload, score)
         assert score.value == (None if payload in kinds else float(payload))
+
+
+class Planted:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("sent", ["pickle", "garbage", "type", "length", "score", "bool"])
+def test_what_is_no_verdict_ends_its_worker_alone(sent: str, tmp_path: Path) -> None:
+    """Each speaks the worker's own socket before its verdict: nothing of it is executed, and nothing is made a verdict."""
+    body = {
+        "pickle": pickle.dumps(Planted(tmp_path / "mark")),
+        "garbage": b"\x91" * 100_000,
+        "type": msgspec.msgpack.encode({"type": "Ready"}),
+        "score": msgspec.msgpack.encode(
+            {"type": "Graded", "number": 1, "score": {"status": "scored", "value": float("nan")}}
+        ),
+        "bool": msgspec.msgpack.encode({"type": "Graded", "number": 1, "score": {"status": "scored", "value": True}}),
+        "length": b"",
+    }[sent]
+    length = len(body) if body else 0xFFFFFFFF
+    scores = graded(pool(), 1, ("sends", struct.pack("!I", length) + body), 2, 3)
+    assert [score.value for score in scores] == [1.0, None, 2.0, 3.0]
+    assert scores[1].status is ScoreStatus.INFRASTRUCTURE
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_verdict_on_another_grading_ends_its_worker() -> None:
+    """Else the true verdict on one would be taken for that on the next."""
+    sent = [
+        msgspec.msgpack.encode({"type": "Graded", "score": {"status": "scored", "value": 5.0}, "number": number})
+        for number in (7, 0)
+    ]
+
+    async def body(grading: GradingPool) -> list[float | None]:
+        frames = [struct.pack("!I", len(each)) + each for each in sent]
+        judged = [await grading.score(prompt(("sends", each)), EMPTY) for each in frames]
+        assert [score.value for score in judged] == [None, None]
+        return [(await grading.score(prompt(number), EMPTY)).value for number in range(20)]
+
+    assert with_pool(pool(), body) == list(map(float, range(20)))
 
 
 def test_large_transcripts_and_large_verdicts_pass() -> None:

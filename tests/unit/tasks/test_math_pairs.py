@@ -3,16 +3,14 @@ r"""Hard pairs for the mathematical reward: what the right answer is, what was b
 Where a verdict is a matter of policy, the reward's docstring says so.
 """
 
-import asyncio
+import sys
+from typing import Any
 
 import pytest
 
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.config import GradingConfig
-from antiphon.tasks.grading import GradingPool
 from antiphon.tasks.rewards.math import Math
 from antiphon.types import Message, Prompt, Score
-from antiphon.waits import Waits
 
 RIGHT = [
     # numbers
@@ -44,16 +42,9 @@ RIGHT = [
     ("10110_2", "10110"),
     ("2/3", "2:3"),
     # values of expressions
-    ("82", "37+45"),
-    ("120", "5!"),
-    ("10", r"\binom{5}{2}"),
-    ("3", r"\log_2 8"),
     (r"\ln 4", r"2\ln 2"),
-    ("5", r"\left|-5\right|"),
-    ("5", r"\lfloor 5.5\rfloor"),
     (r"2\sqrt{2}", r"\sqrt{8}"),
     (r"\sqrt{2}/2", r"\frac{1}{\sqrt{2}}"),
-    ("3", r"\sqrt{9}"),
     ("1/3", r"\frac{1}{3}\approx 0.333"),
     ("3+4i", "4i+3"),
     # variables
@@ -79,12 +70,33 @@ RIGHT = [
     (r"\infty", r"\infty"),
     (r"\emptyset", r"\{\}"),
     # units and text
+    (r"5\text{ cm}", "5 cm"),
+    (r"5\text{ cm}", "5"),
+    ("5 m", r"500\text{ centimeters}"),
+    ("2 hours", "120 min"),
+    (r"9\text{ m}^2", r"90000\,\text{cm}^2"),
     ("5", r"5\text{ cm}"),
     ("5", r"\$5.00"),
     (r"90^\circ", "90"),
     (r"\text{yes}", "Yes"),
     ("(B)", r"\textbf{(B)}"),
     ("12:30", "12:30"),
+]
+# Right only where a task says that values may be left to be computed: else the question would be an answer to itself.
+UNFINISHED = [
+    ("82", "37+45"),
+    ("120", "5!"),
+    ("10", r"\binom{5}{2}"),
+    ("3", r"\log_2 8"),
+    ("5", r"\left|-5\right|"),
+    ("5", r"\lfloor 5.5\rfloor"),
+    ("3", r"\sqrt{9}"),
+    ("82", "2*41"),
+    ("82", "x=37+45"),
+    ("82", r"\frac{164}{1+1}"),
+    ("82", r"41\cdot2"),
+    ("82", r"|-82|"),
+    ("1/2", r"\sin(\pi/6)"),
 ]
 WRONG = [
     # near misses
@@ -130,6 +142,52 @@ WRONG = [
     ("5", "five"),
     ("(0,1)", r"\mathbb{R}"),
     (r"(3,\infty)", "2x+1>7"),  # the question
+    # the question again
+    ("82", r"\{37+45\}"),
+    ("82", r"\int_0^{37}1dx+45"),
+    ("82", r"\lim_{x\to 37}(x+45)"),
+    ("82", r"\sum_{k=1}^{82}1"),
+    ("82", r"\prod_{k=1}^{1}82"),
+    ("82", r"\{n : n = 37+45\}"),
+    ("82", r"\{n \mid n = 37+45\}"),
+    ("82", "37+45=82=37+45"),
+    ("82", "(37+45)"),
+    ("82", "37 + 45 cm"),
+    ("82", r"\frac{37+45}{1}"),
+    ("82", "37--45"),
+    ("82", "164/2*1"),
+    ("82", "x=37+45"),
+    ("82", "8_2"),
+    ("1024", "2^{10}"),
+    ("12", "3\\cdot 4"),
+    (r"5\sqrt{2}", r"\sqrt{8}+3\sqrt{2}"),
+    (r"\sqrt{6}", r"\sqrt{2}\cdot\sqrt{3}"),
+    (r"6\sqrt{2}", r"2\cdot3\sqrt{2}"),
+    (r"\sqrt{3}/2", r"\sin(\pi/3)"),
+    ("2x", r"\frac{d}{dx}x^2"),
+    ("x^2/2", r"\int x\,dx"),
+    # equations that state anything
+    ("5", "x=7=5"),
+    ("5", "7=x=5"),
+    ("5", r"5\approx 7"),
+    ("5", r"7\approx 5"),
+    ("5", r"5\ne 7"),
+    ("5", r"x\le 5"),
+    ("5", r"4<5<6"),
+    ("5", r"x\in\{5,7\}"),
+    # units
+    (r"5\text{ cm}", r"5\text{ m}"),
+    ("5 cm", "5 m"),
+    (r"5\text{ cm}^2", r"5\text{ cm}^3"),
+    (r"\$5", r"5\text{ cents}"),
+    (r"5\text{ apples}", r"5\text{ oranges}"),
+    # other digits, and none
+    ("82", "٨٢"),
+    ("82", "８２"),
+    ("5", "V"),
+    (r"\{\}", ""),
+    (r"\frac{1}{23}", r"\frac{12}{3}"),
+    ("1/23", "12/3"),
     # order and brackets
     ("(1,2)", "(2,1)"),
     ("(1,2)", "[1,2]"),
@@ -171,13 +229,10 @@ def test_what_is_wrong(math: Math, right: str, boxed: str) -> None:
     assert judge(math, right, boxed).value == 0
 
 
-@pytest.mark.parametrize(
-    "boxed", ["37+45", "x=37+45", "2*41", r"\frac{164}{1+1}", r"\sqrt{6724}", r"|-82|", r"41\cdot2"]
-)
-def test_arithmetic_may_be_asked_to_be_done(math: Math, boxed: str) -> None:
-    strict = Math(allow_arithmetic=False)
-    assert judge(math, "82", boxed).value == 1
-    assert judge(strict, "82", boxed).value == 0
+@pytest.mark.parametrize("right, boxed", UNFINISHED)
+def test_only_a_task_lets_values_be_left_to_compute(math: Math, right: str, boxed: str) -> None:
+    assert judge(math, right, boxed).value == 0
+    assert judge(Math(allow_arithmetic=True), right, boxed).value == 1
 
 
 @pytest.mark.parametrize(
@@ -198,27 +253,68 @@ def test_arithmetic_may_be_asked_to_be_done(math: Math, boxed: str) -> None:
     ],
 )
 def test_numbers_are_no_arithmetic(right: str, boxed: str) -> None:
-    assert judge(Math(allow_arithmetic=False), right, boxed).value == 1
+    assert judge(Math(), right, boxed).value == 1
 
 
 BOMBS = [
     "9^{9^{9^9}}",
+    "9^{9^9}",
     "100000000!",
+    "((9!)!)!",
     "(x+1)^{3000}",
-    "(" * 400 + "5" + ")" * 400,
+    "(" * 5000 + "5" + ")" * 5000,
+    r"\frac{" * 5000,
+    "{" * 300 + "5" + "}" * 300,
+    "-" * 900 + "5",
+    "7" * 2_000_000,
+    "1." + "3" * 900,
+    "e^{" * 20 + "9" + "}" * 20,
+    r"\sqrt[100]{" * 12 + "9^{99999}" + "}" * 12,
+    r"\binom{1000}{500}" * 20,
+    r"\prod_{k=1}^{10^9}k",
+    r"\sum_{k=1}^{10^{9}}\frac{1}{k}",
     r"\int_0^1 \frac{\sin(x^3)\ln(1+x^5)}{\sqrt{1+x^7}}\,dx",
+    r"\sin(10^{99999})",
+    r"\boxed{" * 50_000,
+    "x^{99999}" * 30,
+    r"\exp(\exp(\exp(\exp(9))))",
+    "1e999999999",
+    "5," * 150,
+    r"\{" * 24 + "5" + r"\}" * 24,
+]
+GOLDS = [
+    "5",
+    "x+1",
+    r"\sqrt{2}",
+    r"\{1,2\}",
+    r"(1,\infty)",
+    r"\ln 2+9^{9}",
+    "y=2x+1",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
 ]
 
 
-def test_time_bombs_are_ungraded_within_the_deadline_and_nothing_else_is() -> None:
-    async def run() -> list[Score]:
-        async with GradingPool({"t": ("math", {})}, GradingConfig(workers=2, deadline=2.0), Waits()) as pool:
-            prompt = Prompt(id="p", task="t", messages=(), payload={"answer": "5"})
-            said = [text for bomb in BOMBS for text in ("5", bomb)]
-            transcripts = [Transcript([Message("assistant", rf"\boxed{{{text}}}")]) for text in said]
-            return await asyncio.gather(*(pool.score(prompt, transcript) for transcript in transcripts))
+class Work:
+    """Counts calls of Python functions: what a verdict costs, whatever the machine does beside it."""
 
-    scores = asyncio.run(run())
-    assert [score.value for score in scores[::2]] == [1.0] * len(BOMBS)
-    for bomb, score in zip(BOMBS, scores[1::2], strict=True):
-        assert score.value is None, (bomb, score)
+    def __enter__(self) -> "Work":
+        self.calls = 0
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        self.calls += event == "call"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_bomb_is_worth_nothing_and_little_work(allowed: bool) -> None:
+    """For whatever kind of right answer."""
+    reward = Math(allow_arithmetic=allowed)
+    for right in GOLDS:
+        for bomb in BOMBS:
+            with Work() as work:
+                score = judge(reward, right, bomb)
+            assert score.value == 0 and work.calls < 30_000, (right, bomb[:40], score, work.calls)

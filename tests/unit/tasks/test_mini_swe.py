@@ -15,6 +15,8 @@ from antiphon.tasks.environments.mini_swe_packages import package_of, read_insta
 from antiphon.tasks.prompts import load_prompts
 from antiphon.types import Prompt
 
+needs_boxes = pytest.mark.commands("bwrap")
+
 INSTANCES = read_instances()
 INSTANCE = next(instance for instance in INSTANCES if instance.path == "mpmath/matrices/linalg.py")
 
@@ -67,6 +69,7 @@ _pytest.python.Function.runtest = nothing
 """
 
 
+@needs_boxes
 def test_mending_the_fault_is_worth_one_and_nothing_else_is():
     said, reward, info = attempt(mending(), f"pytest -q {INSTANCE.tests[0]}")
     assert (reward, info) == (1.0, {"passed": INSTANCE.passed, "flags": ()})
@@ -77,6 +80,7 @@ def test_mending_the_fault_is_worth_one_and_nothing_else_is():
     assert "Exit code: 1" in said[1] and "failed" in said[1]
 
 
+@needs_boxes
 @pytest.mark.parametrize(
     "commands",
     [
@@ -101,6 +105,7 @@ def test_what_is_not_mending_is_worth_nothing(commands):
     assert attempt(*commands)[1] == 0.0
 
 
+@needs_boxes
 def test_a_package_that_patches_pytest_is_seen():
     _, reward, info = attempt(appending(PATCHED))
     assert reward == 0.0 and "tests that must fail have passed" in info["flags"]
@@ -109,6 +114,7 @@ def test_a_package_that_patches_pytest_is_seen():
     assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for gc",)
 
 
+@needs_boxes
 def test_the_original_is_nowhere_in_the_box():
     """Neither the package, nor what Python made of it, nor the line that was changed."""
     original = package_of(INSTANCE).files[INSTANCE.path]
@@ -132,6 +138,7 @@ print(marshal.loads(open(cached(path), "rb").read()[16:]) == compile(open(path, 
     assert dict(zip(expected, outputs, strict=False)) == expected
 
 
+@needs_boxes
 def test_what_the_policy_is_told():
     said, _, _ = attempt(
         "cd mpmath; x=3", "echo $x $(basename $PWD); false", "seq 9999", "sleep 99", output=40, seconds=1
@@ -142,6 +149,7 @@ def test_what_the_policy_is_told():
     assert attempt("exit 3")[0][1].startswith("Exit code: 3\nThe shell has ended")
 
 
+@needs_boxes
 def test_the_last_turn_is_judged_and_answers_without_a_command_cost_one():
     said, reward, _ = attempt(mending(), "true", turns=2)
     assert reward == 1.0 and len(said) == 3
@@ -159,6 +167,7 @@ def test_the_last_turn_is_judged_and_answers_without_a_command_cost_one():
     assert "exactly one command" in asyncio.run(play())[0]
 
 
+@needs_boxes
 def test_a_lost_box_is_no_verdict():
     async def play():
         world = MiniSWE(prompt_of(INSTANCE))

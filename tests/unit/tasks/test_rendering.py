@@ -127,3 +127,13 @@ print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_text_outside_of_the_vocabulary_is_a_data_error(tmp_path):
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<eos>": 2}, "<unknown>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(tmp_path)
+    narrow = Renderer(tmp_path)
+    assert narrow.encode("a").tolist() == [0]
+    for text in ("é", "\ud83d"):
+        with pytest.raises(DataError):
+            narrow.encode(text)

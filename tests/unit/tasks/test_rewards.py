@@ -13,6 +13,7 @@ from antiphon.tasks.grading import GradingPool
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.extract import last_boxed, last_match
+from antiphon.tasks.rewards.math import Math
 from antiphon.types import Message, Prompt, Sampling, Score, ScoreStatus, Turn
 from antiphon.waits import Waits
 
@@ -75,12 +76,18 @@ def test_math_without_a_box_is_an_option(response: str, value: float) -> None:
     assert judge("math", {"answer": "5"}, response, require_boxed=False).value == value
 
 
+def hangs_on_seven(prompt: Prompt, transcript: Transcript) -> Score:
+    while "7" in transcript.response:
+        pass
+    return Math()(prompt, transcript)
+
+
 def test_an_answer_that_hangs_the_verifier_is_ungraded_and_the_others_are_scored() -> None:
-    responses = ["5", "9^{9^9}", "2+3", "7"]
+    responses = ["5", "7", "5.0", "8"]
 
     async def run() -> list[Score]:
         config = GradingConfig(workers=1, deadline=1.5)
-        async with GradingPool({"t": ("math", {})}, config, Waits()) as pool:
+        async with GradingPool({"t": (f"{__name__}:hangs_on_seven", {})}, config, Waits()) as pool:
             prompt = ask({"answer": "5"})
             return await asyncio.gather(*(pool.score(prompt, answer(rf"\boxed{{{text}}}")) for text in responses))
 

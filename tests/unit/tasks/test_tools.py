@@ -352,7 +352,7 @@ def test_options_are_checked():
 
 
 def test_a_package_that_is_missing_is_named():
-    with pytest.raises(ConfigError, match=r"search needs the package no_such_one: pip install 'antiphon\[envs\]'"):
+    with pytest.raises(ConfigError, match=r"search needs the package no_such_one: .*\[envs\]"):
         extra("no_such_one", "search")
 
 

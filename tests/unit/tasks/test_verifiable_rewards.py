@@ -349,6 +349,30 @@ def test_the_whole_is_the_weighted_sum_of_gated_parts(drawn: list[tuple[float, f
     assert judge("composed", None, "", parts=parts).value == pytest.approx(expected)
 
 
+def paid(*turns: float) -> Score:
+    return Score(status=ScoreStatus.SCORED, value=sum(turns), turns=turns)
+
+
+def composed_turns(**parts: dict[str, Any]) -> tuple[float, ...]:
+    return judge("composed", None, "", parts=parts).turns
+
+
+def test_turns_are_weighted_as_their_part_is() -> None:
+    """What a part pays for no turn, and what is of the whole, falls to the last turn when advantages are made."""
+    assert composed_turns(game=part(paid(1.0, 3.0), weight=0.5)) == (0.5, 1.5)
+    assert composed_turns(game=part(paid(1.0, 3.0)), style=part(7.0)) == (1, 3)
+    assert composed_turns(game=part(paid(1.0, 3.0)), tools=part(paid(0.0, 2.0), weight=-0.5)) == (1, 2)
+    gated = {"game": part(paid(1.0, 3.0), gates=["form"]), "form": part(0.5, weight=0.0)}
+    assert composed_turns(**gated) == (0.5, 1.5)
+    assert composed_turns(style=part(7.0)) == ()
+    assert composed_turns(game=part(paid(1.0, 3.0), weight=0.0), style=part(7.0)) == (0, 0)
+
+
+def test_parts_that_count_turns_differently_have_no_verdict() -> None:
+    score = judge("composed", None, "", parts={"one": part(paid(1.0)), "two": part(paid(1.0, 2.0))})
+    assert score.status is ScoreStatus.UNGRADED and "'one'" in score.detail and "'two'" in score.detail
+
+
 @pytest.mark.parametrize("status", ["ungraded", "infrastructure"])
 def test_a_part_without_a_verdict_leaves_the_whole_without_one(status: str) -> None:
     parts = {"shut": part(0.0, weight=0.0), "broken": part(status, gates=["shut"]), "good": part(1.0)}
@@ -390,3 +414,9 @@ def test_duplicates_pay() -> None:
     )
     assert [score.value for score in judged] == pytest.approx([0.9, 0.9, 0.0, 1.0])
     assert judged[0].parts == {"style": 0.5, "copies": 1.0}
+    (kept, _) = build_group_reward("duplicates", {})(
+        Prompt(id="p", task="t", messages=()),
+        [Transcript([Message("assistant", text)]) for text in "ab"],
+        [paid(1, 3)] * 2,
+    )
+    assert kept.turns == (1, 3)

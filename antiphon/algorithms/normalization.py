@@ -1,0 +1,61 @@
+"""Means, deviations and differences from them, in double precision, that never take rounding for a signal: equal values are
+exactly 0 apart however large they are, and small differences on a large offset are kept."""
+
+import numpy as np
+
+EPSILON = 1e-4  # of TRL and of DeepSeekMath's public code; a deviation below it counts as none
+
+
+def mean_of(values: np.ndarray) -> float:
+    """Return the mean of values [N], 0 of none. That of equal values is the value itself, which a sum divided by N need not be.
+
+    >>> mean_of(np.array([0.1, 0.1, 0.1])), float(np.mean([0.1, 0.1, 0.1]))
+    (0.1, 0.10000000000000002)
+    """
+    if not len(values):
+        return 0.0
+    first = float(values[0])
+    return first + float((values.astype(np.float64) - first).mean())
+
+
+def centred(values: np.ndarray) -> np.ndarray:
+    """Return values [N] less their mean.
+
+    >>> centred(np.array([0, 1, 2])), centred(np.array([0.1, 0.1, 0.1]))
+    (array([-1.,  0.,  1.]), array([0., 0., 0.]))
+    """
+    if not len(values) or values.min() == values.max():
+        return np.zeros(len(values))
+    found = values.astype(np.float64)
+    found = found - found.mean()
+    centre: np.ndarray = found - found.mean()  # the first mean was rounded to what the offset leaves of a number
+    return centre
+
+
+def deviation(values: np.ndarray, correction: int = 1) -> float:
+    """Return the standard deviation of values [N], with Bessel's correction; 0 where there are too few to have one.
+
+    >>> deviation(np.array([0, 1, 2])), deviation(np.array([0.1, 0.1, 0.1])), deviation(np.array([5]))
+    (1.0, 0.0, 0.0)
+    """
+    count = len(values) - correction
+    return float(np.sqrt(np.square(centred(values)).sum() / count)) if count > 0 else 0.0
+
+
+def normalised(values: np.ndarray, correction: int = 1) -> np.ndarray:
+    """Return values [N] less their mean, divided by their deviation and epsilon; 0 for one alone.
+
+    >>> normalised(np.array([0, 1, 2])).round(3)
+    array([-1.,  0.,  1.])
+    """
+    return centred(values) / (deviation(values, correction) + EPSILON)
+
+
+def left_out(values: np.ndarray) -> np.ndarray:
+    """Return values [N], each less the mean of the others.
+
+    >>> left_out(np.array([0, 1, 2]))
+    array([-1.5,  0. ,  1.5])
+    """
+    count = len(values)
+    return centred(values) * (count / (count - 1))

@@ -1,0 +1,144 @@
+"""What every request is held to before anything reads it: how long it may take to arrive, and how much it may be made of."""
+
+import asyncio
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import h11
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from antiphon.sandbox.service.refusals import Reason, Refused
+
+T = TypeVar("T")
+
+MOST_VALUES = 10_000  # members of all lists and objects of a body of JSON
+DEEPEST = 32  # lists and objects within one another
+LONGEST_MESSAGE = 2000  # characters of an answer that says what is wrong; a request does not come back in it
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP of uvicorn, which waits for ever for the rest of a request, with a time for a request to arrive in.
+
+    It begins with the connection, or with the first byte after an answer, and ends with the last byte of the body.
+    """
+
+    def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seconds = seconds
+        self._arriving: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_watch()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Handle what has arrived, and note whether there is more to come."""
+        super().handle_events()
+        self._watch()
+
+    def _watch(self) -> None:
+        state = self.conn.their_state
+        # Between two requests uvicorn's own timer runs, until something arrives.
+        begun = self.timeout_keep_alive_task is None or bool(self.conn.trailing_data[0])
+        if state is h11.SEND_BODY or (state is h11.IDLE and begun):
+            if self._arriving is None:
+                self._arriving = self.loop.call_later(self._seconds, self.transport.abort)
+        else:
+            self._stop_watch()
+
+    def _stop_watch(self) -> None:
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+
+
+class BodyBounds:
+    """Counts what arrives of one body, and raises `HTTPException` as soon as it is too much."""
+
+    def __init__(self, content_type: bytes, largest: int) -> None:
+        """`largest`: bytes. A body in `content_type` that is no form is taken for JSON."""
+        kind = content_type.partition(b";")[0].strip().lower()
+        self._is_json = kind != b"multipart/form-data"
+        self._is_form = kind == b"application/x-www-form-urlencoded"
+        self._largest = largest
+        self._size = self._values = self._depth = 0
+        self._quoted = self._escaped = False
+
+    def wrap(self, receive: Receive) -> Receive:
+        """`receive` of ASGI, counted."""
+
+        async def counted() -> Message:
+            message = await receive()
+            if content := message.get("body", b""):
+                self._count(content)
+            return message
+
+        return counted
+
+    def _count(self, content: bytes) -> None:
+        self._size += len(content)
+        if self._size > self._largest:
+            raise HTTPException(413, f"the request is larger than {self._largest} bytes")
+        if self._is_form:
+            raise HTTPException(415, "the body must be JSON, or for an upload multipart/form-data")
+        if self._is_json:
+            self._count_values(content)
+
+    def _count_values(self, content: bytes) -> None:
+        if b"\0" in content:  # no JSON in UTF-8; in UTF-16 a quotation mark could not be told from half a character
+            raise HTTPException(400, "the body must be JSON in UTF-8")
+        if self._escaped:
+            content, self._escaped = content[1:], False
+        content = _ESCAPE.sub(b"", content)
+        if content.endswith(b"\\"):
+            content, self._escaped = content[:-1], True
+        parts = content.split(b'"')
+        outside = b"".join(parts[self._quoted :: 2])
+        self._quoted ^= len(parts) % 2 == 0
+        self._values += sum(map(outside.count, (b",", b"[", b"{")))
+        if self._values > MOST_VALUES:
+            raise HTTPException(413, f"the body has more than {MOST_VALUES} values")
+        for bracket in _BRACKETS.findall(outside):
+            self._depth += 1 if bracket in b"[{" else -1
+            if self._depth > DEEPEST:
+                raise HTTPException(413, f"the body has more than {DEEPEST} lists or objects within one another")
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client of a request has gone: then `Refused`, for nobody to read.
+
+    Args:
+        receive: That of the request, whose body has been read.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Refused(Reason.LOST, "the client has gone")
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def describe_problems(problems: Sequence[Any]) -> str:
+    """What pydantic found wrong with a request, without what the request contains at length."""
+    said = [f"{'.'.join(str(part)[:64] for part in item['loc'])}: {item['msg'][:200]}" for item in problems[:10]]
+    return "; ".join(said + [f"and {len(problems) - 10} more"] * (len(problems) > 10))

@@ -1,0 +1,73 @@
+"""Units behind a number: found, named, and converted where they measure the same."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_SIZES = {  # by what is measured: how many of the first each unit is
+    "length": "m 1, mm 1/1000, cm 1/100, dm 1/10, km 1000, in 127/5000, ft 381/1250, yd 1143/1250, mi 201168/125",
+    "mass": "g 1, mg 1/1000, kg 1000",
+    "time": "s 1, ms 1/1000, min 60, h 3600, day 86400, week 604800",
+    "volume": "l 1, ml 1/1000, cl 1/100",
+    "money": "$ 1, cent 1/100",
+    "angle": "degree 1",
+}
+_KNOWN = {
+    name: (measured, Fraction(size))
+    for measured, sizes in _SIZES.items()
+    for name, size in (each.split() for each in sizes.split(", "))
+}
+_NAMES = {
+    **{"meter": "m", "metre": "m", "millimeter": "mm", "centimeter": "cm", "centimetre": "cm", "kilometer": "km"},
+    **{"kilometre": "km", "inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"},
+    **{"gram": "g", "milligram": "mg", "kilogram": "kg", "second": "s", "sec": "s", "minute": "min", "hour": "h"},
+    **{"hr": "h", "liter": "l", "litre": "l", "milliliter": "ml", "dollar": "$", "usd": "$", "deg": "degree"},
+}
+_BEFORE = re.compile(r"^\s*(-?)\s*(\\?\$|€|£|¥)\s*(?=[0-9.])")
+_DEGREES = re.compile(r"(?:\^\s*\{?\\circ\}?|\N{DEGREE SIGN})\s*(?:\\(?:text|mathrm)\{\s*([CF])\s*\}|([CF]))?\s*$")
+_WRITTEN = re.compile(
+    r"(?:\\[,;: ]|~|\s)*"
+    r"(?:\\(?:text|mathrm|textrm|textnormal|textbf|mbox)\{\s*(?P<set>[^{}]*?)\s*\}"
+    r"|(?<=[\s~,])(?P<plain>[A-Za-z]+(?:[ /][A-Za-z]+)*))"
+    r"\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*$"
+)
+_NO_UNITS = {"and", "or", "pi", "e", "i", "x", "y", "z", "sqrt", "yes", "no", "true", "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit by its short name, such as `cm` or `apple`, and its power."""
+
+    name: str
+    power: int = 1
+
+    def factor_to(self, other: "Unit") -> Fraction | None:
+        """Return how many `other` one of this unit is; None if they do not measure the same."""
+        if self == other:
+            return Fraction(1)
+        ours, theirs = _KNOWN.get(self.name), _KNOWN.get(other.name)
+        if ours is None or theirs is None or ours[0] != theirs[0] or self.power != other.power:
+            return None
+        return (ours[1] / theirs[1]) ** self.power
+
+
+def split_unit(answer: str) -> tuple[str, Unit | None]:
+    """Split an answer into what stands before its unit, and the unit; a currency may stand in front."""
+    if found := _BEFORE.match(answer):
+        return found[1] + answer[found.end() :], Unit(found[2].removeprefix("\\"))
+    if found := _DEGREES.search(answer):
+        scale = found[1] or found[2]
+        return answer[: found.start()], Unit(f"degree {scale}" if scale else "degree")
+    found = _WRITTEN.search(answer)
+    if found is None or not re.search(r"[0-9]", answer[: found.start()]):
+        return answer, None
+    name = _short_name(found["set"] if found["set"] is not None else found["plain"])
+    if not name or name in _NO_UNITS or (found["plain"] and len(name) == 1 and name not in _KNOWN):
+        return answer, None
+    return answer[: found.start()], Unit(name, int(found["power"] or 1))
+
+
+def _short_name(text: str) -> str:
+    name = " ".join(text.casefold().rstrip(".").split())
+    singular = name[:-1] if len(name) > 2 and name.endswith("s") else name
+    return _NAMES.get(name) or _NAMES.get(singular) or (name if name in _KNOWN else singular)

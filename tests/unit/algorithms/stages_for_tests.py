@@ -1,0 +1,26 @@
+"""The stages that make rewards and advantages, without a model."""
+
+import asyncio
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.stages import Step, Training, advantages, rewards
+
+
+def taken_through(groups, estimate=None, **algorithm):
+    """The step of these groups of samples, after `rewards` and `advantages`; `estimate` is a function of your own."""
+    config = AlgorithmConfig(**algorithm)
+    training = Training(
+        learner=None,
+        algorithm=config,
+        config=LearnerConfig(),
+        critic_ranks=1,
+        estimate=estimate or ADVANTAGES.resolve(config.advantage),
+        stages=[],
+        max_tokens=9,
+    )
+    step = Step(number=1, version=0, samples=[list(group) for group in groups], training=training)
+    for stage in (rewards, advantages):
+        asyncio.run(stage(step))
+    return step

@@ -1,0 +1,104 @@
+"""What a run directory is read through: nothing leads out of it, and a terminal is told text."""
+
+import os
+import sqlite3
+import unicodedata
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.config import read_yaml
+from antiphon.errors import ConfigError, RecordError, printable
+from antiphon.record import schema
+from antiphon.record.reading import file_inside, path_inside
+
+
+@given(st.text())
+def test_printable_text_has_no_controls(text):
+    shown = printable(text)
+    assert not [each for each in shown if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    shown.encode()
+    if all(unicodedata.category(each)[0] in "LNPS" for each in text):
+        assert shown == text
+
+
+def test_escapes_name_their_characters():
+    assert printable("a\x1b[31m\x9b\u202e\n") == "a\\u{1b}[31m\\u{9b}\\u{202e}\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "run"
+    (run / "sub").mkdir(parents=True)
+    (run / "file").write_text("here")
+    (tmp_path / "outside").write_text("there")
+    (run / "link_out").symlink_to(tmp_path / "outside")
+    (run / "link_in").symlink_to(run / "file")
+    (run / "folder_out").symlink_to(tmp_path)
+    os.mkfifo(run / "pipe")
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/dev/zero",
+        "../outside",
+        "sub/../../outside",
+        "link_out",
+        "folder_out/outside",
+        "pipe",
+        "sub",
+        "none",
+        "a\0b",
+        "~",
+    ],
+)
+def test_only_regular_files_inside_are_read(run, name):
+    with pytest.raises(RecordError):
+        file_inside(run, name)
+
+
+def test_files_of_a_run_are_found(run):
+    assert file_inside(run, "file").read_text() == file_inside(run, "link_in").read_text() == "here"
+    assert path_inside(run, "sub/none") == run / "sub" / "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("a: &a [1, 2]\nb: [*a, *a]\n", True),
+        ("a: [" + ", ".join("1" * 40_000) + "]", True),
+        ("a: [" + ", ".join("1" * 60_000) + "]", False),
+        ("a: " + "[" * 50 + "]" * 50, True),
+        ("a: " + "[" * 5_000 + "]" * 5_000, False),
+        ("a: &a {b: *a}", False),
+        ("a: " + "9" * 5_000, False),
+        ("a: " + "x" * (1 << 20), False),
+    ],
+)
+def test_a_yaml_text_is_bounded(tmp_path, text, valid):
+    (tmp_path / "config.yaml").write_text(text)
+    if valid:
+        assert read_yaml(tmp_path / "config.yaml")["a"]
+    else:
+        with pytest.raises(ConfigError):
+            read_yaml(tmp_path / "config.yaml")
+
+
+def test_a_ledger_of_our_tables_alone_is_opened(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+        schema.open_to_read(tmp_path).close()
+        db.execute("CREATE INDEX other ON attempts (score)")
+    with pytest.raises(RecordError, match="other"):
+        schema.open_to_read(tmp_path)
+
+
+def test_what_a_query_costs_is_bounded(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+    with closing(schema.open_to_read(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        db.execute("WITH RECURSIVE e(n) AS (SELECT 1 UNION ALL SELECT n FROM e) SELECT count(*) FROM e").fetchone()

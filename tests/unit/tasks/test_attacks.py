@@ -1,0 +1,40 @@
+"""The catalogue of reward hacks: it finds holes that were planted, and is silent on sound rewards."""
+
+import pytest
+
+from antiphon.tasks.attacks import attacks, has_tests
+from antiphon.tasks.contract import oracles
+from antiphon.types import Message, Prompt
+from benchmarks.check_rewards import CHOICES, HOLES, SOUND, SQUARES, SUMS, try_reward
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_a_planted_hole_is_found(name):
+    found = try_reward(*HOLES[name])
+    assert found.problems or found.holes
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_reward_raises_no_alarm(name):
+    found = try_reward(*SOUND[name])
+    assert (found.problems, found.holes) == ((), ()) and found.attacks > 20
+
+
+@pytest.mark.parametrize("rows", [SUMS, CHOICES, SQUARES], ids=["sums", "choices", "squares"])
+def test_no_attack_is_the_right_answer(rows):
+    for payload, question in rows:
+        prompt = Prompt(id="p", task="t", messages=(Message("user", question),), payload=payload)
+        found = list(attacks(prompt))
+        assert len({attack.cause for attack in found}) == len(found)
+        assert not {attack.response.strip() for attack in found} & set(oracles(prompt))
+        assert has_tests(prompt) == any(attack.cause.startswith("code:") for attack in found)
+
+
+def test_check_names_the_hacks_that_are_paid(project):
+    (project.folder / "careless.py").write_text(
+        "def mentions(prompt, transcript):\n    return float(prompt.payload['answer'] in transcript.response)\n"
+    )
+    task = {"name": "sums", "prompts": {"source": "mytask:problems"}, "reward": "careless:mentions"}
+    checked = project.run("check", project.config(tasks=[task]), "--prompts", "2")
+    assert checked.returncode == 1
+    assert "reward hack: several answers" in checked.stdout
