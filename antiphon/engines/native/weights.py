@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -25,17 +25,21 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in model.named_parameters()}
     copies: deque[Future[Tensor]] = deque()
-    for name, tensor in _in_the_model(model, state.keys(), tensors):
-        own = state[name]
-        if own.shape != tensor.shape:
-            raise WeightsError(f"received tensor {name!r} of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
-        missing.pop(id(own), None)
-        if own.is_cuda:
-            own.detach().copy_(tensor)
-            continue
-        copies.append(threads().submit(own.detach().copy_, tensor))
-        if len(copies) > AHEAD:
-            copies.popleft().result()
+    try:
+        for name, tensor in _in_the_model(model, state.keys(), tensors):
+            own = state[name]
+            if own.shape != tensor.shape:
+                shapes = f"of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}"
+                raise WeightsError(f"received tensor {name!r} {shapes}")
+            missing.pop(id(own), None)
+            if own.is_cuda:
+                own.detach().copy_(tensor)
+                continue
+            copies.append(threads().submit(own.detach().copy_, tensor))
+            if len(copies) > AHEAD:
+                copies.popleft().result()
+    finally:  # after a failure, too: a copy that ends later would write into the next update
+        wait(copies)
     for copy in copies:
         copy.result()
     if missing:

@@ -1,5 +1,10 @@
 """What the engine promises besides numbers: sharing, stops, aborts, updates, limits, memory."""
 
+import time
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +12,7 @@ import torch
 from antiphon.engines.base import WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
+from antiphon.engines.native.weights import copy_weights
 from antiphon.errors import RequestError, StateError, UnsupportedError, WeightsError
 from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from tests.unit.engines.native_support import VOCABULARY, Host, make_host, make_model, prompt
@@ -286,6 +292,34 @@ def test_wrong_weights_are_named_and_the_engine_waits_for_right_ones() -> None:
     host.add("r", prompt(0, 9), max_tokens=8)
     host.run()
     assert host.logprob_errors()[0].max() < 1e-4
+
+
+class SlowTensor(torch.Tensor):
+    """A tensor whose copy into another goes on for a while after `begin`."""
+
+    begin, ended = Event(), Event()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            cls.begin.wait(10)
+            time.sleep(0.2)  # the length of the copy
+            cls.ended.set()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_when_a_load_has_failed_nothing_of_it_is_copied_any_more() -> None:
+    host = make_host("qwen2")
+    name, tensor = next(iter(host.weights[0].items()))
+
+    def stopping() -> Iterator[tuple[str, torch.Tensor]]:
+        yield name, tensor.as_subclass(SlowTensor)
+        SlowTensor.begin.set()
+        yield "model.norm.weight", torch.zeros(3)
+
+    with pytest.raises(WeightsError, match="shape"):
+        copy_weights(host.model, stopping())
+    assert SlowTensor.ended.is_set()
 
 
 @pytest.mark.parametrize("dropped", ["lm_head.weight", "model.embed_tokens.weight"])
