@@ -329,6 +329,7 @@ class _Zygote:
         return {
             "level": level,
             "user_namespace": levels.probe().user_namespace,
+            "seccomp": levels.probe().seccomp,
             "asking": os.getpid(),
             "sources": levels.python_sources() | inside,
             "imports": [name for name in packages if (Path(packages[name]) / "__init__.py").exists()],

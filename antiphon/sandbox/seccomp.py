@@ -1,4 +1,4 @@
-"""Which system calls a program may make: one filter, for whatever is run at level 2 and above.
+"""Which system calls a program may make: one filter for whatever is run at level 2 and above, a short one for level 1.
 
 What is denied fails with EPERM, so that a program can go on; a call of another architecture (`int 0x80` on x86_64) kills.
 The filter is classic BPF, as the kernel takes it and as `bwrap --seccomp` reads it.
@@ -14,8 +14,19 @@ from collections.abc import Sequence
 from antiphon.sandbox import kernel
 
 _SOCKET = (41, 198)
-# name: (x86_64, aarch64); None where the architecture has no such call
-_DENIED: dict[str, tuple[int | None, int | None]] = {
+_Calls = dict[
+    str, tuple[int | None, int | None]
+]  # name: (x86_64, aarch64); None where the architecture has no such call
+# Asynchronous I/O: the whole machine shares its contexts (fs.aio-max-nr), and no limit of a process counts them.
+_SHARED: _Calls = {
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
+    "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292),
+}
+_DENIED: _Calls = _SHARED | {
     # the network, and what speaks to other processes by name
     "socket": _SOCKET,
     "shmget": (29, 194),
@@ -42,13 +53,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "ioprio_set": (251, 30),
-    # asynchronous I/O: the whole machine shares its contexts (fs.aio-max-nr), and no limit of a process counts them
-    "io_setup": (206, 0),
-    "io_destroy": (207, 1),
-    "io_submit": (209, 2),
-    "io_cancel": (210, 3),
-    "io_getevents": (208, 4),
-    "io_pgetevents": (333, 292),
     # watches: all processes of a user share a few (fs.inotify.max_user_instances), and boxes may share a user
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
@@ -122,7 +126,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
 }
 # What changes a file without opening it.
-_ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
+_ATTRIBUTES: _Calls = {
     "chmod": (90, None),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
@@ -250,22 +254,30 @@ def filter_program(*, keep_attributes: bool = False, sockets: bool = False) -> b
     IPv4 and of Unix can be made: for what has a network namespace of its own.
     """
     column = kernel.machine()
-    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
-    if column == 0:
-        program += [(_AT_LEAST, 0, 1, _X32), _UNKNOWN]
     conditional = _CONDITIONAL | ({"socket": _SOCKET} if sockets else {})
+    conditions = []
     for name, numbers in conditional.items():
         body = _conditions(name)
-        program += [(_EQUAL, 0, len(body), numbers[column]), *body]
+        conditions += [(_EQUAL, 0, len(body), numbers[column]), *body]
     table = _DENIED | _ATTRIBUTES if keep_attributes else _DENIED
-    denied = sorted(
-        number for name, numbers in table.items() if name not in conditional and (number := numbers[column]) is not None
-    )
-    return _pack([*program, *_search(denied)])
+    return _pack([*_begin(), *conditions, *_search({name: table[name] for name in table.keys() - conditional.keys()})])
 
 
-def _search(denied: Sequence[int]) -> list[_Instruction]:
-    """Deny the calls of these numbers, found by halves: the kernel asks of every call there is when a filter is installed."""
+def shared_program() -> bytes:
+    """The filter for code that is trusted: it denies what would use up a count of the whole machine."""
+    return _pack([*_begin(), *_search(_SHARED)])
+
+
+def _begin() -> list[_Instruction]:
+    """Kill what calls by another architecture, and load the number of the call."""
+    column = kernel.machine()
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[column]), _KILL, (_LOAD, 0, 0, 0)]
+    return [*program, (_AT_LEAST, 0, 1, _X32), _UNKNOWN] if column == 0 else program
+
+
+def _search(table: _Calls) -> list[_Instruction]:
+    """Deny these calls, found by halves: the kernel asks of every call there is when a filter is installed."""
+    denied = sorted(number for each in table.values() if (number := each[kernel.machine()]) is not None)
     edges = [(0, _ALLOW)]  # from each number on
     for number in denied:
         if edges[1:] and edges[-1][0] == number:  # it follows one that is denied

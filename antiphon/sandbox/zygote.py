@@ -58,6 +58,8 @@ class Setup:
     level: Level
     user_namespace: bool
     """Whether the rights to make the other namespaces must come from one of users."""
+    seccomp: bool
+    """Whether system calls can be filtered; from level 2 on they must be."""
     asking: int
     """Process whose end ends all."""
     sources: dict[str, str]
@@ -403,7 +405,8 @@ class _Program:
         resource.setrlimit(
             resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
         )
-        if self.worker.setup.level >= Level.CONFINED:
+        if self.worker.setup.seccomp or self.worker.setup.level >= Level.CONFINED:
+            kernel.forbid_privileges()
             seccomp.install(_filter(self.worker.setup))
         return str(program)
 
@@ -439,6 +442,8 @@ class _Program:
 
 def _filter(setup: Setup) -> bytes:
     """Landlock knows nothing of permissions: where a program has the user's own files around it, none may be changed."""
+    if setup.level < Level.CONFINED:
+        return seccomp.shared_program()
     return seccomp.filter_program(keep_attributes=setup.level == Level.CONFINED and os.getuid() != 0)
 
 

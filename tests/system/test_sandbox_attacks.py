@@ -374,6 +374,7 @@ EXPECTED = dict.fromkeys(ATTACKS, (HELD, HELD, OPEN)) | {
     "many files": (HELD, OPEN, OPEN),
     # the limits of level 1 are those of the others
     "a large file": (HELD, HELD, HELD),
+    "asynchronous input and output": (HELD, HELD, HELD),
     "fork bomb": (HELD, HELD, DEPENDS),
     "daemon": (HELD, HELD, HELD),
     "memory of many processes": (HELD, DEPENDS, DEPENDS) if probe().memory_groups else (DEPENDS, DEPENDS, DEPENDS),

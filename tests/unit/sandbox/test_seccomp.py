@@ -81,6 +81,13 @@ def test_what_the_machine_shares_is_denied(machine):
     assert verdicts == dict.fromkeys(SHARED_BY_ALL[machine], DENY)
 
 
+def test_the_short_filter_denies_contexts_alone(machine):
+    denied = [number for name, number in SHARED_BY_ALL[machine].items() if name.startswith("io_")]
+    verdicts = {number: judge(seccomp.shared_program(), number, audit=AUDIT[machine]) for number in range(500)}
+    assert [number for number, verdict in verdicts.items() if verdict != ALLOW] == sorted(denied)
+    assert {verdicts[number] for number in denied} == {DENY}
+
+
 def test_attributes_without_opening_the_file(machine):
     file_setattr = 469  # of both
     assert judge(seccomp.filter_program(keep_attributes=True), file_setattr, audit=AUDIT[machine]) == DENY
