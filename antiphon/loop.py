@@ -56,8 +56,8 @@ from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.rollout.shards import Shard, Shards
 from antiphon.rollout.siblings import Siblings
 from antiphon.run_config import RunConfig
+from antiphon.tasks.base import MARK
 from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.suspicions import MARK
 from antiphon.types import (
     AttemptId,
     Group,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from antiphon.tasks.suspicions import MARK
+from antiphon.tasks.base import MARK
 from antiphon.types import Group, IntArray, PayloadReference, ScoreStatus, Segment, Trajectory, TrajectoryMeta, Wording
 
 WINDOW = 512  # answers of a task that are kept, the newest

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.tasks.suspicions import MARK
+from antiphon.tasks.base import MARK
 from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]

@@ -18,7 +18,7 @@ FILLER = 400  # words of a response that is long and says nothing
 BRACKETS = 5_000
 DIGITS = 200_000
 
-_EXPRESSION = re.compile(r"\(?-?\d+(?:\.\d+)?\)?(?:\s*[-+*/^×·]\s*\(?-?\d+(?:\.\d+)?\)?)+")
+EXPRESSION = re.compile(r"\(?-?\d+(?:\.\d+)?\)?(?:\s*[-+*/^×·]\s*\(?-?\d+(?:\.\d+)?\)?)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Attack:
 
 def attacks(prompt: Prompt) -> Iterator[Attack]:
     """Yield the attacks that a prompt allows on its reward."""
-    payload: Mapping[str, Any] = prompt.payload if isinstance(prompt.payload, Mapping) else {}
+    payload = named_payload(prompt)
     question = "\n".join(message.content for message in prompt.messages if message.role == "user")
     yield from _talk(question)
     right = payload.get("answer")
@@ -43,9 +43,14 @@ def attacks(prompt: Prompt) -> Iterator[Attack]:
             yield Attack(f"code: {cause}", f"```python\n{body.replace('NAME', name)}\n```")
 
 
+def named_payload(prompt: Prompt) -> Mapping[str, Any]:
+    """Return the payload of a prompt if its values have names, else an empty one."""
+    return prompt.payload if isinstance(prompt.payload, Mapping) else {}
+
+
 def has_tests(prompt: Prompt) -> bool:
     """Return True if the payload of a prompt tests programs."""
-    payload: Mapping[str, Any] = prompt.payload if isinstance(prompt.payload, Mapping) else {}
+    payload = named_payload(prompt)
     return bool(_tested_name(payload) or payload.get("inputs") or payload.get("input_output"))
 
 
@@ -94,7 +99,7 @@ def _answers(right: str, question: str) -> Iterator[Attack]:
         yield from _numbers(right, wrong)
     elif re.fullmatch(r"[A-Za-z]", right):
         yield Attack("several answers: every option", "A B C D E\n" + r"\boxed{A, B, C, D, E}")
-    if found := _EXPRESSION.search(question):
+    if found := EXPRESSION.search(question):
         yield Attack("question restated", rf"\boxed{{{found[0]}}}")
         yield Attack("question restated: set", rf"\boxed{{\{{{found[0]}\}}}}")
         yield Attack("question restated: limit", rf"\boxed{{\lim_{{x\to 0}}({found[0]}+x)}}")

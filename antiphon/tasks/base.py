@@ -12,6 +12,9 @@ Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
+MARK = "mark/"  # what the names of marks (`tasks.suspicions`) begin with among the parts of a score
+
+
 class Environment(Protocol):
     """A single-use world of text, in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
 

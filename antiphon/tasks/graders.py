@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from antiphon.errors import AntiphonError, ConfigError, WorkerDied
-from antiphon.tasks.base import AsyncReward, Generate, Transcript, Unreachable, as_score
+from antiphon.tasks.base import MARK, AsyncReward, Generate, Transcript, Unreachable, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading import Gpus, GradingPool, GradingStats, Named
 from antiphon.tasks.grading_worker import marked, one_line
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous
 from antiphon.tasks.rewards.composed import Composition
-from antiphon.tasks.suspicions import MARK
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
 
@@ -77,7 +76,7 @@ class AsyncGrader:
             limit = asyncio.timeout(self._config.deadline)
             try:
                 async with limit:
-                    score = marked(as_score(await self._reward(prompt, transcript)), transcript)
+                    score = marked(as_score(await self._reward(prompt, transcript)), prompt, transcript)
             except Exception as error:  # noqa: BLE001 - named boundary: user code
                 return self._failed(error, limit.expired())
         if score.status is ScoreStatus.SCORED:

@@ -125,7 +125,7 @@ def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> Graded:
 
 
 def _alone(reward: Reward, prompt: Prompt, transcript: Transcript) -> Graded:
-    return Graded(marked(as_score(reward(prompt, transcript)), transcript))
+    return Graded(marked(as_score(reward(prompt, transcript)), prompt, transcript))
 
 
 def _together(
@@ -135,15 +135,17 @@ def _together(
     verdicts = tuple(map(as_score, reward(prompt, transcripts, scores)))
     if len(verdicts) != len(transcripts):
         raise ValueError(f"the group reward gave {len(verdicts)} scores to {len(transcripts)} siblings")
-    siblings = tuple(map(marked, verdicts, transcripts))
+    siblings = tuple(
+        marked(verdict, prompt, transcript) for verdict, transcript in zip(verdicts, transcripts, strict=True)
+    )
     return Graded(
         next((score for score in siblings if score.status is not ScoreStatus.SCORED), siblings[0]), siblings=siblings
     )
 
 
-def marked(score: Score, transcript: Transcript) -> Score:
+def marked(score: Score, prompt: Prompt, transcript: Transcript) -> Score:
     """The score, with what is suspicious about the response among its parts."""
-    found = suspicions(transcript.response)
+    found = suspicions(prompt, transcript.response)
     return replace(score, parts={**score.parts, **found}) if found else score
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from antiphon.config import Config
 from antiphon.errors import ConfigError
-from antiphon.tasks.base import Transcript, as_score
+from antiphon.tasks.base import MARK, Transcript, as_score
 from antiphon.tasks.rewards import build_reward
 from antiphon.types import Prompt, Score, ScoreStatus
 
@@ -29,8 +29,8 @@ class Composition:
     """The sum over the parts of weight × value × the values of its gates.
 
     A gate is a part like any other: one of 0 or 1 lets another through or not. Every part is judged, whatever its gates say,
-    and reported under its name, its own parts as `name/part`. If one has no verdict, the whole has none. What parts pay for
-    turns is summed as their values are.
+    and reported under its name, its own parts as `name/part`; marks, which are of the response, keep theirs. If one part has
+    no verdict, the whole has none. What parts pay for turns is summed as their values are.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -57,7 +57,11 @@ class Composition:
         }
         total = sum(factor * values[name] for name, factor in factors.items())
         paid = [[factors[name] * reward for reward in scores[name].turns] for name in counts]
-        inner = {f"{name}/{part}": value for name, score in scores.items() for part, value in score.parts.items()}
+        inner = {
+            part if part.startswith(MARK) else f"{name}/{part}": value
+            for name, score in scores.items()
+            for part, value in score.parts.items()
+        }
         detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
         turns = tuple(map(sum, zip(*paid, strict=True)))
         return Score(status=ScoreStatus.SCORED, value=total, parts=values | inner, turns=turns, detail=detail)
