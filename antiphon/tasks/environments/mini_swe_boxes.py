@@ -3,10 +3,11 @@
 No box sees the package as it is installed: of what is installed here it has Python and pytest. Of what an attempt leaves, only
 the modules that the package had are taken; tests, and all else that pytest reads, come from the installation.
 
-Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. Two that always
-fail run with them, under names that nobody could know: they notice code that makes pytest say what it likes. Names that such
-code needs, and mending a package does not, must not be new in a module. Neither is a wall against code that was made for one
-test alone.
+Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. So they run
+twice, each time with another random half of them made to fail (`mini_swe_planted`): code that makes pytest say what it likes
+cannot tell which. Each test has a process of its own, under a hook that sees what code reaches for (`mini_swe_runner`), and
+names that such code needs, and mending a package does not, must not be new in a module. What is left is listed in
+docs/integrity.md.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import tarfile
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from antiphon.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
@@ -32,6 +33,7 @@ from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.session import Session
 from antiphon.sandbox.shell import STDOUT
 from antiphon.tasks.environments.mini_swe_packages import Files, Instance, Package, package_of
+from antiphon.tasks.environments.mini_swe_planted import halves
 from antiphon.waits import Waits
 
 LIMITS = Limits(seconds=60, cpu_seconds=600, memory=1 << 30, file_size=64 << 20, disk=128 << 20, processes=64)
@@ -40,8 +42,7 @@ TEST_SECONDS = 100.0  # for what, if it only computes, has been ended before, un
 MOVE_SECONDS = 60.0  # for a tree to be packed or unpacked
 LARGEST = 16 << 20  # bytes of modules that are taken from a box
 BUSY = 2  # boxes for each core in which something is done at a time
-PYTEST = "python -m pytest -q -rp --tb=no --color=no -p no:cacheprovider"
-MUST_FAIL = 2
+RUNNER = Path(__file__).with_name("mini_swe_runner.py")
 
 REACHING = frozenset(
     b"__builtins__ __globals__ __import__ __subclasses__ _exit _getframe _pytest atexit builtins ctypes eval exec gc "
@@ -110,28 +111,44 @@ async def modules_in(box: Box, package: Package) -> Files:
 
 
 async def judge(instance: Instance, modules: Files) -> Verdict:
-    """Run the tests of an instance on a package with these modules, in a fresh box."""
+    """Run the tests of an instance on a package with these modules, twice, in fresh boxes: in each run another random half of
+    the test functions must fail."""
     package = package_of(instance)
     before = {**package.files, instance.path: instance.faulty(package)}
     changed = {path: content for path, content in modules.items() if content != package.files[path]}
     missing = set(package.sources) - modules.keys()
-    flags = [f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])]
-    folder, mark = PurePosixPath(instance.tests[0]).parent, secrets.token_hex(8)
-    failing = {f"{folder}/test_{mark}_{n}.py": f"def test_{mark}(): assert False\n".encode() for n in range(MUST_FAIL)}
-    passed = await passing(package.tar({**changed, **failing}, missing), [*instance.tests, *failing])
-    if any(mark in name for name in passed):
-        flags.append("tests that must fail have passed")
-    return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(flags))
+    flags = {f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])}
+    passed: set[str] = set()
+    for tests, must_fail in halves({path: package.files[path] for path in instance.tests}, secrets.SystemRandom()):
+        passes, reached = await run(package.tar({**changed, **tests}, missing), instance.tests)
+        lies = {name for name in passes if name.partition("[")[0] in must_fail}
+        passed |= passes - lies
+        flags |= {f"the tests saw {what}" for what in reached} | (
+            {"tests that must fail have passed"} if lies else set()
+        )
+    return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(sorted(flags)))
 
 
 async def passing(tar: bytes, tests: Collection[str]) -> set[str]:
     """Names of the tests in these files that pass; none if they compute for too long. `SandboxError` if they do not end."""
-    command = f"ulimit -t {TEST_CPU_SECONDS}; {PYTEST} {shlex.join(tests)}"
+    return (await run(tar, tests))[0]
+
+
+async def run(tar: bytes, tests: Collection[str]) -> tuple[set[str], set[str]]:
+    """Names of the tests in these files that are said to pass, and what the package was seen to reach for."""
+    folder, package = secrets.token_hex(8), PurePosixPath(next(iter(tests))).parts[0]
+    runner, files = f"{folder}/{RUNNER.name}", shlex.join(tests)
+    command = (
+        f"mkdir {folder}; cat > {runner}; before=$(sha256sum {runner} {files}); "
+        f"python -PB {runner} {package} {TEST_CPU_SECONDS} {files}; "
+        f'[ "$before" = "$(sha256sum {runner} {files})" ] || echo REACHED changed tests'
+    )
     async with turn(), await open_box(tar) as box:
-        result = await Session(box).run(command, seconds=TEST_SECONDS)
+        result = await Session(box).run(command, seconds=TEST_SECONDS, stdin=RUNNER.read_bytes())
     if result.status is Status.TIMEOUT:
         raise SandboxError(f"the tests did not end in {TEST_SECONDS:g} s")
-    return {line.removeprefix("PASSED ") for line in result.stdout.splitlines() if line.startswith("PASSED ")}
+    said = [line.partition(" ") for line in result.stdout.splitlines()]
+    return {rest for word, _, rest in said if word == "PASSED"}, {rest for word, _, rest in said if word == "REACHED"}
 
 
 def _reached(before: bytes, after: bytes) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
-from antiphon.tasks.suspicions import MARK
+from antiphon.tasks.base import MARK
 from antiphon.types import (
     AttemptStatus,
     Message,
