@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from antiphon.errors import ConfigError, UnsupportedError
-from antiphon.sandbox import cgroups, levels, zygote
+from antiphon.sandbox import cgroups, levels, users, zygote
 from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, Usage, linked_limits
 from antiphon.sandbox.config import SandboxConfig
 from antiphon.sandbox.memory_files import memory_file, payload_file
@@ -343,7 +343,10 @@ class _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_SECONDS)
         with theirs:
-            claim, uid = _claim_user()
+            try:
+                claim, uid = users.claim()
+            except OSError as error:
+                raise _Lost(str(error)) from None
             try:
                 socket.send_fds(self.connection, [str(uid).encode()], [theirs.fileno()])
             except OSError as error:
@@ -395,19 +398,6 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self.close()
-
-
-def _claim_user() -> tuple[socket.socket, int]:
-    """A user that no other sandbox on this machine runs programs as, and what holds it: a socket of its name."""
-    claim = socket.socket(socket.AF_UNIX)
-    for uid in zygote.UIDS:
-        try:
-            claim.bind(f"\0antiphon-user-{uid}")
-        except OSError:  # taken
-            continue
-        return claim, uid
-    claim.close()
-    raise _Lost(f"all {len(zygote.UIDS)} users for programs are taken")
 
 
 def _answer(connection: socket.socket, whose: str) -> dict[str, Any]:

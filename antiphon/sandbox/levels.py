@@ -23,7 +23,7 @@ PROBE_SECONDS = 30.0
 TRIAL_UID = 60578
 _SCOPED = 6  # the first version of Landlock that keeps signals and sockets in
 
-_HOW_TO_LOWER = "to run untrusted code with less, say so in the YAML: sandbox.minimum_level: {level}"
+_HOW_TO_LOWER = "to run untrusted code with less, say so in the YAML: {key}: {level}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,17 @@ class Capabilities:
         return [f"{name}: {self.problems.get(name, 'missing')}" for name, there in needed if not there]
 
 
-def require(minimum: Level) -> Level:
-    """The highest level of this machine; `UnsupportedError` if it is below `minimum`."""
+def require(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
+    """The highest level of this machine; `UnsupportedError` if it is below `minimum`, which is the value of `key`."""
     capabilities = probe()
     level = capabilities.level
     if level is None:
         raise UnsupportedError(f"there is no sandbox on this platform: {'; '.join(capabilities.lacks(Level.LIMITS))}")
     if level < minimum:
         raise UnsupportedError(
-            f"this machine can run untrusted code at level {level} ({level.name.lower()}), but sandbox.minimum_level is "
+            f"this machine can run untrusted code at level {level} ({level.name.lower()}), but {key} is "
             f"{minimum} ({minimum.name.lower()}), for which it lacks: {'; '.join(capabilities.lacks(minimum))}; "
-            + _HOW_TO_LOWER.format(level=int(level))
+            + _HOW_TO_LOWER.format(key=key, level=int(level))
         )
     return level
 

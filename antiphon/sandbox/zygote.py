@@ -33,13 +33,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from antiphon.sandbox import cgroups, kernel, seccomp
+from antiphon.sandbox import cgroups, kernel, seccomp, users
 from antiphon.sandbox.base import Level, Limits
 from antiphon.sandbox.execution import execute
 
 WORK = "/tmp/work"  # of a program in the private root
 PACKAGES = "/packages"
-UIDS = range(60578, 61184)  # that neither systemd nor the usual tools give out
 OPEN_FILES = 256
 FIRST_LINK = 3  # after the standard streams
 LARGEST_MESSAGE = 1 << 16
@@ -416,7 +415,7 @@ class _Program:
         for rules in self.rules:
             kernel.restrict(rules)
         if self.worker.changes_user:
-            hidden = self.worker.setup.level < Level.ISOLATED and _hidden(self.worker.readable)
+            hidden = self.worker.setup.level < Level.ISOLATED and users.hidden(self.worker.readable)
             kernel.change_user(self.worker.uid, keep=(kernel.READ_SEARCH,) if hidden else ())
         else:
             kernel.keep_capabilities()
@@ -445,12 +444,6 @@ def _filter(setup: Setup) -> bytes:
     if setup.level < Level.CONFINED:
         return seccomp.shared_program()
     return seccomp.filter_program(keep_attributes=setup.level == Level.CONFINED and os.getuid() != 0)
-
-
-def _hidden(paths: list[str]) -> bool:
-    """Whether some of the paths lie where other users may not go."""
-    above = {parent for path in paths for parent in Path(path).parents}
-    return any(not os.stat(directory).st_mode & 0o001 for directory in above)
 
 
 def _threads_of(uid: int) -> int:

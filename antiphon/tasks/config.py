@@ -1,10 +1,11 @@
 """Configuration of what to solve. Importing it imports no torch."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from antiphon.config import Config, Problems
+from antiphon.sandbox.base import Level
 
 
 class PromptsConfig(Config):
@@ -63,6 +64,11 @@ class GradingConfig(Config):
     """Gradings under way at once of a reward that is `async def`."""
     deadline: float = Field(10.0, gt=0.0)
     """Seconds after which one grading is killed and the trajectory is left ungraded."""
+    confine: Literal["built_in", "all", "none"] = "built_in"
+    """Whose processes open no file but Python's and have no network: those of built-in rewards that only read text (`math`,
+    `sql`, `regex` …); those of your own rewards too, which then see what lies on Python's path; or none."""
+    minimum_level: Level = Level.LIMITS
+    """Sandbox level that confined processes must have. Where this machine gives more, they have more."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

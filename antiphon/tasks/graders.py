@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields, replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from antiphon.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.tasks.base import MARK, AsyncReward, Generate, Transcript, Unreachable, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading import Gpus, GradingPool, GradingStats, Named
 from antiphon.tasks.grading_worker import marked, one_line
-from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous
+from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
 from antiphon.types import Prompt, Score, ScoreStatus
 from antiphon.waits import Waits
@@ -37,6 +37,17 @@ class Grader(Protocol):
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict of the task's reward, or why there is none."""
+
+
+class _Pool(NamedTuple):
+    """Whose rewards share processes."""
+
+    task: str  # the only one, or none: those without a `grading` of their own
+    confined: bool
+
+
+def _confined(reward: str, options: Mapping[str, Any], settings: GradingConfig) -> bool:
+    return settings.confine == "all" or (settings.confine == "built_in" and reads_only_text(reward, options))
 
 
 class AsyncGrader:
@@ -116,22 +127,25 @@ class Graders:
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
         self._compositions: dict[str, Composition] = {}
         self._exits = AsyncExitStack()
-        alone: dict[str, Named] = {}  # by pool: the name of its only task, or none
-        together: dict[str, Named] = {}
+        alone: dict[_Pool, Named] = {}
+        together: dict[_Pool, Named] = {}
         for task in tasks:
-            own = task.name if task.grading else ""
+            own, settings = (task.name, task.grading) if task.grading else ("", config)
             for name, (reward, options) in self._apart(task).items():
                 if is_asynchronous(reward):
                     asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
                     self._of[name] = AsyncGrader(name, reward, {**options, **asking}, task.grading or config)
                 else:
-                    alone.setdefault(own, {})[name] = reward, options
+                    alone.setdefault(_Pool(own, _confined(reward, options, settings)), {})[name] = reward, options
             if task.group_reward:
-                together.setdefault(own, {})[task.name] = task.group_reward, task.group_reward_options
-        settings = {task.name: task.grading for task in tasks if task.grading}
-        for own in alone.keys() | together.keys():
-            rewards, groups = alone.get(own, {}), together.get(own, {})
-            pool = GradingPool(rewards, settings.get(own, config), waits, groups, cores, shared)
+                judged = task.group_reward, task.group_reward_options
+                together.setdefault(_Pool(own, _confined(*judged, settings)), {})[task.name] = judged
+        own_settings = {task.name: task.grading for task in tasks if task.grading}
+        for key in alone.keys() | together.keys():
+            rewards, groups = alone.get(key, {}), together.get(key, {})
+            pool = GradingPool(
+                rewards, own_settings.get(key.task, config), waits, groups, cores, shared, confined=key.confined
+            )
             self._of |= dict.fromkeys(rewards, pool)
             self._together |= dict.fromkeys(groups, pool)
 

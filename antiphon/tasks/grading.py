@@ -28,12 +28,16 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+import antiphon
 from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.sandbox import levels
+from antiphon.sandbox.base import Level
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading_worker import (
@@ -60,8 +64,11 @@ RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be st
 Named = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options
 
 _PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from antiphon.tasks.grading_worker import main; "
+    "import sys; sys.path[:] = {path!r}; {first}from antiphon.tasks.grading_worker import main; "
     "main({descriptor}, {cores}, {gpu!r})"
+)
+_CONFINE = (
+    "from antiphon.sandbox.confined import confine; confine({level}, {readable}, user_namespace={user_namespace}); "
 )
 
 
@@ -151,11 +158,14 @@ class GradingPool:
         group_rewards: Named | None = None,
         cores: Sequence[int] = (),
         gpus: Gpus | None = None,
+        confined: bool = False,
     ) -> None:
         """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups. Workers, and
         what they start, are held to `cores`; if there are none, to none in particular. Each sees one of `gpus`, or all
-        GPUs if nothing is said of them."""
+        GPUs if nothing is said of them. Those that are `confined` have no more of this machine than Python."""
         self._cores = tuple(cores)
+        self._confined = confined
+        self._first = ""  # what a worker does before all else
         self._gpus = gpus
         self._rewards = dict(rewards)
         self._group_rewards = dict(group_rewards or {})
@@ -181,6 +191,8 @@ class GradingPool:
 
     async def __aenter__(self) -> Self:
         """Start all workers and wait until each has built all rewards; `ConfigError` if one cannot be built."""
+        if self._confined:
+            self._first = await asyncio.to_thread(self._confinement)
         loop = asyncio.get_running_loop()
         self._ready = [loop.create_future() for _ in range(self._config.workers)]
         for ready in self._ready:
@@ -306,6 +318,16 @@ class GradingPool:
             raise
         return worker
 
+    def _confinement(self) -> str:
+        """What confines a worker; nothing where that cannot be had, and is not demanded."""
+        if self._config.minimum_level == Level.LIMITS and (levels.probe().level or 0) < Level.CONFINED:
+            return ""
+        level = levels.require(self._config.minimum_level, "grading.minimum_level")
+        readable = [*levels.python_sources(), str(Path(antiphon.__file__).parent)]
+        readable += [path for path in sys.path if self._config.confine == "all" or path.endswith("-packages")]
+        user_namespace = levels.probe().user_namespace
+        return _CONFINE.format(level=int(level), readable=readable, user_namespace=user_namespace)
+
     async def _spawn(self) -> _Worker:
         gpu = self._gpus.take() if self._gpus else None
         ours, theirs = socket.socketpair()
@@ -315,7 +337,9 @@ class GradingPool:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-c",
-                    _PROGRAM.format(path=sys.path, descriptor=theirs.fileno(), cores=self._cores, gpu=gpu),
+                    _PROGRAM.format(
+                        path=sys.path, first=self._first, descriptor=theirs.fileno(), cores=self._cores, gpu=gpu
+                    ),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started

@@ -160,5 +160,5 @@ def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it was faster
+        if os.getppid() not in (parent, 0):  # it was faster; 0 is a parent outside a namespace of process ids
             os._exit(1)

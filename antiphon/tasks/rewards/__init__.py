@@ -34,7 +34,18 @@ REWARDS = Registry(
 ASYNCHRONOUS = frozenset({"judge"})  # known without importing what the others need
 COMPOSED = frozenset({"composed"})  # their option `parts` names others
 
+NEEDING_MORE = frozenset({"code", "judge", "reward_model"})  # than the text: sandboxes, the network, devices
+
 GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
+
+
+def reads_only_text(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the reward, or reward of groups, is built in and needs neither files nor the network."""
+    if name in COMPOSED:
+        parts = options.get("parts")
+        inner = [part for part in parts.values() if isinstance(part, Mapping)] if isinstance(parts, Mapping) else []
+        return all(reads_only_text(str(part.get("reward")), part.get("options") or {}) for part in inner)
+    return name in GROUP_REWARDS.built_in or name in REWARDS.built_in.keys() - NEEDING_MORE
 
 
 def is_asynchronous(name: str) -> bool:
