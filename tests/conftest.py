@@ -30,7 +30,7 @@ TASK = r"""
             text = {"prompt": f"{digit}+{number // 10}=", "answer": str(digit), "response": str(digit)}
             yield {"id": f"{split}-{number}", **text}
 
-    def build(directory, seed, hidden_size=32, layers=1):
+    def build(directory, seed, hidden_size=32, layers=1, pad=None):
         import string
         import torch
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -44,7 +44,7 @@ TASK = r"""
         config = LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=32, num_hidden_layers=layers,
             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None, pad_token_id=pad,
         )
         LlamaForCausalLM(config).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -54,6 +54,9 @@ TASK = r"""
 
     def build_deep(directory, seed):
         build(directory, seed, layers=2)
+
+    def build_padded(directory, seed):
+        build(directory, seed, layers=2, pad=1)  # the digit 0: prompts have it, and responses
 
     class Lengths:
         # Pays for digits, and goes on for as many turns as the seed says.

@@ -142,3 +142,22 @@ def test_the_megatron_learner_is_refused_where_it_cannot_be(project):
     assert done.returncode == 2
     assert ".[megatron]" in done.stderr or "CUDA" in done.stderr
     assert "Traceback" not in done.stderr and "step 1" not in done.stdout
+
+
+def test_a_sampled_padding_token_teaches_ranks_what_it_teaches_one(project):
+    """Transformers gives the embedding of the padding token no gradient."""
+    norms = []
+    for mesh in ({}, {"tensor": 2}):
+        shutil.rmtree(project.folder / "runs", ignore_errors=True)
+        path = project.config(
+            model={"path": "mytask:build_padded"},
+            learner={"mesh": mesh},
+            algorithm={"aggregation": "token_mean"},
+            rollout={"async_ratio": 0},
+            engine={"replicas": 1},
+            steps=3,
+        )
+        done = project.run("train", path)
+        assert done.returncode == 0, done.stderr
+        norms.append([step["learner/grad_norm"] for step in project.metrics()])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)

@@ -537,6 +537,16 @@ def test_nothing_outlives_a_service_that_is_killed():
 # --- several workers -----------------------------------------------------------------------------------------------------
 
 
+def test_a_command_of_a_million_numbers_is_refused_in_a_few_words(server, sandbox):
+    answer = server.post("/execute", sandbox_id=sandbox, command=[1] * 1_000_000)
+    assert answer.status_code == 413 and len(answer.content) < 1000
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"sandbox_id": "x", "command": ' + b"[" * 100_000])
+def test_deep_bodies_are_refused_as_such(workers, content):
+    assert workers.client.post(f"{SANDBOX}/execute", content=content).status_code == 413
+
+
 @pytest.fixture
 def workers(monkeypatch):
     monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)

@@ -1,14 +1,69 @@
-"""Reasoning Gym's own graders."""
+"""Reasoning Gym's own graders, kept from what they should not be given.
 
+Some of them have Python evaluate the answer, some pay for an answer whatever it says, some raise on what they cannot read.
+"""
+
+import ast
 import functools
 import json
+import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import reasoning_gym as gym
 
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import last_match, wrong
-from antiphon.types import Prompt, Score
+from antiphon.tasks.rewards.numeric import numeric
+from antiphon.tasks.suspicions import hard_to_read
+from antiphon.types import Message, Prompt, Score
+
+LONGEST = 20_000  # characters of an answer, beside those of the right one
+NONSENSE = "nonsense"  # pays where a grader only looks whether there is an answer
+
+_EVALUATING = frozenset(  # the answer, with `eval` or sympy's `parse_expr`
+    [
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "propositional_logic",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    ]
+)
+_NUMBERS = frozenset({"gsm_symbolic"})  # it reads the first number there is, without its sign
+_FUNCTIONS = frozenset(
+    [
+        "sin",
+        "cos",
+        "tan",
+        "sec",
+        "csc",
+        "cot",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "exp",
+        "log",
+        "sqrt",
+        "Abs",
+    ]
+)
+_SPECIAL = re.compile(r"\b(?:nan|inf|infinity|zoo|oo)\b", re.IGNORECASE)
+_NOT_PLAIN = re.compile(r"__|[\"'`\\:;@{}=#\[\]!]|<<|>>|\.\s*[^\W\d]|[^\W\d]\s*\.|\)\s*[.(]")
+_CALL = re.compile(r"([^\W\d]\w*)\s*\(")
+_EXPONENT = re.compile(
+    r"(?:\*\*|\^)\s*(?:(-?\d{1,4}(?![\d.])|\(\s*-?\d{1,4}(?:\s*/\s*\d{1,4})?\s*\)|[^\W\d]\w*)(?!\s*(?:\*\*|\^))|)"
+)
+_LARGEST_POWER = 10_000  # all exponents of an answer, multiplied
 
 
 def reasoning_gym(
@@ -16,13 +71,58 @@ def reasoning_gym(
 ) -> Score:
     """The dataset's `score_answer` for the whole response, or with `pattern`, a regular expression, for what its last
     match captures. Many datasets give a part of a point for a wrong answer that contains the right one; without
-    `partial_credit` such an answer is worth 0. The payload is a row of the `reasoning_gym` source."""
+    `partial_credit` such an answer is worth 0. The payload is a row of the `reasoning_gym` source.
+
+    An answer is wrong, whatever the dataset says, if its grader raises an error on it, if to read it would run code or take
+    long, or if nonsense would be paid as much."""
     given = last_match(pattern, transcript.response)
     if given is None:
         return wrong("nothing in the response matches the pattern")
-    grader = _dataset(json.dumps(prompt.payload["dataset"], sort_keys=True))
-    value = float(grader.score_answer(given, prompt.payload))
+    row, right = prompt.payload, str(prompt.payload["answer"])
+    name = row.get("metadata", {}).get("source_dataset", row["dataset"]["name"])
+    if problem := _unreadable(given, right, name):
+        return wrong(problem)
+    if name in _NUMBERS:
+        plain = replace(prompt, payload={"answer": right})
+        return numeric(plain, Transcript((Message("assistant", given),)), require_marker=False)
+    grader = _dataset(json.dumps(row["dataset"], sort_keys=True))
+    try:
+        value = float(grader.score_answer(given, row))
+    except Exception as error:  # noqa: BLE001 - named boundary: the library's code, on a model's text
+        if row["answer"] is not None:
+            grader.score_answer(row["answer"], row)  # raises if the row is to blame
+        return wrong(f"the dataset's grader cannot read the answer: {type(error).__name__}")
+    if value >= 1.0 and given.strip() != right and value <= grader.score_answer(NONSENSE, row):
+        return wrong("the dataset's grader pays for any answer, and this is not the right one")
     return Score.of(value if partial_credit or value >= 1.0 else 0.0, partial=value)
+
+
+def _unreadable(given: str, right: str, name: str) -> str:
+    """Why the answer is not given to the dataset's grader; nothing if it is."""
+    if len(given) > LONGEST + len(right):
+        return f"the answer has {len(given)} characters"
+    if hard_to_read(given) and not hard_to_read(right):
+        return "the answer takes long to read"
+    if _SPECIAL.search(given) and not _SPECIAL.search(right):
+        return "the answer is no number"
+    if name in _EVALUATING and given.strip() != right and not _plain(given, right):
+        return "the answer is neither data nor arithmetic"
+    return ""
+
+
+def _plain(text: str, right: str) -> bool:
+    """Whether evaluating the text runs nothing and ends soon: data; or operations on numbers and names, with the usual
+    functions and those of the right answer."""
+    try:
+        ast.literal_eval(text.strip())
+        return True
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        pass
+    if _NOT_PLAIN.search(text) or not _FUNCTIONS.union(_CALL.findall(right)).issuperset(_CALL.findall(text)):
+        return False
+    exponents = _EXPONENT.findall(text)
+    powers = [int(number) for each in exponents for number in re.findall(r"\d+", each.partition("/")[0])[:1]]
+    return all(exponents) and math.prod(filter(None, powers)) <= _LARGEST_POWER
 
 
 @functools.cache

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from antiphon import errors
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.errors import DataError, NonFiniteError
+from antiphon.errors import DataError
 from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
@@ -198,7 +199,7 @@ def test_a_learner_that_cannot_go_on_says_so(model_directories, policy, kinds, e
     if not ends:
         learner.step(updates_of(kinds))
         return
-    with pytest.raises(NonFiniteError, match=r"learner\.on_nonfinite"):
+    with pytest.raises(errors.NonFiniteError, match=r"learner\.on_nonfinite"):
         learner.step(updates_of(kinds))
 
 

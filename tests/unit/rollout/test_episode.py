@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon import errors
 from antiphon.algorithms.config import WeightConfig
 from antiphon.algorithms.rewards import weights
-from antiphon.errors import DataError, RequestError
+from antiphon.errors import DataError
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import Episodes
@@ -300,7 +301,7 @@ def test_text_that_cannot_be_encoded_is_a_failure():
 
 def test_request_that_an_engine_refuses_is_a_failure():
     async def refuse(request):
-        raise RequestError("outside the vocabulary")
+        raise errors.RequestError("outside the vocabulary")
 
     episodes = episodes_of(generate=refuse)
     trajectory = asyncio.run(episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 4), Sampling(max_tokens=8)))
