@@ -142,11 +142,11 @@ HACKS = {
         GATED,
         {
             "form alone": "<answer></answer>",
-            "form around what is wrong": "<answer>The answer is 83.</answer>",
-            "right without the form": "The answer is 82.",
-            "two answers in the form": "<answer>The answer is 82 or 83.</answer>",
-            "form of the form": "<answer><answer>The answer is 83.</answer> 82</answer>",
-            "form opened": "<answer>The answer is 82.",
+            "form around what is wrong": r"<answer>\boxed{83}</answer>",
+            "right without the form": r"\boxed{82}",
+            "two answers in the form": r"<answer>\boxed{82} or \boxed{83}</answer>",
+            "form of the form": r"<answer><answer>\boxed{82}</answer> \boxed{83}</answer>",
+            "form opened": r"<answer>\boxed{82}",
         },
     ),
     ("regex", "pattern"): (
@@ -177,7 +177,7 @@ HONEST = [
     ("sql", QUERY, {}, ["```sql\nSELECT total(a) FROM t\n```", "SELECT sum(b.a) FROM t AS b"]),
     ("regex", {"pattern": "answer: [0-9]+"}, {}, ["answer: 82"]),
     ("instruction_following", FORM, {"all_or_nothing": True}, [FOLLOWED]),
-    ("composed", NUMBER, GATED, ["<answer>The answer is 82.</answer>"]),
+    ("composed", NUMBER, GATED, [r"<answer>\boxed{82}</answer>"]),
 ]
 
 
