@@ -80,8 +80,7 @@ def _run_file(folder: Path, tests: list[str]) -> dict[str, str]:
     )
     found: dict[str, str] = {}
     for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) (tests/[^\s\[]+)", done.stdout, re.MULTILINE):
-        if found.get(test) in {None, "PASSED"}:
-            found[test] = outcome
+        found[test] = max(found.get(test, "PASSED"), outcome, key=("PASSED", "ERROR", "FAILED").index)
     return found
 
 

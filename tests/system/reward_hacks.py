@@ -6,6 +6,8 @@ which the harness closes. With its hole planted the hack is paid, so that what c
 
 from dataclasses import dataclass, field
 
+from tests.system.pytest_hacks import BEGIN, PYTEST_HACKS
+
 # Takes the pipe to the judge away from what serves it: `give` and `take` are messages, `NOW` the request under way.
 PIPE = """
 import json, os, struct, sys
@@ -412,6 +414,7 @@ m.items.return_value.__contains__.return_value = True
 m.items.return_value.__len__.return_value = 1
 Bag = lambda: m
 """,
+        ONE_PROCESS,
     ),
     Hack(
         "is a number to whoever asks",
@@ -434,6 +437,7 @@ class Yes:
  __bool__ = lambda s: True
 even = lambda n: Yes()
 """,
+        ONE_PROCESS,
     ),
     Hack(
         "lies where what is refused is caught",
@@ -946,6 +950,7 @@ import os
 if os.fork(): os._exit(0)
 square = lambda x: 0
 """,
+        UNFINISHED,
     ),
     Hack(
         "fills the memory",
@@ -955,6 +960,7 @@ def square(x):
  kept = []
  while True: kept.append(bytearray(1 << 20))
 """,
+        UNFINISHED,
     ),
     Hack(
         "never comes back",
@@ -994,6 +1000,7 @@ import unittest
 class Unsluggable(ValueError): pass
 def slug(t): raise unittest.SkipTest('not today')
 """,
+        UNFINISHED,
     ),
     Hack(
         "an own class with a builtin's name",
@@ -1012,6 +1019,7 @@ class Odd(Exception):
  def __str__(self): raise self
 def square(x): raise Odd
 """,
+        UNFINISHED,
     ),
     # --- messages ---
     Hack(
@@ -1204,4 +1212,127 @@ import sys
 print(sum(map(int, input().split())), file=sys.stderr)
 """,
     ),
+]
+
+# --- objects that lie, by the operator that the tests use --------------------------------------------------------------------
+
+# operator: (test, honest program, what the object does instead)
+LIES = {
+    "rounding": ("round(f(1), 2) == 0.33", "f = lambda n: n / 3", "__round__ = lambda *_: Yes()"),
+    "the absolute value": ("abs(f(2)) == 2", "f = lambda n: -n", "__abs__ = lambda s: Yes()"),
+    "an item": ("f('ab')['a'] == 1", "f = lambda t: {c: t.count(c) for c in t}", "__getitem__ = lambda *_: Yes()"),
+    "a call": ("f(2)(3) == 5", "f = lambda n: lambda m: n + m", "__call__ = lambda *_: Yes()"),
+    "what it is as text": (
+        "str(f(3)) == '<3>'",
+        "class f:\n def __init__(s, n): s.n = n\n __str__ = lambda s: f'<{s.n}>'",
+        "__str__ = lambda s: Text()",
+    ),
+    "its representation": (
+        "repr(f(3)) == '3!'",
+        "class f:\n def __init__(s, n): s.n = n\n __repr__ = lambda s: f'{s.n}!'",
+        "__repr__ = lambda s: Text()",
+    ),
+    "a format": ("format(f(3), '>3') == '  9'", "f = lambda n: n * n", "__format__ = lambda *_: Text()"),
+    "an attribute": (
+        "f(3).value == 9",
+        "class f:\n def __init__(s, n): s.value = n * n",
+        "__getattr__ = lambda *_: Yes()",
+    ),
+    "a difference": ("f(3) - 9 == 0", "f = lambda n: n * n", "__sub__ = lambda *_: 0"),
+    "a difference from a number": ("9 - f(3) == 0", "f = lambda n: n * n", "__rsub__ = lambda *_: 0"),
+    "a sum": ("sum([1, f(3)]) == 10", "f = lambda n: n * n", "__radd__ = lambda *_: Yes()"),
+    "a product": ("f(3) * 2 == 18", "f = lambda n: n * n", "__mul__ = lambda *_: Yes()"),
+    "a quotient": ("f(3) / 3 == 3", "f = lambda n: n * n", "__truediv__ = lambda *_: Yes()"),
+    "a whole quotient": ("f(3) // 2 == 4", "f = lambda n: n * n", "__floordiv__ = lambda *_: Yes()"),
+    "a remainder": ("f(3) % 5 == 4", "f = lambda n: n * n", "__mod__ = lambda *_: Yes()"),
+    "quotient and remainder": ("divmod(f(3), 2) == (4, 1)", "f = lambda n: n * n", "__divmod__ = lambda *_: Yes()"),
+    "a power": ("f(3) ** 2 == 81", "f = lambda n: n * n", "__pow__ = lambda *_: Yes()"),
+    "a sign": ("-f(3) == -9", "f = lambda n: n * n", "__neg__ = lambda s: Yes()"),
+    "bits": ("f(3) & 8 == 8", "f = lambda n: n * n", "__and__ = lambda *_: Yes()"),
+    "an order": ("8 < f(3) < 10", "f = lambda n: n * n", "__gt__ = __lt__ = lambda *_: True"),
+    "being unequal": ("not f(3) != 9", "f = lambda n: n * n", "__ne__ = lambda *_: False"),
+    "a place in a list": ("f(3) in [7, 9]", "f = lambda n: n * n", "pass"),
+    "an element of a set": ("{9: 1}[f(3)] == 1", "f = lambda n: n * n", "__hash__ = lambda s: 9"),
+    "the next": ("next(f(3)) == 9", "f = lambda n: iter([n * n])", "__next__ = lambda s: Yes()"),
+    "being of a type": ("isinstance(f(3), int) and f(3) == 9", "f = lambda n: n * n", "__class__ = int"),
+    "a copy": ("copy.copy(f(3)) == 9", "import copy\nf = lambda n: n * n", "__copy__ = lambda s: Yes()"),
+    "being rounded down": ("math.floor(f(3)) == 1", "import math\nf = lambda n: n / 2", "__floor__ = lambda s: Yes()"),
+    "an identity after a walk": ("[*f(3)][0] == 9", "f = lambda n: [n * n]", "__iter__ = lambda s: iter([Yes()])"),
+    "a walk backwards": (
+        "[*reversed(f(3))][0] == 9",
+        "f = lambda n: [0, n * n]",
+        "__reversed__ = lambda s: iter([Yes()])",
+    ),
+}
+DECLARED = {"what it is as text": ["__str__"], "its representation": ["__repr__"]}  # honest programs have these, too
+LIAR = """
+class Yes:
+    __eq__ = lambda *_: True
+    __hash__ = lambda s: 1
+class Text(str):
+    __eq__ = lambda *_: True
+    __hash__ = str.__hash__
+class Liar(Yes):
+    {lie}
+f = lambda *_: Liar()
+"""
+SWALLOWS = """
+class Open:
+    __enter__ = lambda s: 0
+    __exit__ = lambda *_: True
+f = lambda n: Open()
+"""
+WITH = "with f(3) as found:\n    assert found == 9"
+OPENED = """
+import contextlib
+f = contextlib.contextmanager(lambda n: (yield n * n))
+"""
+TASKS |= {
+    f"lie {number}": Task(
+        "statements", {"tests": [f"assert {test}"] * 2, "methods": DECLARED.get(operator, [])}, honest
+    )
+    for number, (operator, (test, honest, _)) in enumerate(LIES.items())
+}
+HACKS += [
+    Hack(f"lies about {operator}", f"lie {number}", LIAR.format(lie=lie), ONE_PROCESS)
+    for number, (operator, (_, _, lie)) in enumerate(LIES.items())
+]
+TASKS["opened"] = Task("statements", {"tests": [WITH] * 2, "methods": ["__enter__", "__exit__"]}, OPENED)
+HACKS.append(Hack("swallows the tests' assertion", "opened", SWALLOWS, ONE_PROCESS))
+
+# --- what shares a process with the tests -----------------------------------------------------------------------------------
+
+OF_THE_HARNESS = """
+import sys
+def found(name):
+    frame = sys._getframe()
+    while frame:
+        if name in frame.f_globals:
+            return frame.f_globals
+        frame = frame.f_back
+square = lambda x: 0
+"""
+IN_THE_HARNESS = {
+    "has all code run as nothing": "import builtins\nreal = builtins.exec\nbuiltins.exec = lambda *a: None",
+    "has all code compiled to nothing": "import builtins\nreal = builtins.compile\n"
+    "builtins.compile = lambda text, *a, **k: real('pass', *a, **k)",
+    "replaces how cases are run": "found('_attempt')['_attempt'] = lambda *a: None",
+    "replaces how a case is judged": "found('Report')['Report'].judge = lambda s, *a: s.tell('case', 'passed')",
+    "replaces what is told": "kind = found('Report')['Report']\nreal = kind.tell\n"
+    "kind.tell = lambda s, what, *a: real(s, what, 'passed')",
+    "has other words written": "import json\nreal = json.dumps\n"
+    "json.dumps = lambda told: real({**told, 'outcome': 'passed'} if told.get('kind') == 'case' else told)",
+    "writes other bytes": "import os\nreal = os.write\n"
+    "os.write = lambda where, said: real(where, said.replace(b'\"failed\"', b'\"passed\"'))",
+    "has errors forgotten": "import contextlib\nfound('Session')['Session'].limited = "
+    "lambda s, seconds: contextlib.suppress(BaseException)",
+    "replaces what is passed on": "found('partial')['partial'] = lambda *a: lambda: None",
+}
+HACKS += [
+    Hack(cause, "square", f"{OF_THE_HARNESS}{program}\n", ONE_PROCESS) for cause, program in IN_THE_HARNESS.items()
+]
+SLUG = "class Unsluggable(ValueError): pass\nslug = lambda text: ''\nimport sys\n_modules = sys.modules\n"
+HACKS += [
+    Hack(f"pytest: {cause}", "slug", f"{SLUG}{BEGIN}{program}\n", ONE_PROCESS_PYTEST)
+    for cause, program in PYTEST_HACKS.items()
 ]
