@@ -50,7 +50,7 @@ def _isolate(paths: list[str], user_namespace: bool) -> None:
     namespaces = kernel.NEW_MOUNTS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_CGROUP
     kernel.unshare(namespaces | (kernel.NEW_USER if user_namespace else 0))
     if user_namespace:
-        kernel.map_user(proc, 0, uid, gid)
+        kernel.map_user(proc, uid, uid, gid)
     os.close(proc)
     kernel.enter_root({path: path for path in paths})
     child = kernel.fork(kernel.NEW_PIDS)

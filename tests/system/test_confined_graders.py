@@ -20,6 +20,8 @@ from antiphon.tasks.graders import Graders
 from antiphon.types import Message, Prompt, Score
 from antiphon.waits import Waits
 
+ROOT = os.getuid() == 0
+ROOT_FOLDER = str(Path(__file__).parents[2])
 LEVEL = levels.probe().level or 0
 pytestmark = pytest.mark.skipif(
     LEVEL < Level.CONFINED, reason=f"this machine has sandbox level {int(LEVEL)}, needed is 2"
@@ -80,16 +82,17 @@ def test_the_kernel_says_that_a_grader_is_confined() -> None:
         tasks = [task("m", "math", {}), task("u", f"{SAME}:tries", {})]
         async with Graders(tasks, GradingConfig(), Waits()) as graders:
             await score(graders, "m", {"answer": "1"}, r"\boxed{1}")
-            return [status(each.pid) for each in workers()], [namespaces(each.pid) for each in workers()]
+            found = workers()
+            return [status(each.pid) for each in found], [namespaces(each.pid) if ROOT else {} for each in found]
 
     statuses, spaces = asyncio.run(look())
     assert len(statuses) == 2
     free, confined = sorted(range(2), key=lambda number: int(statuses[number]["Seccomp"]))
-    assert statuses[free]["Seccomp"] == "0" and spaces[free] == namespaces(os.getpid())
+    assert statuses[free]["Seccomp"] == "0" and (not ROOT or spaces[free] == namespaces(os.getpid()))
     said = statuses[confined]
     assert (said["Seccomp"], said["NoNewPrivs"], int(said["CapEff"], 16), int(said["CapPrm"], 16)) == ("2", "1", 0, 0)
-    assert os.getuid() or "0" not in said["Uid"].split()
-    if LEVEL >= Level.ISOLATED:
+    assert "0" not in said["Uid"].split()
+    if ROOT and LEVEL >= Level.ISOLATED:  # others may not look
         assert not set(spaces[confined].items()) & set(namespaces(os.getpid()).items())
 
 
@@ -141,6 +144,31 @@ def test_a_reward_that_tries_gets_nothing_if_all_are_confined(confine: str, tmp_
         assert found.parts.keys() >= {"reads a file", "writes beside the run", "connects", "signals"}
 
 
+@pytest.mark.parametrize("level", [Level.CONFINED, Level.ISOLATED])
+def test_a_process_confines_itself(level: Level, tmp_path: Path) -> None:
+    if level > LEVEL:
+        pytest.skip(f"this machine has sandbox level {int(LEVEL)}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = f"""
+import sys
+from antiphon.sandbox import levels
+from antiphon.sandbox.confined import confine
+namespace = levels.probe().user_namespace
+confine({int(level)}, [*levels.python_sources(), *sys.path], user_namespace=namespace)
+from {SAME} import Prompt, Transcript, tries
+payload = ({server.getsockname()[1]}, {os.getpid()}, {str(tmp_path)!r})
+print(dict(tries(Prompt(id="p", task="t", messages=(), payload=payload), Transcript([])).parts))
+sys.stdout.flush()
+import os
+os.kill(os.getpid(), 9) if {int(level)} == 2 else os._exit(7)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT_FOLDER, check=False
+        )
+    assert done.stdout == "{}\n", done.stderr
+    assert done.returncode == (-9 if level == Level.CONFINED else 7)
+
+
 def test_nothing_is_left_when_the_controller_is_killed() -> None:
     program = f"""
 import asyncio, json, os, psutil
@@ -152,8 +180,7 @@ async def main():
         await asyncio.Event().wait()
 asyncio.run(main())
 """
-    root = str(Path(__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=root) as controller:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT_FOLDER) as controller:
         assert controller.stdout is not None
         found = [psutil.Process(pid) for pid in json.loads(controller.stdout.readline())]
         assert len(found) == (2 if LEVEL >= Level.ISOLATED else 1)
