@@ -103,7 +103,10 @@ def serve_texts() -> None:
         async with Graders(tasks, GradingConfig(deadline=60.0), Waits()) as graders:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 asked = [
-                    graders.score(Prompt(name, name, (), payload), Transcript((Message("assistant", said),)))
+                    graders.score(
+                        Prompt(id=name, task=name, messages=(), payload=payload),
+                        Transcript((Message("assistant", said),)),
+                    )
                     for name, payload, said in json.loads(line)
                 ]
                 began = time.perf_counter()

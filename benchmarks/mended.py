@@ -33,6 +33,7 @@ def main() -> None:
     chosen = {name: tests for name, tests in defects.items() if options.only in name}
     tests = sorted({test for tests in chosen.values() for test in tests})
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # boxes of other users read the code
         before = run_tests(check_out(options.base, Path(folder) / "before"), tests)
     now = run_tests(ROOT, tests)
     rows, failing = [], 0
