@@ -137,6 +137,30 @@ def test_a_commit_holds_all_that_was_said(tmp_path):
     asyncio.run(main())
 
 
+def test_what_is_said_during_a_commit_is_not_durable_with_it(tmp_path):
+    async def main():
+        disk = asyncio.Event()
+
+        async def slowly(function, *args):
+            await disk.wait()
+            function(*args)
+
+        ledger = Ledger(Store(tmp_path), Events(), run=slowly)
+        told(ledger)
+        commit = asyncio.ensure_future(ledger.commit())
+        await asyncio.sleep(0)
+        ledger.start(AttemptId(0, 1, 0), PolicyVersion(0, 0))
+        ledger.play(trajectory(AttemptId(0, 1, 0)))
+        disk.set()
+        await commit
+        assert rows(tmp_path, "SELECT count(*) FROM attempts") == [(1,)]
+        await ledger.durable(ledger.heard)
+        assert rows(tmp_path, "SELECT count(*) FROM attempts") == [(2,)]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
 def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
     async def main():
         store = Store(tmp_path)

@@ -243,3 +243,38 @@ def test_dropping_a_group_that_became_too_old():
     assert admission.room == 2
     assert admission.ended[AttemptStatus.STALE] == len(slow)
     assert admission.finish(slow[0], usable=True).completed is False
+
+
+def test_a_group_is_as_old_as_its_oldest_attempt():
+    """One whose sibling failed and began again later is not younger for that."""
+    admission = Admission(config(order="ready", groups_per_step=1, async_ratio=1, on_expiry="abort", max_attempts=2))
+    _, (first, second) = admission.admit()
+    for attempt in admission.admit()[1]:
+        admission.finish(attempt, usable=True)
+    assert admission.take() is not None
+    admission.publish()
+    admission.finish(first, usable=True)
+    assert admission.finish(second, usable=False).retry is not None
+    for attempt in admission.admit()[1]:
+        admission.finish(attempt, usable=True)
+    _, change = admission.take()
+    assert change.stale == (first.group,), "after this step its first attempt is two versions old"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_group_that_is_admitted_now_may_be_given(training):
+    """A sibling of an earlier life that is as old as is allowed can still be trained on in the next step, an older one not."""
+    for older in (0, 1):
+        admission = Admission(config(order="ready", groups_per_step=1, async_ratio=1), version=PolicyVersion(0, 5))
+        if training:
+            for attempt in admission.admit()[1]:
+                admission.finish(attempt, usable=True)
+            assert admission.take() is not None
+        begun = dict.fromkeys(range(2), admission.oldest_start - older)
+        group, attempts = admission.admit(begun=begun)
+        for attempt in attempts:
+            admission.finish(attempt, usable=True)
+        if training:
+            assert admission.publish().stale == ((group,) if older else ())
+        if not older:
+            assert admission.take()[0] == (group,)

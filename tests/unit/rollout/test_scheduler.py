@@ -1,6 +1,8 @@
 """The scheduler drives attempts; here they are futures that the test resolves in the order it likes."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import ClassVar
@@ -129,6 +131,29 @@ def test_groups_flow_and_slots_come_back():
         scheduler.stop()
         await settle()
         assert not stage.running
+
+    run(main)
+
+
+def test_what_a_step_trains_on_is_in_the_ledger_before():
+    """Also what came last, and though what came first was committed long ago."""
+
+    async def main(owner):
+        stage = Stage()
+        scheduler = stage.scheduler()
+        scheduler.start(owner)
+        await settle()
+        await stage.end(0)
+        await scheduler._ledger.commit()
+        await stage.end(1)
+        groups = await scheduler.next_step()
+        await scheduler.recorded()
+        wanted = {(each.meta.id.group, each.meta.id.sibling) for group in groups for each in group.trajectories}
+        (path,) = Stage.place.glob("*/ledger.db")
+        with closing(sqlite3.connect(path)) as db:
+            found = set(db.execute("SELECT grp, sibling FROM attempts WHERE score IS NOT NULL"))
+        assert wanted == {(0, 0), (0, 1), (1, 0), (1, 1)} <= found
+        scheduler.stop()
 
     run(main)
 
