@@ -396,6 +396,7 @@ def test_a_sample_a_turn_shows_as_much_history_as_it_is_told():
     assert [text_of(segment) for segment in trajectory.segments] == ["ab3a|", "ab3a|2bb|", "ab2bb|1c|"]
     assert sampled(trajectory.segments) == "a|bb|c|"
     assert [segment.parent for segment in trajectory.segments] == [None, 0, 1]
+    assert trajectory.meta.newest == PolicyVersion(0, 7), "the version of the last of its turns"
     assert [turn.state_key for segment in trajectory.segments for turn in segment.turns] == ["3", "2", "1"]
     assert [
         segment.tokens[: len(r.tokens)].tolist() for segment, r in zip(trajectory.segments, requests, strict=True)
