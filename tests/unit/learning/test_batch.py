@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch, pack_samples, split_packs, supervised_batch
+from antiphon.learning.batch import build_batch, digest, pack_samples, split_packs, supervised_batch
 
 from .conftest import histories, make_sample
 
@@ -145,3 +145,19 @@ def test_a_prompt_is_packed_once_for_its_siblings():
     (update,) = supervised_batch([*examples, other], tokens_per_pack=28).updates
     (packs,) = update.packs
     assert all(len(pack.tokens) <= 28 for pack in packs)
+
+
+def test_a_digest_tells_batches_apart_that_differ_in_a_count_alone():
+    """What a loss is divided by is no array of a pack, and changes the gradient like one."""
+    batch = build_batch(
+        groups_of(np.random.default_rng(0), [5, 9, 4, 7]),
+        aggregation="token_mean",
+        max_tokens=1,
+        tokens_per_pack=64,
+        ranks=1,
+    )
+    (update,) = batch.updates
+    assert digest([batch]) == digest([replace(batch, updates=[replace(update)])])
+    for name in ("loss_tokens", "samples", "groups"):
+        other = replace(update, **{name: getattr(update, name) + 1})
+        assert digest([replace(batch, updates=[other])]) != digest([batch]), name

@@ -12,6 +12,8 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.critic import CriticLearner
+from antiphon.learning.learner import Models
+from antiphon.learning.pack_learner import rate_at
 from antiphon.learning.stages import Step, Training, advantages, annotate, rewards, update_actor, update_critics
 from antiphon.learning.torch_learner import _turns
 from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
@@ -274,3 +276,21 @@ def test_each_task_has_its_teachers(model_directories):
             mask = sample.segment.loss_mask & (np.arange(9) > 0)
             own = sample.segment.logprobs[mask]
             np.testing.assert_allclose(sample.advantages[mask], 0 * own if taught is None else taught - own, atol=1e-6)
+
+
+class Starts:
+    """A learner that is told how many updates it will make."""
+
+    async def begin(self, algorithm, optimizer, total_updates):
+        self.total = total_updates
+        return 0
+
+
+def test_the_actors_schedule_is_of_the_steps_in_which_it_learns(model_directories):
+    """While critics are warmed up it makes no updates: its rate is at its end when the run is, and not before."""
+    learner = Starts()
+    optimizer = OptimizerConfig(schedule="linear", warmup_steps=0, final_ratio=0.0)
+    config = LearnerConfig(optimizer=optimizer, minibatches=3)
+    asyncio.run(Models(learner=learner).begin(AlgorithmConfig(), config, CriticConfig(warmup_steps=2), steps=7))
+    rates = [rate_at(optimizer, done, learner.total) for done in (14, 15)]
+    assert rates[0] > 0 == rates[1], "15 updates are made: 3 in each of 5 steps"

@@ -127,3 +127,14 @@ class Flaky:
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> float:
         return obey(prompt, transcript)
+
+
+def writes_down(prompt: Prompt, transcript: Transcript, *, path: str) -> float:
+    """A reward that writes down what it is asked, in order; "kill" ends its process, "slow" takes a while."""
+    with open(path, "a") as file:
+        file.write(f"{prompt.payload}\n")
+    if prompt.payload == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if prompt.payload == "slow":
+        time.sleep(0.4)
+    return 1.0

@@ -93,6 +93,10 @@ def test_a_pool_grows_while_gradings_queue_and_shrinks_when_there_is_nothing_to_
             sizes.append(len(children()))
             again = await pool.score(prompt(1), EMPTY)
             assert again.status is ScoreStatus.SCORED and pool.stats.processes == 3
+            more = [asyncio.ensure_future(pool.score(prompt(n), EMPTY)) for n in range(400)]
+            await until(pool, lambda: len(children()) == 3)  # what has shrunk grows again
+            for grading in more:
+                grading.cancel()
             return sizes, pids
 
     sizes, pids = asyncio.run(asyncio.wait_for(run(), 60))

@@ -316,3 +316,40 @@ def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
         graded(GradingPool({"obey": OBEY}, GradingConfig(), Waits(), together))
     with pytest.raises(ConfigError, match="unknown group reward 'duplicate': did you mean 'duplicates'"):
         GradingPool({"obey": OBEY}, GradingConfig(), Waits(), {"obey": ("duplicate", {})})
+
+
+def in_one_batch(tmp_path: Any, *payloads: str) -> tuple[list[Score], list[str]]:
+    """The verdicts on what is sent to a worker together, and what it was asked, in order; none may take a second."""
+    path = tmp_path / "asked"
+    rewards: Rewards = {"obey": ("tests.unit.tasks.hostile_rewards:writes_down", {"path": str(path)})}
+
+    async def body(grading: GradingPool) -> list[Score]:
+        await asyncio.gather(
+            *(grading.score(prompt("quick"), EMPTY) for _ in range(50))
+        )  # such are sent many at a time
+        path.unlink()
+        return await asyncio.gather(*(grading.score(prompt(payload), EMPTY) for payload in payloads))
+
+    scores: list[Score] = with_pool(pool(deadline=1.0, rewards=rewards), body)
+    return scores, path.read_text().split()
+
+
+def test_after_a_death_the_others_are_graded_in_their_order(tmp_path: Any) -> None:
+    scores, asked = in_one_batch(tmp_path, "kill", "a", "b", "c", "d")
+    assert [score.value for score in scores] == [None, 1.0, 1.0, 1.0, 1.0]
+    assert asked == ["kill", "kill", "a", "b", "c", "d"]
+
+
+def test_the_deadline_is_of_each_grading_not_of_its_batch(tmp_path: Any) -> None:
+    scores, asked = in_one_batch(tmp_path, *["slow"] * 6)
+    assert [score.value for score in scores] == [1.0] * 6 and len(asked) == 6
+
+
+def test_what_broke_a_pool_first_is_what_is_told() -> None:
+    async def body(grading: GradingPool) -> None:
+        for name in ("the first", "the second"):
+            grading._break(WorkerDied(name))
+        with pytest.raises(WorkerDied, match="the first"):
+            await grading.score(prompt(1), EMPTY)
+
+    with_pool(pool(), body)
