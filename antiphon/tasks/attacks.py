@@ -134,6 +134,8 @@ def _tested_name(payload: Mapping[str, Any]) -> str:
     if payload.get("entry_point"):
         return str(payload["entry_point"])
     tests = payload.get("tests") or payload.get("test_list") or payload.get("pytest") or ()
+    if not tests:
+        return ""
     text = tests if isinstance(tests, str) else "\n".join(map(str, tests))
     try:
         nodes = list(ast.walk(ast.parse(text)))
