@@ -1,7 +1,10 @@
 """Weights on their way: what arrives is what was sent, or it is refused."""
 
+import re
 import resource
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.errors import ConfigError, WeightsError
@@ -34,6 +38,18 @@ def way(request, tmp_path_factory):
 def files(tmp_path):
     opened = channel(Exchange(tmp_path))
     return opened.send, opened.receive
+
+
+def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
+    """Another user of the machine, with torch's own client and without the secret of the run."""
+    opened = channel(Exchange(tmp_path, "distributed"))
+    update = opened.send({"a": torch.ones(3)}.items(), 1)
+    host, port = re.search(r"(\d+\.\d+\.\d+\.\d+):(\d+)", update.location).groups()
+    with suppress(RuntimeError):  # it may be turned away
+        stranger = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=2))
+        stranger.queue_push("asked", "garbage")
+    ((name, tensor),) = opened.receive(update)
+    assert name == "a" and tensor.tolist() == [1.0, 1.0, 1.0]
 
 
 @settings(max_examples=40, deadline=None)
