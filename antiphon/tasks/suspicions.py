@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from antiphon.tasks.attacks import EXPRESSION, has_tests, named_payload
 from antiphon.tasks.base import MARK
-from antiphon.tasks.rewards.extract import last_boxed
+from antiphon.tasks.rewards.extract import hard_to_read, last_boxed
 from antiphon.types import Prompt
 
 LENGTH = 10_000  # characters at the end that are looked at
@@ -38,10 +38,6 @@ _TO_THE_GRADER = [
         *((word, _PRAISE) for word in ("full ", "maximum ", "highest ", "perfect ")),
     )
 ]
-_HARD_TO_READ = re.compile(  # with one class of characters to begin with, by which `re` finds its places fast
-    r"[\d(\[{^*!](?:(?<=\d)\d{199}|(?<=[(\[{])[(\[{]{49}|(?<=\^)\{?\d+\^\{?\d+\^|"
-    r"(?<=\*)\*\s*\d+\s*\*\*\s*\d+\s*\*\*|(?<=!)\)\s*!)"
-)
 _UNDONE = re.compile(r"\\(?:int|lim|sum|prod)(?![a-z])|\\\{.*[-+*:]")
 _RELATION = re.compile(r"\\(?:leq?|geq?|neq?|lt|gt|in)(?![a-z])|[<>≤≥≠]|\\mathbb")
 _SPECIAL = re.compile(r"\\infty|\binf\b|\bnan\b|\.\*", re.IGNORECASE)
@@ -104,11 +100,6 @@ def speaks_to_the_grader(text: str) -> bool:
         if needle in text and pattern.search(text):
             return True
     return False
-
-
-def hard_to_read(text: str) -> bool:
-    """Numbers of hundreds of digits, brackets in brackets, towers of powers: what costs a grader its time."""
-    return _HARD_TO_READ.search(text) is not None
 
 
 def _undone(answer: str) -> bool:

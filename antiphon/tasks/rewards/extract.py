@@ -75,3 +75,14 @@ def _sentence(text: str, start: int) -> str:
 def wrong(detail: str) -> Score:
     """A response that was judged, and is worth nothing."""
     return Score(status=ScoreStatus.SCORED, value=0.0, detail=detail)
+
+
+_HARD_TO_READ = re.compile(  # with one class of characters to begin with, by which `re` finds its places fast
+    r"[\d(\[{^*!](?:(?<=\d)\d{199}|(?<=[(\[{])[(\[{]{49}|(?<=\^)\{?\d+\^\{?\d+\^|"
+    r"(?<=\*)\*\s*\d+\s*\*\*\s*\d+\s*\*\*|(?<=!)\)\s*!)"
+)
+
+
+def hard_to_read(text: str) -> bool:
+    """Numbers of hundreds of digits, brackets in brackets, towers of powers: what costs a grader its time."""
+    return _HARD_TO_READ.search(text) is not None

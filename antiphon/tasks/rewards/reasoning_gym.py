@@ -14,9 +14,8 @@ from typing import Any
 import reasoning_gym as gym
 
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import last_match, wrong
+from antiphon.tasks.rewards.extract import hard_to_read, last_match, wrong
 from antiphon.tasks.rewards.numeric import numeric
-from antiphon.tasks.suspicions import hard_to_read
 from antiphon.types import Message, Prompt, Score
 
 LONGEST = 20_000  # characters of an answer, beside those of the right one
