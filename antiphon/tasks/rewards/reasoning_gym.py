@@ -6,7 +6,6 @@ Some of them have Python evaluate the answer, some pay for an answer whatever it
 import ast
 import functools
 import json
-import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -60,9 +59,9 @@ _SPECIAL = re.compile(r"\b(?:nan|inf|infinity|zoo|oo)\b", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"__|[\"'`\\:;@{}=#\[\]!]|<<|>>|\.\s*[^\W\d]|[^\W\d]\s*\.|\)\s*[.(]")
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _EXPONENT = re.compile(
-    r"(?:\*\*|\^)\s*(?:(-?\d{1,4}(?![\d.])|\(\s*-?\d{1,4}(?:\s*/\s*\d{1,4})?\s*\)|[^\W\d]\w*)(?!\s*(?:\*\*|\^))|)"
+    r"(\)?)\s*(?:\*\*|\^)\s*(?:(-?\d{1,4}(?![\d.])|\(\s*-?\d{1,4}(?:\s*/\s*\d{1,4})?\s*\)|[^\W\d]\w*)(?!\s*(?:\*\*|\^))|)"
 )
-_LARGEST_POWER = 10_000  # all exponents of an answer, multiplied
+_LARGEST_POWER = 10_000  # the largest exponent, times those of brackets
 
 
 def reasoning_gym(
@@ -120,8 +119,11 @@ def _plain(text: str, right: str) -> bool:
     if _NOT_PLAIN.search(text) or not _FUNCTIONS.union(_CALL.findall(right)).issuperset(_CALL.findall(text)):
         return False
     exponents = _EXPONENT.findall(text)
-    powers = [int(number) for each in exponents for number in re.findall(r"\d+", each.partition("/")[0])[:1]]
-    return all(exponents) and math.prod(filter(None, powers)) <= _LARGEST_POWER
+    brackets, largest = 1, 1
+    for bracket, exponent in exponents:
+        number = max(1, int((re.findall(r"\d+", exponent.partition("/")[0]) or [1])[0]))
+        brackets, largest = (brackets * number, largest) if bracket else (brackets, max(largest, number))
+    return all(exponent for _, exponent in exponents) and brackets * largest <= _LARGEST_POWER
 
 
 @functools.cache
