@@ -136,5 +136,5 @@ def writes_down(prompt: Prompt, transcript: Transcript, *, path: str) -> float:
     if prompt.payload == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if prompt.payload == "slow":
-        time.sleep(0.4)
+        time.sleep(0.8)
     return 1.0

@@ -319,7 +319,7 @@ def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
 
 
 def in_one_batch(tmp_path: Any, *payloads: str) -> tuple[list[Score], list[str]]:
-    """The verdicts on what is sent to a worker together, and what it was asked, in order; none may take a second."""
+    """The verdicts on what is sent to a worker together, and what it was asked, in order; none may take three seconds."""
     path = tmp_path / "asked"
     rewards: Rewards = {"obey": ("tests.unit.tasks.hostile_rewards:writes_down", {"path": str(path)})}
 
@@ -330,7 +330,7 @@ def in_one_batch(tmp_path: Any, *payloads: str) -> tuple[list[Score], list[str]]
         path.unlink()
         return await asyncio.gather(*(grading.score(prompt(payload), EMPTY) for payload in payloads))
 
-    scores: list[Score] = with_pool(pool(deadline=1.0, rewards=rewards), body)
+    scores: list[Score] = with_pool(pool(deadline=3.0, rewards=rewards), body)
     return scores, path.read_text().split()
 
 
