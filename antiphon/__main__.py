@@ -9,7 +9,7 @@ _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if {"audit", "why", "diff", "replay", "regrade", "export", "serve", "eval"} & {*sys.argv[1:2]} and os.getcwd() != _HOME:
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 
-from antiphon.cli import main  # noqa: E402
+from antiphon.cli.app import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

@@ -23,7 +23,7 @@ import matplotlib
 from _common import ROOT, table, write_result
 from _runs import Finished, run
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 PARTS = ROOT / "benchmarks" / "agent_framework"
 sys.path.insert(0, str(PARTS))

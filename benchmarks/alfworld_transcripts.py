@@ -24,11 +24,11 @@ from pathlib import Path
 
 from _common import table, write_result
 
-from antiphon.seeds import generator
-from antiphon.tasks.environments.alfworld import AlfWorld
-from antiphon.tasks.environments.alfworld_games import Exchange, digest, mixed, side_by_side, verb_of
-from antiphon.tasks.environments.alfworld_rooms import TASK_TYPES, Household, draw_household
-from antiphon.tasks.environments.alfworld_world import NOTHING
+from antiphon.core.rng import generator
+from antiphon_envs.alfworld.environment import AlfWorld
+from antiphon_envs.alfworld.games import Exchange, digest, mixed, side_by_side, verb_of
+from antiphon_envs.alfworld.rooms import TASK_TYPES, Household, draw_household
+from antiphon_envs.alfworld.world import NOTHING
 
 SHOWN = 10  # differences
 BREAKFAST = Household(

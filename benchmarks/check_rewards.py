@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.contract import Finding, check
+from antiphon.tasks.reward_checks.checks import Finding, check
 from antiphon.tasks.rewards import build_reward
-from antiphon.types import Message, Prompt, Score
 
 Reward = Callable[[dict[str, Any], str], Any]
 

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from _common import ROOT, table, write_result
 from _runs import run
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 SETTINGS = ("engine.replicas=2", "engine.slots=96", "evaluation.minimum_accuracy=0")

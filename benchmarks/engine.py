@@ -41,9 +41,9 @@ from _common import (
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
 
+from antiphon.core.types import GenerateRequest, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.types import GenerateRequest, Sampling
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import psutil
 from _common import ROOT, table, write_result
 from _runs import Finished, run
 
-from antiphon.config import load
-from antiphon.run_config import RunConfig
+from antiphon.core.config import load
+from antiphon.run.config import RunConfig
 from antiphon.simulate.chaos import Books
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"

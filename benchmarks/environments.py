@@ -18,9 +18,9 @@ from typing import Any
 
 from _common import table, write_result
 
-from antiphon.seeds import derive
+from antiphon.core.rng import derive
+from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
-from antiphon.types import Prompt
 
 Policy = Callable[[Any], str]
 

@@ -91,11 +91,11 @@ def texts(data: Path) -> dict[str, list[Row]]:
 
 def serve_texts() -> None:
     """Grade the rows of each line in a grading process, and tell the seconds that took and the scores."""
+    from antiphon.core.deadlines import Waits
+    from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
     from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-    from antiphon.tasks.graders import Graders
-    from antiphon.types import Message, Prompt
-    from antiphon.waits import Waits
+    from antiphon.tasks.grading.router import Graders
 
     async def grade() -> None:
         prompts = PromptsConfig(source="jsonl")
@@ -118,9 +118,9 @@ def serve_texts() -> None:
 
 def serve() -> None:
     """Grade the rows of each line, a list in JSON, and tell the seconds that took and the rows that did not pass."""
+    from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
-    from antiphon.tasks.rewards.code import Code
-    from antiphon.types import Message, Prompt
+    from antiphon.tasks.rewards.code.reward import Code
 
     def grade(row: Row) -> list[str]:
         name, payload, solution = row

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from _common import ROOT, table, write_result
 
-from antiphon.config import import_folder
-from antiphon.record.audit import audit
-from antiphon.registry import import_path
+from antiphon.core.config import import_folder
+from antiphon.core.registry import import_path
+from antiphon.inspect.audit import audit
 
 CONFIG = ROOT / "benchmarks" / "kills" / "config.yaml"
 BESIDE = ("engine", "judge", "learner", "reference", "critic", "teacher", "grader", "environment", "controller")

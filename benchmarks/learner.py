@@ -32,12 +32,12 @@ import torch
 from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table, write_result
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.attention import Reader, trained
+from antiphon.core.types import Pack, Sample, TrainBatch, Update
 from antiphon.learning.batch import build_batch, lone
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.host_device_copy import sent
+from antiphon.learning.model.attention import Reader, trained
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.learning.transfer import sent
-from antiphon.types import Pack, Sample, TrainBatch, Update
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 from _common import ROOT, table, write_result
 
-from antiphon.build import built
-from antiphon.run_config import RunConfig
-from antiphon.seeds import generator
+from antiphon.core.rng import generator
+from antiphon.run.build import built
+from antiphon.run.config import RunConfig
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 
 GROUP, TICK, IDLE_SECONDS = 20, 0.005, 5.0

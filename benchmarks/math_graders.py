@@ -22,7 +22,7 @@ from typing import Any
 from _common import table, write_result
 
 from antiphon.tasks.rewards.extract import last_boxed
-from antiphon.tasks.rewards.math import compare_answers
+from antiphon.tasks.rewards.math.reward import compare_answers
 
 VERIFY, RULER = "math-verify==0.9.0", ("mathruler==0.1.0", "pylatexenc==2.11")
 SECONDS = 5  # for an answer that mathruler does not come to an end with

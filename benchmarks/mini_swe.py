@@ -13,10 +13,10 @@ from statistics import median
 import msgspec
 from _common import table, write_result
 
-from antiphon.tasks.environments.mini_swe import MiniSWE
-from antiphon.tasks.environments.mini_swe_build import check
-from antiphon.tasks.environments.mini_swe_packages import Instance, read_instances
-from antiphon.types import Prompt
+from antiphon.core.types import Prompt
+from antiphon_envs.mini_swe.build import check
+from antiphon_envs.mini_swe.environment import MiniSWE
+from antiphon_envs.mini_swe.packages import Instance, read_instances
 
 TIMED = 5  # attempts
 

@@ -23,9 +23,11 @@ import msgspec
 import numpy as np
 from _common import table, write_result
 
-from antiphon.config import dump
+from antiphon.core.config import dump
+from antiphon.core.deadlines import Waits
+from antiphon.core.rng import derive, generator
+from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import Models
-from antiphon.loop import Parts, Run, training_of
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.metrics import Metrics
@@ -33,20 +35,18 @@ from antiphon.record.resume import begin
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.episode import Episodes
 from antiphon.rollout.pool import EnginePool
-from antiphon.run_config import RunConfig
-from antiphon.seeds import derive, generator
+from antiphon.run.config import RunConfig
+from antiphon.run.loop import Parts, Run, training_of
+from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.simulate.faults import Faults
-from antiphon.simulate.parts import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.environments import environment_factory
-from antiphon.tasks.environments.mini_swe_packages import Instance, package_of, read_instances
 from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.tasks.rewards.environment_return import environment_return
-from antiphon.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
-from antiphon.waits import Waits
 from antiphon.weights.base import Exchange
+from antiphon_envs.mini_swe.packages import Instance, package_of, read_instances
 
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns

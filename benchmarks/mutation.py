@@ -2,7 +2,7 @@
 
 python benchmarks/mutation.py --mutants 500
 
-A mutant has one fault of `antiphon.tasks.environments.faults`; those that mean the same as the original count like all others.
+A mutant has one fault of `antiphon_envs.mini_swe.mutants`; those that mean the same as the original count like all others.
 Each is imported and tested in a fork of a process that has everything else in memory, in a copy of the checkout; the tests are
 run as they are, except that hypothesis tries a fifth of the examples and does not look for the shortest one that fails: what
 survives here may not survive the whole suite.
@@ -27,12 +27,12 @@ from pathlib import Path
 
 from _common import ROOT, table, write_result
 
-from antiphon.tasks.environments.faults import faults
+from antiphon_envs.mini_swe.mutants import faults
 
 SOURCES = "antiphon/algorithms"
 TESTS = [
     "tests/unit/algorithms",
-    "tests/unit/test_testing.py",
+    "tests/unit/algorithms/test_testing.py",
     "tests/unit/learning/test_stages.py",
     "tests/unit/learning/test_batch.py",
     "tests/unit/learning/test_gradient.py",

@@ -30,10 +30,10 @@ from _common import ROOT, table, write_result
 from _runs import Peak, run
 
 from antiphon.cluster.devices import this_machine
-from antiphon.config import import_folder, load
-from antiphon.record.audit import audit
+from antiphon.core.config import import_folder, load
+from antiphon.inspect.audit import audit
 from antiphon.record.timeline import Timeline
-from antiphon.run_config import RunConfig
+from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import WARM_UP, Speeds, divided, predict, splits
 from antiphon.simulate.probe import SECONDS, measure_devices
 from antiphon.simulate.workloads import DistributionConfig

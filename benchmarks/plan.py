@@ -13,9 +13,9 @@ from statistics import median
 from _common import ROOT, table, write_result
 from _runs import run
 
-from antiphon.config import import_folder, load
+from antiphon.core.config import import_folder, load
 from antiphon.record.timeline import Timeline
-from antiphon.run_config import RunConfig
+from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import WARM_UP, predict
 from antiphon.simulate.probe import SECONDS, measure
 

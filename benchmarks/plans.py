@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 from _common import ROOT, table, write_result
 
-from antiphon.config import load
-from antiphon.run_config import RunConfig
+from antiphon.core.config import load
+from antiphon.run.config import RunConfig
 from antiphon.simulate import sizes
 from antiphon.simulate.devices import DEVICES, drawn
 from antiphon.simulate.planner import Prediction, Speeds, predict

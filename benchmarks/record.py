@@ -43,7 +43,7 @@ def nothing_written() -> None:
 
 def train(arguments: list[str], without: bool) -> None:
     """`antiphon train`, perhaps with nothing written."""
-    from antiphon import cli
+    from antiphon.cli.app import app as cli
 
     if without:
         nothing_written()
@@ -126,10 +126,7 @@ def pairs(number: int, measure, label: str) -> tuple[float, float]:
 
 def audit_of_a_million(place: Path, attempts: int) -> float:
     """Seconds of an audit of so many attempts, trained on in steps of 256 groups of 16."""
-    from antiphon.record.audit import audit
-    from antiphon.record.events import Events
-    from antiphon.record.resume import begin
-    from antiphon.types import (
+    from antiphon.core.types import (
         AttemptId,
         AttemptStatus,
         GroupOutcome,
@@ -140,6 +137,9 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
         Trajectory,
         TrajectoryMeta,
     )
+    from antiphon.inspect.audit import audit
+    from antiphon.record.events import Events
+    from antiphon.record.resume import begin
 
     groups, siblings = 256, 16
     rollout = {

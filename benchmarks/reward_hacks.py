@@ -12,9 +12,9 @@ from pathlib import Path
 
 from _common import write_result
 
+from antiphon.core.types import Message, Prompt
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code import Code
-from antiphon.types import Message, Prompt
+from antiphon.tasks.rewards.code.reward import Code
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.system.reward_hacks import HACKS, TASKS

@@ -34,17 +34,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.algorithms.rhythm import top_share
+from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
-from antiphon.engines.native.open import open_engine
-from antiphon.learning.attention import PackLayout
+from antiphon.engines.native.factory import open_engine
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.model.attention import PackLayout
+from antiphon.learning.model.attention_rhythm import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
 from antiphon.learning.pack_learner import trim_memory
-from antiphon.learning.rhythm import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.sources import reasoning_gym
-from antiphon.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

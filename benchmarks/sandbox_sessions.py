@@ -17,12 +17,12 @@ from pathlib import Path
 
 from _common import table, write_result
 
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.files import Files
-from antiphon.sandbox.rooms import Rooms
-from antiphon.sandbox.session import Session
-from antiphon.waits import Waits
+from antiphon.core.deadlines import Waits
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.session import Session
 
 TREE = "for d in {1..50}; do mkdir d$d; for f in {1..20}; do head -c 10000 /dev/urandom > d$d/f$f; done; done"
 

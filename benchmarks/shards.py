@@ -18,7 +18,7 @@ import psutil
 from _common import ROOT, table, write_result
 from _runs import Peak, run
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 CONFIG = ROOT / "benchmarks" / "kills" / "config.yaml"
 GROUPS, FIRST, LAST = 16, 5, 30

@@ -121,7 +121,7 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
         "record": {"directory": str(folder / "runs"), "live": "off"},
     }
     (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-    command = [sys.executable, "-m", "antiphon.cli", "train", str(folder / "config.yaml")]
+    command = [sys.executable, "-m", "antiphon.cli.app", "train", str(folder / "config.yaml")]
     return command, folder / "runs" / "step" / "metrics.jsonl"
 
 

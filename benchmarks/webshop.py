@@ -20,9 +20,9 @@ import matplotlib
 from _common import ROOT, interval, table, write_result
 from _runs import Finished, run
 
-from antiphon.build import evaluate_model
-from antiphon.config import import_folder, load
-from antiphon.run_config import RunConfig
+from antiphon.core.config import import_folder, load
+from antiphon.run.build import evaluate_model
+from antiphon.run.config import RunConfig
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
+from antiphon.core.types import WeightsUpdate
+from antiphon.core.workers import Worker
 from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import WeightsUpdate
 from antiphon.weights.base import CHANNELS, Exchange, shared_directory
-from antiphon.workers import Worker
 
 
 class Copier(Worker):

@@ -22,8 +22,8 @@ from antiphon.algorithms.config import AlgorithmConfig, KlConfig
 from antiphon.algorithms.divergence import divergence
 from antiphon.algorithms.normalization import EPSILON, centred, deviation, left_out, normalised
 from antiphon.algorithms.returns import discounted, generalised
-from antiphon.errors import ConfigError
-from antiphon.types import (
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import (
     KL_REWARD,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,

@@ -13,8 +13,8 @@ import torch
 
 from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
 from antiphon.algorithms.divergence import MOST, divergence, log_ratio
-from antiphon.errors import ConfigError
-from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE, StreamSpec
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE, StreamSpec
 
 Metrics = dict[str, torch.Tensor]  # name -> one value a token
 

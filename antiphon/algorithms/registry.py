@@ -1,6 +1,6 @@
 """The built-in advantages and losses by name. Importing it imports no torch."""
 
-from antiphon.registry import Registry
+from antiphon.core.registry import Registry
 
 _ADVANTAGES = (
     "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo turn_reinforce step_reinforce gigpo "

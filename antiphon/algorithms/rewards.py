@@ -9,7 +9,7 @@ import numpy as np
 
 from antiphon.algorithms.config import KlConfig, Over, RewardConfig, WeightConfig
 from antiphon.algorithms.normalization import EPSILON, centred, deviation, mean_of
-from antiphon.types import FloatArray, TrajectoryMeta
+from antiphon.core.types import FloatArray, TrajectoryMeta
 
 Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
 

@@ -1,7 +1,7 @@
 """Credit from the rhythm of attention: some tokens of a response have their advantage amplified. Pure numpy.
 
-Two numbers a token are read from the model's attention (`learning/rhythm.py`). WAAD says how far back the heads that look
-nearby look from it: it rises where a chunk of text begins, and falls inside it. FAI says how much later tokens look back on
+Two numbers a token are read from the model's attention (`learning/model/attention_rhythm.py`). WAAD says how far back the
+heads that look nearby look from it: it rises where a chunk of text begins, and falls inside it. FAI says how much later tokens look back on
 it through the heads that look far: it is high at anchors, which the rest of the response hangs on.
 
 Arrays here are those of one response: its R sampled tokens in order, several turns end to end. A function chooses tokens by
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphon.algorithms.config import RhythmConfig
-from antiphon.seeds import generator
-from antiphon.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
+from antiphon.core.rng import generator
+from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 
 
 def amplified(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 
 _NAME = re.compile(r"Top[kK]Router$")
 _TOPK = (torch.topk, Tensor.topk)

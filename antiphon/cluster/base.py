@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from antiphon.registry import Registry
-from antiphon.workers import WorkerHandle
+from antiphon.core.registry import Registry
+from antiphon.core.workers import WorkerHandle
 
 # Each is called with (ClusterConfig, folder of the workers' logs or None) and is a `Cluster`.
 CLUSTERS = Registry(

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from antiphon.config import Config
+from antiphon.core.config import Config
 
 
 class ClusterConfig(Config):

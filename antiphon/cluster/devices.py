@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.base import Gpu, Node, Place
-from antiphon.config import see_gpus, visible_gpus
+from antiphon.core.config import see_gpus, visible_gpus
 
 _DRIVER = Path("/proc/driver/nvidia")
 

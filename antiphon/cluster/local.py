@@ -5,7 +5,7 @@ reads on its event loop. The end of the pipe is the death of the worker: no poll
 
 A process is started with the interpreter that runs this one, or with one of another environment, whose packages are then
 its own; only the import path and the two ends of the pipe are handed to it. With this one it is a fork of one that has
-imported what takes long, where that can be (`antiphon.cluster.nursery`).
+imported what takes long, where that can be (`antiphon.cluster.forkserver`).
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from antiphon.cluster.messages import GRACE, Handle, Inbox, serve
-from antiphon.errors import ConfigError, UnsupportedError
+from antiphon.cluster.framing import GRACE, Handle, Inbox, serve
+from antiphon.core.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:  # another interpreter needs of our packages only what its worker uses
     from collections.abc import Collection
 
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
-    from antiphon.cluster.nursery import At, Forked, Nursery
+    from antiphon.cluster.forkserver import At, Forked, Nursery
 
     Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
@@ -99,7 +99,7 @@ class LocalCluster:
         with log.open("ab") if log else nullcontext() as output:
             if python or not self._forks:
                 return _start(python, descriptor, output, at)
-            from antiphon.cluster.nursery import Nursery
+            from antiphon.cluster.forkserver import Nursery
 
             self._nursery = self._nursery or Nursery(BEGUN_WITH)
             try:

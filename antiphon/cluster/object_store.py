@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from antiphon.cluster.ray import find, keep
-from antiphon.types import WeightsUpdate
+from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import Adapters, Exchange
 from antiphon.weights.tensors import Memory, Named, lay, unlay
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from antiphon.cluster.base import Node, Place
 from antiphon.cluster.config import ROLES, PlacementConfig
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 
 CPU, GPU = "cpu", "gpu"
 ANYWHERE = "anywhere"

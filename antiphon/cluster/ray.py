@@ -24,11 +24,11 @@ from uuid import uuid4
 from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import gpu_class, occupy, this_machine
-from antiphon.cluster.messages import GRACE, Handle, Inbox, redirect_output, serve
-from antiphon.config import see_gpus, set_environment
-from antiphon.errors import ConfigError, UnsupportedError, WorkerDied
-from antiphon.registry import import_path
-from antiphon.workers import Worker
+from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
+from antiphon.core.config import see_gpus, set_environment
+from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.core.registry import import_path
+from antiphon.core.workers import Worker
 
 _ACCELERATOR = "accelerator_type:"  # before the name of a kind of GPU, among a node's resources
 PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from antiphon.errors import AntiphonError, RequestError, UnsupportedError
-from antiphon.types import (
+from antiphon.core.errors import AntiphonError, RequestError, UnsupportedError
+from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
     FinishReason,

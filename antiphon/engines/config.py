@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config, Problems, parse
+from antiphon.core.config import Config, Problems, parse
 
 SERVERS = frozenset({"server"})  # kinds of engines that others have started
 LOADING = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights

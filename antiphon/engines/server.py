@@ -1,4 +1,4 @@
-"""An engine in a server that somebody else started: vLLM's, SGLang's, or another that tells token ids (`engines.dialects`).
+"""An engine in a running server: vLLM, SGLang, or another that returns token ids (`engines.server_protocols`).
 
 It lives in the controller: requests wait here, and each that runs is one stream. Nothing is tokenised again: a server that
 does not tell every token's id and log-prob is refused before it is used. Each load opens an epoch, and a server that
@@ -21,14 +21,14 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from antiphon.config import secret
+from antiphon.core.config import secret
+from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import LOADING, EngineKind, ServerOptions
-from antiphon.engines.dialects import DIALECTS, Piece
+from antiphon.engines.server_protocols import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
 from antiphon.engines.worker import Generation
-from antiphon.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.weights.base import CHANNELS, shared_directory
 
 CONNECT_SECONDS = 10.0

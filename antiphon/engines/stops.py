@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.types import FinishReason, GenerateRequest
+from antiphon.core.types import FinishReason, GenerateRequest
 
 
 class Decoder(Protocol):

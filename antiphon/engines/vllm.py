@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from antiphon.core.errors import ConfigError, StateError, UnsupportedError
+from antiphon.core.rng import derive
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.stops import Decoder, StopRule, read_decoder
-from antiphon.errors import ConfigError, StateError, UnsupportedError
-from antiphon.seeds import derive
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
 from antiphon.weights.files import Files
 
 try:

@@ -15,11 +15,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from antiphon.engines.base import Delta, EngineCore
-from antiphon.engines.config import EngineConfig
-from antiphon.errors import AntiphonError, RequestError, WorkerDied
-from antiphon.registry import Registry
-from antiphon.types import (
+from antiphon.core.deadlines import fail, succeed
+from antiphon.core.errors import AntiphonError, RequestError, WorkerDied
+from antiphon.core.registry import Registry
+from antiphon.core.types import (
     Completion,
     FinishReason,
     GenerateRequest,
@@ -27,14 +26,15 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
-from antiphon.waits import fail, succeed
+from antiphon.core.workers import Worker, WorkerHandle
+from antiphon.engines.base import Delta, EngineCore
+from antiphon.engines.config import EngineConfig
 from antiphon.weights.base import CHANNELS
-from antiphon.workers import Worker, WorkerHandle
 
 ENGINES = Registry(
     "engine",
     {
-        "native": "antiphon.engines.native.open:open_engine",
+        "native": "antiphon.engines.native.factory:open_engine",
         "vllm": "antiphon.engines.vllm:open_engine",
         "server": "antiphon.engines.server:ServerEngine",  # in the controller: it has no worker
     },

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
-from antiphon.types import (
+from antiphon.core.types import (
     PAIR,
     AttemptId,
     AttemptStatus,
@@ -411,7 +411,7 @@ def pair_mean(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainB
 
 
 def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
-    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.preference` wants them."""
+    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.offline.preference` wants them."""
     return [
         replace(
             sample,

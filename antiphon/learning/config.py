@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config, parse
+from antiphon.core.config import Config, parse
 from antiphon.tasks.config import PromptsConfig
 
 

@@ -6,13 +6,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from antiphon.algorithms.losses import value_loss
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.types import OLD_VALUE, RETURNS, Pack
 from antiphon.learning.config import CriticConfig, LearnerConfig
-from antiphon.learning.logprobs import plain_logits
-from antiphon.learning.models import load_model
+from antiphon.learning.host_device_copy import sums_of
+from antiphon.learning.model.loading import load_model
+from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.pack_learner import PackLearner
-from antiphon.learning.transfer import sums_of
-from antiphon.types import OLD_VALUE, RETURNS, Pack
 
 
 class ScalarLearner(PackLearner):

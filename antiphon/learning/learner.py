@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Protocol
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.errors import AntiphonError, RecordError
+from antiphon.core.deadlines import fail, succeed
+from antiphon.core.errors import AntiphonError, RecordError
+from antiphon.core.registry import Registry
+from antiphon.core.types import FloatArray, Pack, TrainBatch, WeightsUpdate
+from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.record.checkpoint import CRITICS
-from antiphon.registry import Registry
-from antiphon.types import FloatArray, Pack, TrainBatch, WeightsUpdate
-from antiphon.waits import fail, succeed
 from antiphon.weights.base import Exchange
-from antiphon.workers import WorkerHandle
 
 SAVED = ""  # what a learner worker emits when its part of a checkpoint is written; else why it is not
 LEARNERS = Registry(
     "learner",
     {
         "torch": "antiphon.learning.torch_learner:TorchLearner",
-        "deepspeed": "antiphon.learning.deepspeed:DeepSpeedLearner",
-        "megatron": "antiphon.learning.megatron:MegatronLearner",
+        "deepspeed": "antiphon.learning.backends.deepspeed:DeepSpeedLearner",
+        "megatron": "antiphon.learning.backends.megatron:MegatronLearner",
     },
 )
 CRITIC = "antiphon.learning.critic:CriticLearner"
@@ -53,7 +53,7 @@ class Trainer(Scorer, Protocol):
         """Do every update of the batch; returns metrics."""
 
     async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.rhythm`."""
+        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_rhythm`."""
 
 
 class Learner(Trainer, Resident, Protocol):

@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from antiphon.config import set_environment
+from antiphon.core.config import set_environment
 from antiphon.learning.config import MeshConfig
 from antiphon.weights.listeners import Listeners
 from antiphon.weights.rendezvous import RunStore

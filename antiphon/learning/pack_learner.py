@@ -19,12 +19,18 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.routing import Balance, Routers, routers_of
-from antiphon.errors import DataError, NonFiniteError
-from antiphon.learning import lora
-from antiphon.learning.attention import CONTEXT_ATTENTION, PackLayout, Reader, previous_tokens, trained
-from antiphon.learning.attention import NAME as PACKED_ATTENTION
+from antiphon.core.errors import DataError, NonFiniteError
+from antiphon.core.failpoints import reach
+from antiphon.core.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
+from antiphon.core.workers import Worker
+from antiphon.learning.checkpoint_writer import Writer
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.hub_files import (
+from antiphon.learning.host_device_copy import means_of, numbers, sent
+from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
+from antiphon.learning.model import lora
+from antiphon.learning.model.attention import CONTEXT_ATTENTION, PackLayout, Reader, previous_tokens, trained
+from antiphon.learning.model.attention import NAME as PACKED_ATTENTION
+from antiphon.learning.model.hf_checkpoint import (
     State,
     block_of,
     copy_tokenizer,
@@ -35,18 +41,12 @@ from antiphon.learning.hub_files import (
     write_index,
     write_weights,
 )
-from antiphon.learning.lean import make_lean
-from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
-from antiphon.learning.models import Checkpoint, resolve_device
-from antiphon.learning.sharding import ShardedModel, WholeModel
-from antiphon.learning.transfer import means_of, numbers, sent
-from antiphon.learning.writer import Writer
-from antiphon.points import reach
+from antiphon.learning.model.loading import Checkpoint, resolve_device
+from antiphon.learning.model.memory_efficient_layers import make_lean
+from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
 from antiphon.record.checkpoint import TRAINING_STATE, written
-from antiphon.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
 from antiphon.weights.rendezvous import open_store
 from antiphon.weights.tensors import Known
-from antiphon.workers import Worker
 
 Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 

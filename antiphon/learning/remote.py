@@ -1,5 +1,5 @@
 """The trainer, as the controller sees it: the models of a run and the stages of its steps are there, next to each other; what
-goes there are metas, and references to payloads. See `antiphon.trainer`."""
+goes there are metas, and references to payloads. See `antiphon.run.trainer_process`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.rewards import Controllers
+from antiphon.core.rpc import Asked
+from antiphon.core.types import Group, TrainBatch, WeightsUpdate
+from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.stages import Wait
-from antiphon.questions import Asked
-from antiphon.types import Group, TrainBatch, WeightsUpdate
 from antiphon.weights.base import Exchange
-from antiphon.workers import WorkerHandle
 
 
 class RemoteTrainer(Asked):

@@ -28,11 +28,8 @@ from antiphon.algorithms.advantages import (
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.rewards import Controllers, shaped, weights
 from antiphon.algorithms.rhythm import amplified
-from antiphon.learning.batch import build_batch, digest, pack_samples, samples_of, split_packs
-from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
-from antiphon.learning.learner import Scorer, Trainer
-from antiphon.registry import Registry
-from antiphon.types import (
+from antiphon.core.registry import Registry
+from antiphon.core.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
     KL_REWARD,
@@ -52,6 +49,9 @@ from antiphon.types import (
     StreamSpec,
     TrainBatch,
 )
+from antiphon.learning.batch import build_batch, digest, pack_samples, samples_of, split_packs
+from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
+from antiphon.learning.learner import Scorer, Trainer
 
 STAGES = Registry(
     "stage",

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs, total_loss
 from antiphon.algorithms.registry import LOSSES
-from antiphon.learning import lora
+from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.config import OptimizerConfig
-from antiphon.learning.logprobs import token_logprobs
-from antiphon.learning.models import head_weight, load_model
+from antiphon.learning.host_device_copy import sums_of
+from antiphon.learning.model import lora
+from antiphon.learning.model.attention_rhythm import AllRead, RhythmReader, middle_layers
+from antiphon.learning.model.loading import head_weight, load_model
+from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
-from antiphon.learning.rhythm import AllRead, RhythmReader, middle_layers
-from antiphon.learning.transfer import sums_of
-from antiphon.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.weights.adapters import flat
 from antiphon.weights.base import Adapters, Exchange, channel
 
@@ -57,9 +57,14 @@ class TorchLearner(PackLearner):
             return self.score(packs)
 
     def attend(self, packs: list[Pack]) -> list[FloatArray]:
-        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2] a pack; see `learning.rhythm`. They are of this learner's
-        own weights: never behind the policy, and no second copy of the model is held. `UnsupportedError` for models whose
-        attention is not plain, or cannot be read."""
+        """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_rhythm`.
+
+        Returns:
+            One array [T, 2] a pack, 0 outside the loss.
+
+        Raises:
+            UnsupportedError: The model's attention is not plain, or cannot be read.
+        """
         middle = middle_layers(self.model.config.get_text_config().num_hidden_layers)
         here = [number for number in middle if self.shards.has_layer(number)]
         readers = {id(pack): RhythmReader(pack, here, self.algorithm.rhythm, self.device, self.mesh) for pack in packs}

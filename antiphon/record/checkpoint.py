@@ -20,8 +20,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from antiphon.errors import RecordError
-from antiphon.points import reach
+from antiphon.core.errors import RecordError
+from antiphon.core.failpoints import reach
 from antiphon.record import reading
 from antiphon.record.run_dir import sync, unwritable, write_json
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from antiphon.config import Config
+from antiphon.core.config import Config
 
 
 class RecordConfig(Config):

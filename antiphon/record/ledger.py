@@ -19,12 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from antiphon.errors import RecordError
-from antiphon.points import reach
-from antiphon.record import schema, trajectories
-from antiphon.record.events import Events
-from antiphon.record.run_dir import sync, unwritable
-from antiphon.types import (
+from antiphon.core.errors import RecordError
+from antiphon.core.failpoints import reach
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     GroupOutcome,
@@ -33,6 +30,9 @@ from antiphon.types import (
     Prompt,
     Trajectory,
 )
+from antiphon.record import schema, trajectories
+from antiphon.record.events import Events
+from antiphon.record.run_dir import sync, unwritable
 
 INTERVAL = 5.0  # seconds between commits that nobody waits for
 

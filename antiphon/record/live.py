@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.waits import Wait, Waits
+from antiphon.core.deadlines import Wait, Waits
 
 HISTORY = 48  # steps that a trend shows
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from antiphon.errors import RecordError
-from antiphon.points import reach
+from antiphon.core.errors import RecordError
+from antiphon.core.failpoints import reach
+from antiphon.core.types import AttemptId, Group, PayloadReference, Trajectory
 from antiphon.record import trajectories
 from antiphon.record.run_dir import staged, unwritable
-from antiphon.types import AttemptId, Group, PayloadReference, Trajectory
 
 
 class Files:

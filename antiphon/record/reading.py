@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.config import read_yaml
-from antiphon.errors import AntiphonError, RecordError
+from antiphon.core.config import read_yaml
+from antiphon.core.errors import AntiphonError, RecordError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
-from antiphon.errors import RecordError
+from antiphon.core.errors import RecordError
+from antiphon.core.types import AttemptId, PayloadReference, Prompt, Trajectory
 from antiphon.record import reading, schema, trajectories
 from antiphon.record.checkpoint import newest, read_state, set_aside_later
 from antiphon.record.ledger import Store
-from antiphon.types import AttemptId, PayloadReference, Prompt, Trajectory
 
 Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
 

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from antiphon.errors import ConfigError, RecordError
-from antiphon.points import reach
+from antiphon.core.errors import ConfigError, RecordError
+from antiphon.core.failpoints import reach
 
 FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 

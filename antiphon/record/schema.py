@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import RecordError
+from antiphon.core.errors import RecordError
 from antiphon.record import reading
 
 VERSION = 1  # of the schema, kept as SQLite's user_version

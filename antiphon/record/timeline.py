@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from antiphon.types import AttemptStatus
+from antiphon.core.types import AttemptStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

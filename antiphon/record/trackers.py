@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from antiphon.errors import ConfigError
-from antiphon.registry import Registry
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import Registry
 
 Clock = Callable[[], float]
 

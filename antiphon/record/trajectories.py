@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from antiphon.record import reading
-from antiphon.types import (
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     Failure,
@@ -36,6 +35,7 @@ from antiphon.types import (
     Turn,
     Wording,
 )
+from antiphon.record import reading
 
 _STREAM = pa.struct(
     [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int32())), ("data", pa.binary())]

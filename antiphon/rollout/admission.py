@@ -30,9 +30,9 @@ from enum import Enum, auto
 from itertools import islice, takewhile
 from types import MappingProxyType
 
-from antiphon.errors import FreshnessError, StateError
+from antiphon.core.errors import FreshnessError, StateError
+from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion
 from antiphon.rollout.config import Policy, RolloutConfig
-from antiphon.types import AttemptId, AttemptStatus, PolicyVersion
 
 
 class GroupState(Enum):

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
-from antiphon.config import environment
-from antiphon.errors import ConfigError, SandboxError, StallError, UnsupportedError
+from antiphon.core.config import environment
+from antiphon.core.deadlines import Waits, fail, succeed
+from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
+from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Captured
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.rooms import Rooms
-from antiphon.sandbox.session import Session
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Transcript
-from antiphon.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
-from antiphon.waits import Waits, fail, succeed
 
 TASK_VARIABLE = "ANTIPHON_TASK"
 KEPT = 1 << 16  # bytes of an agent's output that are kept, the last

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config
-from antiphon.types import OnUpdate, Sampling
+from antiphon.core.config import Config
+from antiphon.core.types import OnUpdate, Sampling
 
 
 class SamplingConfig(Config):

@@ -12,12 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from antiphon.errors import DataError, RequestError
-from antiphon.rollout.agents import Outcome
-from antiphon.rollout.config import RolloutConfig
-from antiphon.seeds import derive
-from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
-from antiphon.types import (
+from antiphon.core.errors import DataError, RequestError
+from antiphon.core.rng import derive
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     Completion,
@@ -38,6 +35,9 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
 )
+from antiphon.rollout.agents import Outcome
+from antiphon.rollout.config import RolloutConfig
+from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
 
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from antiphon.core.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
 from antiphon.tasks.base import MARK
-from antiphon.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 

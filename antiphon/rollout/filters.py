@@ -1,7 +1,7 @@
 """Which complete groups are worth training on: `filter: name`, or a function of your own from a group to a verdict."""
 
-from antiphon.registry import Registry
-from antiphon.types import Group
+from antiphon.core.registry import Registry
+from antiphon.core.types import Group
 
 FILTERS = Registry("group filter", {"spread": "antiphon.rollout.filters:spread"})
 

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Sequence
 
+from antiphon.core.types import GenerateRequest, Message, Sampling
 from antiphon.rollout.episode import Tokenizer
 from antiphon.rollout.pool import EnginePool
 from antiphon.tasks.base import Generate
-from antiphon.types import GenerateRequest, Message, Sampling
 
 
 def asking(pool: EnginePool, tokenizer: Tokenizer, max_length: int, max_tokens: int) -> Generate:

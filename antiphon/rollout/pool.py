@@ -18,13 +18,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from antiphon.core.deadlines import Waits, fail
+from antiphon.core.errors import StallError, WeightsError, WorkerDied
+from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
-from antiphon.errors import StallError, WeightsError, WorkerDied
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.members import Free, Member, Pending, Scaling
-from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.waits import Waits, fail
+from antiphon.rollout.engine_state import Free, Member, Pending, Scaling
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ usable; then the function is cancelled, and what it still has running with it. I
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from antiphon.core.types import AttemptId, Prompt, Trajectory
 from antiphon.rollout.episode import Played
-from antiphon.types import AttemptId, Prompt, Trajectory
 
 
 class SamplingGroup:

@@ -9,16 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.errors import RolloutError
-from antiphon.record.ledger import Ledger
-from antiphon.record.resume import Kept, Returning
-from antiphon.rollout.admission import Admission, Change
-from antiphon.rollout.alarms import Watch
-from antiphon.rollout.bias import BiasMeter
-from antiphon.rollout.config import Policy, RolloutConfig
-from antiphon.rollout.episode import Played
-from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
-from antiphon.types import (
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import RolloutError
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     Group,
@@ -28,7 +21,14 @@ from antiphon.types import (
     Sampling,
     Trajectory,
 )
-from antiphon.waits import Waits
+from antiphon.record.ledger import Ledger
+from antiphon.record.resume import Kept, Returning
+from antiphon.rollout.admission import Admission, Change
+from antiphon.rollout.config import Policy, RolloutConfig
+from antiphon.rollout.episode import Played
+from antiphon.rollout.reward_monitor import Watch
+from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
+from antiphon.rollout.selection_bias import BiasMeter
 
 FILTERED_IN_A_ROW = 1000  # complete groups without one to train on, after which a filter is taken to reject everything
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from types import CodeType, MappingProxyType
 
 from antiphon.sandbox.base import PythonSandbox
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.boxed import BoxedPython
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.forked import ForkedPython
+from antiphon.sandbox.isolation.forked import ForkedPython
 from antiphon.sandbox.remote import RemotePython
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.boxed import BoxedPython
 
 
 def open_sandbox(config: SandboxConfig, modules: Mapping[str, CodeType] = MappingProxyType({})) -> PythonSandbox:

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 
 LINK_READ, LINK_WRITE = 3, 4  # descriptors of a judge: what its partner writes, and what its partner reads
 TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # of the environment: what a service demands, and its clients show

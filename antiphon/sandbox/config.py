@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config
+from antiphon.core.config import Config
 from antiphon.sandbox.base import Level, Limits
 
 

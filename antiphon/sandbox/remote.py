@@ -7,8 +7,8 @@ from typing import Self
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from antiphon.config import secret
-from antiphon.errors import SandboxError, UnsupportedError
+from antiphon.core.config import secret
+from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.base import TOKEN_VARIABLE, Level, Limits, PythonSandbox, Result, Status, Usage
 from antiphon.sandbox.config import SandboxConfig
 

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from antiphon.errors import AntiphonError, RolloutError, WorkerDied
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import AntiphonError, RolloutError, WorkerDied
+from antiphon.core.rng import generator
 from antiphon.rollout.config import RolloutConfig
-from antiphon.seeds import generator
 from antiphon.simulate.scenario import ScenarioConfig, simulate
-from antiphon.waits import Waits
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
-from antiphon.errors import StallError, StateError
+from antiphon.core.errors import StallError, StateError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

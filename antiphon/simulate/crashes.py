@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from antiphon import points
-from antiphon.errors import AntiphonError, RecordError, RolloutError, WorkerDied
+from antiphon.core import failpoints as points
+from antiphon.core.errors import AntiphonError, RecordError, RolloutError, WorkerDied
+from antiphon.core.rng import generator
+from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
-from antiphon.record.audit import audit
-from antiphon.seeds import generator
 from antiphon.simulate.chaos import InvariantBroken, drawn
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, companion, parse
-from antiphon.errors import ConfigError
-from antiphon.run_config import RunConfig
-from antiphon.seats import placed
+from antiphon.core.errors import ConfigError
+from antiphon.run.config import RunConfig
+from antiphon.run.device_assignment import placed
 
 NODE = 8  # GPUs of a node
 CORES = 128  # of a node

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
-from antiphon.config import Config
-from antiphon.engines.base import Delta, require_runnable
-from antiphon.errors import AntiphonError, RequestError, WeightsError, WorkerDied
-from antiphon.types import (
+from antiphon.core.config import Config
+from antiphon.core.deadlines import fail, succeed
+from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
+from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
     FinishReason,
@@ -33,7 +33,7 @@ from antiphon.types import (
     Timing,
     WeightsUpdate,
 )
-from antiphon.waits import fail, succeed
+from antiphon.engines.base import Delta, require_runnable
 
 Length = Callable[[GenerateRequest], int]
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config
+from antiphon.core.config import Config
+from antiphon.core.rng import generator
 from antiphon.record.events import Events
-from antiphon.seeds import generator
 from antiphon.simulate.engine import SimulatedEngine
 
 TIMED = ("engine.crash", "engine.hang", "engine.slow")

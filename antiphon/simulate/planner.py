@@ -13,12 +13,12 @@ from statistics import fmean
 
 from antiphon.cluster.base import Node
 from antiphon.cluster.config import PlacementConfig
-from antiphon.config import Config
-from antiphon.errors import ConfigError
+from antiphon.core.config import Config
+from antiphon.core.errors import ConfigError
 from antiphon.record.timeline import Timeline
-from antiphon.run_config import RunConfig
+from antiphon.run.config import RunConfig
+from antiphon.simulate.components import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
 from antiphon.simulate.workloads import DistributionConfig
 

@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.build import built
 from antiphon.cluster.config import PlacementConfig
 from antiphon.cluster.devices import this_machine
-from antiphon.config import dump
-from antiphon.loop import Run
+from antiphon.core.config import dump
+from antiphon.core.deadlines import Waits
+from antiphon.core.types import Group, Trajectory
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.timeline import Served, Timeline, union
 from antiphon.rollout.config import Policy
-from antiphon.run_config import RunConfig
+from antiphon.run.build import built
+from antiphon.run.config import RunConfig
+from antiphon.run.loop import Run
+from antiphon.simulate.components import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.parts import EnvironmentConfig, LearnerSpeed
 from antiphon.simulate.planner import Speeds, parallel_share, predict, trace
-from antiphon.types import Group, Trajectory
-from antiphon.waits import Waits
 
 PROBE = "-probe"  # what the name of its run ends with
 SECONDS = 100.0  # of the three phases together; the parts need a while to start

@@ -14,29 +14,29 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.config import Config, dump
-from antiphon.errors import UnsupportedError
+from antiphon.core.config import Config, dump
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.registry import import_path
+from antiphon.core.rng import derive
+from antiphon.core.types import GenerateRequest, IntArray, Prompt
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.learner import Models
-from antiphon.lease import Lease
-from antiphon.loop import Parts, Run, training_of
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, at_once
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import begin
 from antiphon.record.resume import resume as go_on
 from antiphon.record.run_dir import RunDirectory
-from antiphon.registry import import_path
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import Episodes, MakeEnvironment
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
-from antiphon.run_config import ModelConfig, RunConfig
-from antiphon.seeds import derive
+from antiphon.run.config import ModelConfig, RunConfig
+from antiphon.run.device_sharing import Lease
+from antiphon.run.loop import Parts, Run, training_of
 from antiphon.simulate.clock import run
-from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.simulate.faults import FaultConfig, Faults
-from antiphon.simulate.parts import (
+from antiphon.simulate.components import (
     NUMBERED,
     EnvironmentConfig,
     LearnerSpeed,
@@ -47,11 +47,11 @@ from antiphon.simulate.parts import (
     SimulatedTokenizer,
     simulated_prompts,
 )
+from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.simulate.faults import FaultConfig, Faults
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture, MixtureTask
-from antiphon.types import GenerateRequest, IntArray, Prompt
-from antiphon.waits import Waits
 from antiphon.weights.base import Exchange
 
 TASK = "simulated"

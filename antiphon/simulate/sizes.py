@@ -24,15 +24,15 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
 from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
-from antiphon.learning.models import outline
-from antiphon.learning.sharding import COLUMNS, ROWS
-from antiphon.run_config import BYTES, LEARNT, RunConfig, memory_estimate
+from antiphon.learning.model.loading import outline
+from antiphon.learning.parallel.sharding import COLUMNS, ROWS
+from antiphon.run.config import BYTES, LEARNT, RunConfig, memory_estimate
+from antiphon.run.launch import check_meshes, model_directory
+from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.devices import Device
 from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import Speeds, trace
 from antiphon.simulate.workloads import DistributionConfig
-from antiphon.start import check_meshes, model_directory
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
 

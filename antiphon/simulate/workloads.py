@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config
-from antiphon.seeds import derive
+from antiphon.core.config import Config
+from antiphon.core.rng import derive
 
 _STANDARD = NormalDist()
 

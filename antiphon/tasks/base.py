@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from antiphon.types import Message, Prompt, Score, Turn
+from antiphon.core.types import Message, Prompt, Score, Turn
 
 Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
-MARK = "mark/"  # what the names of marks (`tasks.suspicions`) begin with among the parts of a score
+MARK = "mark/"  # what the names of marks (`tasks.reward_checks.reward_hacking_signals`) begin with among the parts of a score
 
 
 class Environment(Protocol):

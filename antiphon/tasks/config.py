@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.config import Config, Problems
+from antiphon.core.config import Config, Problems
 from antiphon.sandbox.base import Level
 
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphon.errors import DataError
-from antiphon.seeds import derive, generator
+from antiphon.core.errors import DataError
+from antiphon.core.rng import derive, generator
+from antiphon.core.types import Prompt
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.prompts import load_prompts
-from antiphon.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

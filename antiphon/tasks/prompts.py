@@ -10,19 +10,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, get_args, get_type_hints
 
-from antiphon.errors import ConfigError, DataError
-from antiphon.registry import Registry
-from antiphon.seeds import derive
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.registry import Registry
+from antiphon.core.rng import derive
+from antiphon.core.types import Message, Prompt
 from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, TaskConfig
-from antiphon.types import Message, Prompt
 
 SOURCES = Registry(
     "prompt source",
     {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")}
-    | {
-        "mini_swe": "antiphon.tasks.environments.mini_swe_packages:mini_swe",
-        "tools": "antiphon.tasks.environments.tool_problems:tool_problems",
-    },
+    | {"tools": "antiphon.tasks.environments.tool_problems:tool_problems"},
+    group="antiphon.prompt_sources",
 )
 
 _ROLES = get_args(get_type_hints(Message)["role"])

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
 
-from antiphon.errors import DataError
-from antiphon.types import IntArray, Message, Prompt
+from antiphon.core.errors import DataError
+from antiphon.core.types import IntArray, Message, Prompt
 
 REMEMBERED = 256  # texts and their tokens: the siblings of a group ask for the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
 from antiphon.tasks.splits import SPLITS, split_of
 
 Row = dict[str, Any]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from antiphon.registry import Registry
-from antiphon.types import ToolCall
+from antiphon.core.registry import Registry
+from antiphon.core.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

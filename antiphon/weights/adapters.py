@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from safetensors import safe_open
 
-from antiphon.errors import WeightsError
+from antiphon.core.errors import WeightsError
 from antiphon.weights.base import Adapters, weight_files
 
 T = TypeVar("T")

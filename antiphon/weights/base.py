@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from antiphon.errors import ConfigError
-from antiphon.registry import Registry
-from antiphon.types import WeightsUpdate
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import Registry
+from antiphon.core.types import WeightsUpdate
 
 if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
     import torch

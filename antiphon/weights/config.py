@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from antiphon.config import Config
+from antiphon.core.config import Config
 
 
 class WeightsConfig(Config):

@@ -13,8 +13,8 @@ import torch
 from torch import multiprocessing
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from antiphon.errors import WeightsError
-from antiphon.types import WeightsUpdate
+from antiphon.core.errors import WeightsError
+from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import Adapters, Exchange
 from antiphon.weights.tensors import Named, lay, unlay
 

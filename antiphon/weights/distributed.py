@@ -22,9 +22,9 @@ from uuid import uuid4
 import torch
 from torch import distributed
 
-from antiphon.errors import WeightsError
-from antiphon.points import reach
-from antiphon.types import WeightsUpdate
+from antiphon.core.errors import WeightsError
+from antiphon.core.failpoints import reach
+from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Exchange
 from antiphon.weights.listeners import Listeners
 from antiphon.weights.rendezvous import RunStore, open_store

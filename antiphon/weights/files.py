@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from antiphon.errors import WeightsError
+from antiphon.core.errors import WeightsError
 from antiphon.weights.base import weight_files
 
 Tensors = dict[str, torch.Tensor]

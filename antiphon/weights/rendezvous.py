@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from torch import distributed
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 
 CHALLENGE = 32  # bytes, of the server's and of the client's
 MAC = 32  # bytes

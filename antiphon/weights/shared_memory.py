@@ -12,8 +12,8 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from antiphon.errors import WeightsError
-from antiphon.types import WeightsUpdate
+from antiphon.core.errors import WeightsError
+from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import Adapters, Exchange
 from antiphon.weights.tensors import Named, lay, unlay
 

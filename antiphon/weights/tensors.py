@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 import xxhash
 
-from antiphon.errors import WeightsError
-from antiphon.types import WeightsUpdate
+from antiphon.core.errors import WeightsError
+from antiphon.core.types import WeightsUpdate
 from antiphon.weights.adapters import applied
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Manifest, TensorPlace
 

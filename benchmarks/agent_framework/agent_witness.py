@@ -12,7 +12,7 @@ from typing import Any
 from agent import agent as play  # the recipe's
 from agents import ModelResponse, RunHooks
 
-from antiphon.types import Prompt
+from antiphon.core.types import Prompt
 
 
 class Heard(RunHooks[Any]):

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest
 from antiphon.engines.base import Delta
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest
 
 
 class Witness(NativeEngine):
@@ -46,5 +46,5 @@ class Witness(NativeEngine):
 
 
 def open_engine(model: str, config: Any, receive: Any) -> Witness:
-    """See `antiphon.engines.native.open.open_engine`."""
+    """See `antiphon.engines.native.factory.open_engine`."""
     return Witness(model, config, receive=receive, tokenizer=read_decoder(model))

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.seeds import generator
+from antiphon.core.rng import generator
+from antiphon.core.types import Prompt
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Reset, Step, Transcript
-from antiphon.tasks.environments.alfworld import AlfWorld
-from antiphon.tasks.environments.alfworld_world import NOTHING
-from antiphon.types import Prompt
+from antiphon_envs.alfworld.environment import AlfWorld
+from antiphon_envs.alfworld.world import NOTHING
 
 TINY = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic" / "model.py"))
 LISTED = "\n\nYou can:"  # what follows names the letters; the policy is not shown it

@@ -16,15 +16,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from antiphon import points
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core import failpoints as points
+from antiphon.core.types import Prompt, TrainBatch, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.engines.native.open import open_engine
+from antiphon.engines.native.factory import open_engine
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.base import Generate, Transcript
-from antiphon.types import Prompt, TrainBatch, WeightsUpdate
 from antiphon.weights.base import Exchange
 
 ORDERS = Path("orders.json")  # in the folder that the run was started in

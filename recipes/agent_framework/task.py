@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from antiphon.core.types import Message, Prompt
 from antiphon.tasks.splits import split_of
-from antiphon.types import Message, Prompt
 
 CALL = '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>'
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from antiphon.seeds import derive, generator
+from antiphon.core.rng import derive, generator
+from antiphon.core.types import Prompt
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.environments.turns import TurnGame
 from antiphon.tasks.splits import split_of
-from antiphon.types import Prompt
 
 LAYOUT = str.maketrans("PXS√", "__GG")  # what moves, and what is under it
 

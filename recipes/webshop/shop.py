@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.seeds import generator
+from antiphon.core.rng import generator
+from antiphon.core.types import Prompt
 from antiphon.tasks.base import Reset
-from antiphon.tasks.environments.webshop import WebShop
 from antiphon.tasks.splits import split_of
-from antiphon.types import Prompt
+from antiphon_envs.webshop.environment import WebShop
 
 SHOPS, WISHES = 80, 40  # wishes of each shop
 KIND_ALONE, FIRST_LISTED, ANYTHING = 0.67, 0.6, 0.35  # how often an unpractised customer does what is said below

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from contextlib import closing
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 # Parts that arm a named point in their own process, as `armed.json` says: {"learner": ["checkpoint.write", 1]}.
 PARTS = """
@@ -18,8 +18,8 @@ PARTS = """
     import signal
     from pathlib import Path
 
-    from antiphon import points
-    from antiphon.engines.native.open import open_engine
+    from antiphon.core import failpoints as points
+    from antiphon.engines.native.factory import open_engine
     from antiphon.learning.torch_learner import TorchLearner
 
     ORDERS = Path(__file__).with_name("armed.json")
@@ -76,7 +76,8 @@ PARTS = """
 CONTROLLER = """
 import json, sys
 from pathlib import Path
-from antiphon import cli, points
+from antiphon.cli.app import app as cli
+from antiphon.core import failpoints as points
 orders = json.loads(Path(sys.argv[1]).read_text())
 if "controller" in orders:
     points.arm(*orders["controller"])

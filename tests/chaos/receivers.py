@@ -4,10 +4,10 @@ import hashlib
 
 import torch
 
-from antiphon import points
-from antiphon.types import WeightsUpdate
+from antiphon.core import failpoints as points
+from antiphon.core.types import WeightsUpdate
+from antiphon.core.workers import Worker
 from antiphon.weights.base import CHANNELS
-from antiphon.workers import Worker
 
 
 class Receiver(Worker):

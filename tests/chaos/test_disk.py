@@ -7,11 +7,11 @@ import subprocess
 import pytest
 import yaml
 
-from antiphon.config import load
-from antiphon.errors import RecordError
-from antiphon.offline import reward_model
-from antiphon.offline_config import RewardModelConfig
-from antiphon.record.audit import audit
+from antiphon.core.config import load
+from antiphon.core.errors import RecordError
+from antiphon.inspect.audit import audit
+from antiphon.offline.config import RewardModelConfig
+from antiphon.offline.run import reward_model
 
 SIZE = 64 << 20  # bytes
 

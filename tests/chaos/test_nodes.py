@@ -15,7 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 from tests.system.test_bad_input import is_worker, wait_for_line
 
 pytestmark = [

@@ -14,12 +14,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
-from antiphon.record.audit import audit
 
 KILLED = """
 import sys
-from antiphon import cli, points
+from antiphon.cli.app import app as cli
+from antiphon.core import failpoints as points
 points.arm(sys.argv[1], int(sys.argv[2]))
 sys.argv = ["antiphon", *sys.argv[3:]]
 cli.main()

@@ -9,7 +9,7 @@ import torch
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.errors import WeightsError, WorkerDied
+from antiphon.core.errors import WeightsError, WorkerDied
 from antiphon.weights.base import BUCKET_BYTES, Exchange, channel
 
 

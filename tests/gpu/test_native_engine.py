@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.core.types import OnUpdate
 from antiphon.engines.config import EngineConfig
-from antiphon.types import OnUpdate
 from tests.unit.engines.native_support import Host, make_model, prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

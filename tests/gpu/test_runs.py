@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

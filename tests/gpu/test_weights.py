@@ -7,7 +7,7 @@ import torch
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.errors import WeightsError
+from antiphon.core.errors import WeightsError
 from antiphon.weights.base import Exchange, channel
 from antiphon.weights.tensors import digest_there
 

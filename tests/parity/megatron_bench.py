@@ -78,7 +78,7 @@ def install() -> None:
 
 install()
 
-from antiphon.learning.megatron import MegatronLearner  # noqa: E402
+from antiphon.learning.backends.megatron import MegatronLearner  # noqa: E402
 from tests.parity.workbench import Workbench  # noqa: E402
 
 

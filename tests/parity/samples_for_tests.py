@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from antiphon.engines.base import Delta
-from antiphon.types import (
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     GenerateRequest,
@@ -15,6 +14,7 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
 )
+from antiphon.engines.base import Delta
 
 
 def sample_of(request: GenerateRequest, deltas: list[Delta], advantage: float = 0.0) -> Sample:

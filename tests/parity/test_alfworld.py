@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.seeds import generator
-from antiphon.tasks.environments.alfworld_games import mixed, side_by_side
-from antiphon.tasks.environments.alfworld_rooms import TASK_TYPES, draw_household
+from antiphon.core.rng import generator
 from antiphon.tasks.environments.textworld import TextWorld
+from antiphon_envs.alfworld.games import mixed, side_by_side
+from antiphon_envs.alfworld.rooms import TASK_TYPES, draw_household
 
 # The packages leave files open and warn of their own past.
 pytestmark = [

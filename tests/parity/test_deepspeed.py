@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from antiphon.core.types import Streams, Update
+from antiphon.inspect.audit import audit
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.record.audit import audit
-from antiphon.types import Streams, Update
 from tests.parity.test_meshes import (
     ALGORITHM,
     alone,
@@ -47,7 +47,7 @@ class ZeroBench(Workbench):
         from deepspeed.runtime.zero.partition_parameters import Init
         from deepspeed.utils import groups
 
-        from antiphon.learning import deepspeed as learner
+        from antiphon.learning.backends import deepspeed as learner
 
         comm.cdb = groups._WORLD_GROUP = None
         Init.param_id, DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__ = 0, ([0],)  # what it counts

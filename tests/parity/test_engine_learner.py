@@ -9,12 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 from tests.parity.test_meshes import (
     MODELS,
     SHAPE,

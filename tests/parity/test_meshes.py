@@ -25,17 +25,8 @@ from transformers import (
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.engines.base import Delta
-from antiphon.errors import ConfigError, WeightsError
-from antiphon.learning.batch import build_batch
-from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.learning.ranks import Ranks
-from antiphon.learning.stages import Step, annotate
-from antiphon.loop import training_of
-from antiphon.record.checkpoint import draft, name_of, newest, publish
-from antiphon.run_config import RunConfig
-from antiphon.start import start_models
-from antiphon.types import (
+from antiphon.core.errors import ConfigError, WeightsError
+from antiphon.core.types import (
     MIXED_CACHE,
     OLD_VALUE,
     REFERENCE_LOGPROBS,
@@ -47,6 +38,15 @@ from antiphon.types import (
     Sampling,
     Streams,
 )
+from antiphon.engines.base import Delta
+from antiphon.learning.batch import build_batch
+from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.parallel.rank_group import Ranks
+from antiphon.learning.stages import Step, annotate
+from antiphon.record.checkpoint import draft, name_of, newest, publish
+from antiphon.run.config import RunConfig
+from antiphon.run.launch import start_models
+from antiphon.run.loop import training_of
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of

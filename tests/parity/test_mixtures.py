@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from antiphon.core.types import ROUTED_EXPERTS, StreamSpec
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.types import ROUTED_EXPERTS, StreamSpec
 from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2

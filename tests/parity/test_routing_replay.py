@@ -8,12 +8,12 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import build_batch, pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
 from tests.parity.samples_for_tests import sample_of
 
 PROMPT, SIBLINGS = 9, 4

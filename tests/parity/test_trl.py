@@ -13,13 +13,7 @@ import pytest
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
-from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
-from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.pack_learner import PackLearner
-from antiphon.learning.preference import PreferenceLearner, RewardLearner
-from antiphon.learning.torch_learner import TorchLearner
-from antiphon.learning.transfer import numbers
-from antiphon.types import (
+from antiphon.core.types import (
     REFERENCE_LOGPROBS,
     AttemptId,
     AttemptStatus,
@@ -33,6 +27,12 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
 )
+from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.host_device_copy import numbers
+from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.pack_learner import PackLearner
+from antiphon.learning.torch_learner import TorchLearner
 
 trl = pytest.importorskip("trl", reason="trl is not installed; it is in the extra `dev`")
 

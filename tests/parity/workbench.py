@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.types import Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.core.workers import Worker
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
-from antiphon.types import Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.weights.base import Exchange
 from antiphon.weights.rendezvous import open_store
-from antiphon.workers import Worker
 
 Arrays = dict[str, np.ndarray]
 STEPS = 3

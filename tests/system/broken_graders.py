@@ -5,9 +5,9 @@ import os
 import threading
 from typing import Any
 
+from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.sandbox.base import Level, Result, Status
 from antiphon.tasks.base import Transcript
-from antiphon.types import Prompt, Score, ScoreStatus
 
 
 def grade(prompt: Prompt, transcript: Transcript) -> Any:

@@ -259,24 +259,24 @@ NUMBERS = "replies bear no number"
 # hole: (file, what stands there, what is put there)
 HOLES: dict[str, list[tuple[str, str, str]]] = {
     ONE_PROCESS: [
-        ("code_harness", "found = session.load(job)", 'found: Any = {}; exec(job["solution"], found)'),
+        ("harness", "found = session.load(job)", 'found: Any = {}; exec(job["solution"], found)'),
     ],
     ONE_PROCESS_PYTEST: [
         (
-            "code_harness",
+            "harness",
             'sys.modules[job["module"]] = Module(job, session)',
             'sys.modules[job["module"]] = types.ModuleType("s"); exec(job["solution"], vars(sys.modules[job["module"]]))',
         ),
     ],
-    OPERATORS: [("code_session", "if name not in methods:", "if False:")],
+    OPERATORS: [("session", "if name not in methods:", "if False:")],
     MUTATION: [
-        ("code_session", '"in_place": self._in_place}', '"in_place": True}'),
-        ("code_session", "if self._in_place:", "if True:"),
+        ("session", '"in_place": self._in_place}', '"in_place": True}'),
+        ("session", "if self._in_place:", "if True:"),
     ],
-    NAMES: [("code_session", ' or not found.keys() <= {*job["names"]}', "")],
-    STOPS: [("code_session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends")],
-    SWALLOWED: [("code_harness", "session.refused or session.ended or error", "error")],
-    CONFTEST: [("code_harness", ', "--noconftest"]', "]")],
+    NAMES: [("session", ' or not found.keys() <= {*job["names"]}', "")],
+    STOPS: [("session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends")],
+    SWALLOWED: [("harness", "session.refused or session.ended or error", "error")],
+    CONFTEST: [("harness", ', "--noconftest"]', "]")],
     EXPECTED: [
         (
             "code",
@@ -287,10 +287,10 @@ HOLES: dict[str, list[tuple[str, str, str]]] = {
     CONTAINED: [("code", "_lines(result.stdout) != _lines(expected)", "expected not in result.stdout")],
     STATUS: [("code", "if result.status is not Status.OK:", "if False:")],
     SEPARATORS: [("code", 'output.rstrip().split("\\n")', "output.rstrip().splitlines()")],
-    HELPERS: [("code_harness", 'space.update({name: found[name] for name in job["declared"]})', "space.update(found)")],
+    HELPERS: [("harness", 'space.update({name: found[name] for name in job["declared"]})', "space.update(found)")],
     UNSIGNED: [("code", 'line.get("nonce") == nonce', '"nonce" in line')],
-    CONFIGURED: [("code_harness", '"-c", os.devnull, ', "")],
-    NUMBERS: [("code_session", 'if reply.get("id") != number:', "if False:")],
+    CONFIGURED: [("harness", '"-c", os.devnull, ', "")],
+    NUMBERS: [("session", 'if reply.get("id") != number:', "if False:")],
     UNFINISHED: [("code", 'lost or ("failed", "no test ran")', '("passed", "")')],
 }
 HOLES[UNFINISHED] += HOLES[ONE_PROCESS] + HOLES[ONE_PROCESS_PYTEST]

@@ -20,15 +20,15 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon import build
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.recipes import RECIPES
-from antiphon.config import import_folder, load
-from antiphon.errors import ConfigError, DataError
-from antiphon.record.audit import audit
-from antiphon.record.forensics import why
+from antiphon.core.config import import_folder, load
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.inspect.audit import audit
+from antiphon.inspect.forensics import why
 from antiphon.record.trajectories import read
-from antiphon.run_config import RunConfig
+from antiphon.run import build
+from antiphon.run.config import RunConfig
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
 
 AGENT = [
@@ -222,7 +222,7 @@ FAULTY = """
 import math
 from dataclasses import replace
 
-from antiphon.engines.native.open import open_engine as open_native
+from antiphon.engines.native.factory import open_engine as open_native
 
 FAULTS = [
     lambda told: told * math.nan,

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from antiphon.config import load
-from antiphon.run_config import RunConfig
+from antiphon.core.config import load
+from antiphon.run.config import RunConfig
 from antiphon.simulate.chaos import Books
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from antiphon.sandbox import levels
+from antiphon.core.deadlines import Waits
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.sandbox.base import Level
+from antiphon.sandbox.isolation import levels
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.graders import Graders
-from antiphon.types import Message, Prompt, Score
-from antiphon.waits import Waits
+from antiphon.tasks.grading.router import Graders
 
 ROOT = os.getuid() == 0
 ROOT_FOLDER = str(Path(__file__).parents[2])
@@ -151,8 +151,8 @@ def test_a_process_confines_itself(level: Level, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         program = f"""
 import sys
-from antiphon.sandbox import levels
-from antiphon.sandbox.confined import confine
+from antiphon.sandbox.isolation import levels
+from antiphon.sandbox.isolation.confined import confine
 namespace = levels.probe().user_namespace
 confine({int(level)}, [*levels.python_sources(), *sys.path], user_namespace=namespace)
 from {SAME} import Prompt, Transcript, tries

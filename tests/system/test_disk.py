@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
+from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
-from antiphon.record.audit import audit
 from antiphon.record.checkpoint import in_place, newest, verify
 from tests.system.disk import SUPPORTED, watched
 
@@ -18,7 +18,7 @@ import asyncio
 from pathlib import Path
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store
-from antiphon.types import *
+from antiphon.core.types import *
 import numpy as np
 from tests.unit.record.test_ledger import told, trajectory
 piece = Segment(tokens=np.arange(4, dtype=np.int32), loss_mask=np.ones(4, bool), logprobs=np.zeros(4, np.float32),
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_was_made_is_whole(tmp_path):
 
 TRAIN = """
 from pathlib import Path
-from antiphon.cli import main
+from antiphon.cli.app import main
 os.chdir(Path(sys.argv[1]).parent)
 sys.argv = ["antiphon", "train", sys.argv[1]]
 try:

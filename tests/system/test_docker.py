@@ -9,19 +9,19 @@ import sys
 
 import pytest
 
-from antiphon.errors import SandboxError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import SandboxError
+from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Level, Limits, Status
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.files import Files
-from antiphon.sandbox.rooms import Rooms
-from antiphon.sandbox.session import Session
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code import Code
-from antiphon.types import Message, Prompt
-from antiphon.waits import Waits
+from antiphon.tasks.rewards.code.reward import Code
 
 pytestmark = pytest.mark.commands("docker")
 
@@ -98,8 +98,8 @@ def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms)
 
 CONTROLLER = """
 import asyncio
-from antiphon.sandbox.box import *
-from antiphon.sandbox.session import *
+from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.session import *
 async def main():
     box = await Box.start(Rooms(), BoxConfig(image={image!r}), Waits())
     await Session(box).run("sleep 1000 & setsid sleep 1000 &")

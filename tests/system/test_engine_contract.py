@@ -15,14 +15,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
+from antiphon.core.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
+from antiphon.core.types import (
+    MIXED_CACHE,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    WeightsUpdate,
+)
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine
-from antiphon.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
-from antiphon.seats import ENGINE_WORKER
+from antiphon.run.device_assignment import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.weights.base import Exchange, channel
 from tests.servers import InferenceServer, sglang, vllm
 

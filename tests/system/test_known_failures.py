@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from antiphon.errors import StallError
+from antiphon.core.errors import StallError
 from antiphon.simulate.chaos import Books
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 
 MESHES = {"sharded by tensors": {"shard": 2, "tensor": 2}, "pipeline": {"pipeline": 2}}
 OF_ROLES = {"critic": {"shard": 2}, "reference": {"pipeline": 2}}
@@ -31,7 +31,7 @@ DYING = """
 SAVING = """
     from pathlib import Path
 
-    from antiphon import points
+    from antiphon.core import failpoints as points
     from antiphon.learning.torch_learner import TorchLearner
 
     class Learner(TorchLearner):

@@ -7,13 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
-from antiphon.tasks.environments import environment_factory
-from antiphon.tasks.environments.mini_swe_build import check
-from antiphon.tasks.environments.mini_swe_packages import package_of, read_instances
-from antiphon.tasks.rewards.environment_return import environment_return
-from antiphon.types import (
+from antiphon.core.types import (
     MIXED_CACHE,
     AttemptId,
     AttemptStatus,
@@ -24,6 +18,12 @@ from antiphon.types import (
     Prompt,
     Streams,
 )
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.episode import Episodes
+from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.rewards.environment_return import environment_return
+from antiphon_envs.mini_swe.build import check
+from antiphon_envs.mini_swe.packages import package_of, read_instances
 
 INSTANCES = read_instances()
 SAMPLE = 3  # of each package; `mini_swe_build --check` takes all

@@ -9,9 +9,9 @@ import shlex
 
 import pytest
 
-from antiphon.sandbox.session import Session
-from antiphon.tasks.environments.mini_swe_boxes import judge, open_box
-from antiphon.tasks.environments.mini_swe_packages import package_of, read_instances
+from antiphon.sandbox.sessions.session import Session
+from antiphon_envs.mini_swe.boxes import judge, open_box
+from antiphon_envs.mini_swe.packages import package_of, read_instances
 from tests.system import pytest_hacks
 from tests.system.pytest_hacks import PYTEST_HACKS
 

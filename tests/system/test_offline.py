@@ -13,20 +13,21 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from antiphon import build, offline
-from antiphon.config import import_folder, load
-from antiphon.errors import ConfigError, DataError, StallError
-from antiphon.learning.distillation import Teacher
-from antiphon.learning.preference import PreferenceLearner, RewardLearner
-from antiphon.offline import batches
-from antiphon.offline_config import DistillConfig, DpoConfig, RewardModelConfig
-from antiphon.run_config import RunConfig
+from antiphon.core.config import import_folder, load
+from antiphon.core.errors import ConfigError, DataError, StallError
+from antiphon.core.types import Message, Prompt
+from antiphon.learning.offline.distillation import Teacher
+from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
+from antiphon.offline.run import batches
+from antiphon.offline.run import run as offline
+from antiphon.run import build
+from antiphon.run.config import RunConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import PairsConfig
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.rewards import build_reward
-from antiphon.types import Message, Prompt
 
 VERBS = {
     "dpo": (DpoConfig, offline.dpo),

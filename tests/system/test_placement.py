@@ -10,11 +10,11 @@ import pytest
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.config import load
-from antiphon.errors import ConfigError
-from antiphon.record.audit import audit
-from antiphon.run_config import RunConfig
-from antiphon.seats import placed
+from antiphon.core.config import load
+from antiphon.core.errors import ConfigError
+from antiphon.inspect.audit import audit
+from antiphon.run.config import RunConfig
+from antiphon.run.device_assignment import placed
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))

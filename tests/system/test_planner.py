@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.config import Config, dump, load
-from antiphon.errors import ConfigError
+from antiphon.core.config import Config, dump, load
+from antiphon.core.errors import ConfigError
 from antiphon.learning.config import MeshConfig
 from antiphon.record.timeline import Timeline
-from antiphon.run_config import RunConfig
+from antiphon.run.config import RunConfig
+from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.planner import (
     ClosedForm,
     Speeds,

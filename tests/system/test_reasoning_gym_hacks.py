@@ -6,11 +6,11 @@ import time
 import pytest
 from reasoning_gym.factory import DATASETS
 
+from antiphon.core.types import Message
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rewards.reasoning_gym import reasoning_gym
-from antiphon.types import Message
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -18,7 +18,7 @@ PARTS = """
     from pathlib import Path
 
     from antiphon.engines.native.engine import NativeEngine
-    from antiphon.engines.native.open import open_engine
+    from antiphon.engines.native.factory import open_engine
     from antiphon.learning.torch_learner import TorchLearner
 
     HERE = Path(__file__).parent

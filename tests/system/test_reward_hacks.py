@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards import code, code_programs
-from antiphon.types import Message, Prompt, ScoreStatus
+from antiphon.tasks.rewards.code.reward import programs as code_programs
+from antiphon.tasks.rewards.code.reward import reward as code
 from tests.system.reward_hacks import HACKS, HOLES, ONE_PROCESS, ONE_PROCESS_PYTEST, TASKS
 
 OPTIONS = {"seconds": 6.0, "case_seconds": 1.0, "sandbox": {"packages": ["pytest"]}}

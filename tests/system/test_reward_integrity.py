@@ -14,17 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.loop import supervised
-from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.record.resume import begin
-from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
-from antiphon.rollout.scheduler import Scheduler
-from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.graders import Graders
-from antiphon.tasks.mixture import Mixture, MixtureTask
-from antiphon.types import (
+from antiphon.core.deadlines import Waits
+from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
     FinishReason,
@@ -35,7 +26,16 @@ from antiphon.types import (
     Prompt,
     Streams,
 )
-from antiphon.waits import Waits
+from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.resume import begin
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.episode import Episodes
+from antiphon.rollout.scheduler import Scheduler
+from antiphon.run.loop import supervised
+from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
+from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.mixture import Mixture, MixtureTask
 
 pytestmark = pytest.mark.system
 

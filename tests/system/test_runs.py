@@ -11,11 +11,11 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from antiphon import build
-from antiphon.config import import_folder, load
-from antiphon.record.audit import audit
-from antiphon.replay import replay
-from antiphon.run_config import RunConfig
+from antiphon.core.config import import_folder, load
+from antiphon.inspect.audit import audit
+from antiphon.inspect.replay import replay
+from antiphon.run import build
+from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import Speeds, predict
 from antiphon.simulate.probe import measure
 

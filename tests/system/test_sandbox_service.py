@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from antiphon.errors import SandboxError
+from antiphon.core.errors import SandboxError
+from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.forked import ForkedPython
+from antiphon.sandbox.isolation.forked import ForkedPython
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code import Code
-from antiphon.types import Message, Prompt
+from antiphon.tasks.rewards.code.reward import Code
 from benchmarks.sandbox_load import SANDBOX, Service, load
 
 pytestmark = pytest.mark.commands("bwrap")
@@ -529,7 +529,7 @@ def test_nothing_outlives_a_service_that_is_killed():
         left = server.left()
         assert left and not any(line.startswith("process ") for line in left)  # directories, which the next one removes
         with_same_folder = {**os.environ, "TMPDIR": str(server.folder)}
-        sweep = "from antiphon.sandbox.rooms import Rooms; Rooms().close()"
+        sweep = "from antiphon.sandbox.sessions.runtime_dirs import Rooms; Rooms().close()"
         subprocess.run([sys.executable, "-c", sweep], env=with_same_folder, check=True, cwd=ROOT)
         assert server.left() == []
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from antiphon.record.audit import audit
+from antiphon.inspect.audit import audit
 from tests.servers import sglang
 from tests.system.test_bad_input import wait_for_line
 

@@ -13,17 +13,17 @@ import psutil
 import pytest
 import yaml
 
-from antiphon import build
 from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.config import import_folder, load
-from antiphon.errors import ConfigError
-from antiphon.record.audit import audit
-from antiphon.record.forensics import why
-from antiphon.replay import replay
-from antiphon.run_config import RunConfig
-from antiphon.seats import placed
+from antiphon.core.config import import_folder, load
+from antiphon.core.errors import ConfigError
+from antiphon.inspect.audit import audit
+from antiphon.inspect.forensics import why
+from antiphon.inspect.replay import replay
+from antiphon.run import build
+from antiphon.run.config import RunConfig
+from antiphon.run.device_assignment import placed
 from antiphon.simulate.chaos import Books
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
@@ -158,7 +158,7 @@ KILLS = """
 
     import mytask
     import psutil
-    from antiphon import points
+    from antiphon.core import failpoints as points
     from antiphon.learning.torch_learner import TorchLearner
 
     def ordered(who):

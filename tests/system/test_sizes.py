@@ -16,9 +16,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.config import load
-from antiphon.errors import ConfigError, UnsupportedError
-from antiphon.run_config import RunConfig, count_parameters
+from antiphon.core.config import load
+from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.run.config import RunConfig, count_parameters
 from antiphon.simulate.devices import DEVICES, Device, drawn, find_device
 from antiphon.simulate.planner import predict
 from antiphon.simulate.sizes import (
@@ -245,7 +245,7 @@ def test_the_recipes_for_clusters_can_be_planned(recipe):
 
 
 def antiphon(*arguments, cwd=ROOT):
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from antiphon.cli import main; main()"
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from antiphon.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=cwd)
 
 

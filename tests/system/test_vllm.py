@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
+from antiphon.core.errors import UnsupportedError, WorkerDied
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
-from antiphon.errors import UnsupportedError, WorkerDied
 from tests.servers import vllm
 from tests.system.test_bad_input import wait_for_line
 

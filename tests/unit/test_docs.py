@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from antiphon.config import load
-from antiphon.run_config import RunConfig
+from antiphon.core.config import load
+from antiphon.run.config import RunConfig
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
 from antiphon.tasks.rewards import REWARDS as REGISTERED

@@ -89,14 +89,14 @@ def test_importing_every_package_leaves_torch_out():
 
 
 def test_a_controller_waits_for_no_torch():
-    assert imported("import antiphon.build", "torch", "ray", "datasets") == []
+    assert imported("import antiphon.run.build", "torch", "ray", "datasets") == []
 
 
 def test_importing_modules_changes_no_package():
     """A name that a package defines is never replaced by a module of the same name, in whatever order they are imported."""
     script = """
 import importlib, pkgutil, antiphon
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 names = [found.name for found in pkgutil.walk_packages(antiphon.__path__, "antiphon.") if found.ispkg]
 packages = {name: importlib.import_module(name) for name in names}
 before = {name: dict(vars(package)) for name, package in packages.items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 
 NAME = "antiphon_slots"
 Indices = NDArray[np.int64]

@@ -18,6 +18,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Routers, routers_of
+from antiphon.core.errors import StateError, WeightsError
+from antiphon.core.types import (
+    MIXED_CACHE,
+    ROUTED_EXPERTS,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+    StreamSpec,
+)
 from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
@@ -27,16 +37,6 @@ from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
 from antiphon.engines.stops import Decoder, StopRule, finish_reasons
-from antiphon.errors import StateError, WeightsError
-from antiphon.types import (
-    MIXED_CACHE,
-    ROUTED_EXPERTS,
-    FinishReason,
-    GenerateRequest,
-    OnUpdate,
-    Streams,
-    StreamSpec,
-)
 
 _FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)]  # of one token
 

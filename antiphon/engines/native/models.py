@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from antiphon.core.errors import UnsupportedError
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import NAME
 from antiphon.engines.native.linear import speed_up_linears
-from antiphon.errors import UnsupportedError
 
 
 def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphon.types import GenerateRequest
+from antiphon.core.types import GenerateRequest
 
 Indices = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.errors import WeightsError
+from antiphon.core.errors import WeightsError
 from antiphon.weights.tensors import threads
 
 AHEAD = 8  # tensors that wait to be copied, at most

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from antiphon.core.types import Message, ToolCall
 from antiphon.rollout.gateway.chat import Chat, Refused, Reply, objects, strings, take, texts, whole, wish
-from antiphon.types import Message, ToolCall
 
 NAME = "anthropic"
 REASONS = {"stop": "end_turn", "stop_string": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from antiphon.errors import DataError
-from antiphon.types import (
+from antiphon.core.errors import DataError
+from antiphon.core.types import (
     Completion,
     IntArray,
     Message,

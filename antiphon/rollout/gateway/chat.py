@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from antiphon.types import Completion, Message
+from antiphon.core.types import Completion, Message
 
 T = TypeVar("T")
 

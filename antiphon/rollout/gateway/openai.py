@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from antiphon.core.types import Message, ToolCall
 from antiphon.rollout.gateway.chat import Chat, Refused, Reply, objects, strings, take, texts, whole, wish
-from antiphon.types import Message, ToolCall
 
 NAME = "openai"
 REASONS = {"stop": "stop", "stop_string": "stop", "length": "length", "tool_calls": "tool_calls"}

@@ -14,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
-from antiphon.errors import AntiphonError, ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway import anthropic, openai
 from antiphon.rollout.gateway.chat import Refused, Reply, parse_object
 from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, Guest, Model, Session
-from antiphon.types import AttemptId, PolicyVersion, Prompt, Sampling
 
 LARGEST = 64 << 20  # bytes of a request
 PING_SECONDS = 10.0  # between signs of life while a reply is made; clients take a minute of silence for an end

@@ -13,14 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from antiphon.engines.base import Delta, require_runnable
-from antiphon.errors import AntiphonError, DataError, RequestError, UnsupportedError
-from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
-from antiphon.rollout.gateway.chat import Chat, Refused, Reply
-from antiphon.rollout.gateway.unfolding import Unfolding, before_stop
-from antiphon.seeds import derive
-from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
-from antiphon.types import (
+from antiphon.core.errors import AntiphonError, DataError, RequestError, UnsupportedError
+from antiphon.core.rng import derive
+from antiphon.core.types import (
     AttemptId,
     Completion,
     FinishReason,
@@ -33,6 +28,11 @@ from antiphon.types import (
     Segment,
     ToolCall,
 )
+from antiphon.engines.base import Delta, require_runnable
+from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
+from antiphon.rollout.gateway.chat import Chat, Refused, Reply
+from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop
+from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
 
 Tell = Callable[[str], None]
 LIMITS = ("context_length_exceeded", "max_turns")  # codes of refusals that end a conversation

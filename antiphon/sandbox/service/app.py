@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 from antiphon.sandbox.remote import PATH, Program
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.bounds import (
@@ -31,12 +31,12 @@ from antiphon.sandbox.service.bounds import (
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments, Spawn
-from antiphon.sandbox.service.front import Front, Workers
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.page import page
 from antiphon.sandbox.service.programs import Programs
-from antiphon.sandbox.service.refusals import Reason, Refused
+from antiphon.sandbox.service.reverse_proxy import Front, Workers
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
 
 SHUTDOWN_SECONDS = 2  # that requests under way have to end by themselves

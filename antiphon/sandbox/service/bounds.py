@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from antiphon.sandbox.service.refusals import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, Refused
 
 T = TypeVar("T")
 

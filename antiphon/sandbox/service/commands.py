@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from antiphon.errors import SandboxError, StallError
+from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.box import Box
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
-from antiphon.sandbox.service.refusals import Reason, Refused
-from antiphon.sandbox.session import CommandResult, Session
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.session import CommandResult, Session
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LONGEST_NAME = 128  # characters of a session's name

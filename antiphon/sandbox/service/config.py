@@ -4,7 +4,7 @@ import os
 
 from pydantic import Field
 
-from antiphon.config import Config
+from antiphon.core.config import Config
 from antiphon.sandbox.config import SandboxConfig
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.errors import AntiphonError, StallError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import AntiphonError, StallError
+from antiphon.core.workers import WorkerHandle
 from antiphon.sandbox.service.config import ServiceConfig
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.metrics import Metrics
-from antiphon.sandbox.service.refusals import Reason, Refused
-from antiphon.waits import Waits
-from antiphon.workers import WorkerHandle
 
 SWEEP_SECONDS = 1.0  # between two looks for what has been idle too long
 

@@ -19,17 +19,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from antiphon.errors import SandboxError, StallError, UnsupportedError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import SandboxError, StallError, UnsupportedError
 from antiphon.sandbox.base import Limits
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.files import Files
-from antiphon.sandbox.rooms import Rooms
 from antiphon.sandbox.service.config import ServiceConfig
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.records import Sandbox, State, Wish
-from antiphon.sandbox.service.refusals import Reason, Refused
-from antiphon.waits import Waits
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
 
 T = TypeVar("T")
 

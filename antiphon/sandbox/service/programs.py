@@ -8,13 +8,13 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Limits, PythonSandbox, Result
 from antiphon.sandbox.remote import Program
 from antiphon.sandbox.service.config import ServiceConfig
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.metrics import Metrics
-from antiphon.sandbox.service.refusals import Reason, Refused
 
 FOR_EACH_CORE = 2  # programs under way; the others wait for their turn
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.files import Files
-from antiphon.sandbox.session import Session
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.session import Session
 
 LONGEST_HISTORY = 100
 

@@ -12,11 +12,11 @@ from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.bounds import run_while_connected
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.environments import Environments
+from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
-from antiphon.sandbox.service.refusals import Reason, Refused
 from antiphon.sandbox.service.texts import text_as_json
-from antiphon.sandbox.session import CommandResult
+from antiphon.sandbox.sessions.session import CommandResult
 
 Label = Annotated[str, Header(max_length=1024)]
 

@@ -9,7 +9,7 @@ import sys
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 
-from antiphon.sandbox.service.refusals import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, Refused
 
 BIT = 1 << 14  # bytes that are decoded at once, which takes milliseconds with the slowest codec
 # For each, what is not finished is decoded again with the next bit: of some texts that is everything so far.

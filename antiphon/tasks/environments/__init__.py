@@ -4,31 +4,25 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from antiphon.errors import ConfigError
-from antiphon.registry import Registry
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import Registry
+from antiphon.core.types import Prompt
 from antiphon.tasks.base import Environment
-from antiphon.types import Prompt
 
 ENVIRONMENTS = Registry(
     "environment",
     {
-        "alfworld": "antiphon.tasks.environments.alfworld:AlfWorld",
-        "countdown": "antiphon.tasks.environments.countdown:Countdown",
         "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
         "gem": "antiphon.tasks.environments.adapters:Gem",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
         "gymnasium": "antiphon.tasks.environments.adapters:Gymnasium",
-        "mastermind": "antiphon.tasks.environments.mastermind:Mastermind",
-        "mini_swe": "antiphon.tasks.environments.mini_swe:MiniSWE",
         "openenv": "antiphon.tasks.environments.adapters:OpenEnv",
         "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
-        "sokoban": "antiphon.tasks.environments.sokoban:Sokoban",
         "textarena": "antiphon.tasks.environments.adapters:TextArena",
         "textworld": "antiphon.tasks.environments.textworld:TextWorld",
-        "tool_user": "antiphon.tasks.environments.tool_user:ToolUser",
         "tools": "antiphon.tasks.environments.tools:ToolUse",
-        "webshop": "antiphon.tasks.environments.webshop:WebShop",
     },
+    group="antiphon.environments",
 )
 
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from antiphon.errors import ConfigError
-from antiphon.registry import import_path
-from antiphon.seeds import generator
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import import_path
+from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import chosen, said
 from antiphon.tasks.environments.options import require, require_number, require_whole

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 
 
 def extra(package: str, purpose: str) -> Any:

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.errors import ConfigError
-from antiphon.seeds import generator
+from antiphon.core.errors import ConfigError
+from antiphon.core.rng import generator
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
 from antiphon.tasks.environments.options import require, require_number, require_whole
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from antiphon.seeds import generator
+from antiphon.core.rng import generator
 from antiphon.tasks.environments.options import require_whole
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]

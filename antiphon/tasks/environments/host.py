@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from antiphon.core.types import Prompt
+from antiphon.core.workers import Worker
 from antiphon.tasks.environments import environment_factory
-from antiphon.types import Prompt
-from antiphon.workers import Worker
 
 Order = tuple[int, str, tuple[Any, ...]]  # number of the call, method, arguments
 

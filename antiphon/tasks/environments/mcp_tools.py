@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from antiphon.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDied
 from antiphon.tasks.environments.extras import extra
 from antiphon.tasks.environments.toolbox import Tool, ToolError
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 
 
 def require(kept: bool, environment: str, option: str, value: Any, valid: str) -> None:

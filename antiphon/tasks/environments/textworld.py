@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import ConfigError
-from antiphon.seeds import generator
+from antiphon.core.errors import ConfigError
+from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import said
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.errors import ConfigError, DataError
-from antiphon.seeds import derive, generator
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.rng import derive, generator
 from antiphon.tasks.environments.bm25 import Index
 from antiphon.tasks.environments.calculator import calculator
 from antiphon.tasks.splits import SPLITS, split_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import ToolCall
 from antiphon.tasks.tool_calls import Schema, ToolFormat
-from antiphon.types import ToolCall
 
 
 class ToolError(Exception):

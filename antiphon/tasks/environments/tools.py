@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.errors import ConfigError, DataError
-from antiphon.registry import Registry
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.registry import Registry
+from antiphon.core.types import Prompt, ToolCall
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import said
 from antiphon.tasks.environments.bm25 import Index
@@ -20,7 +21,6 @@ from antiphon.tasks.environments.mcp_tools import server
 from antiphon.tasks.environments.tool_problems import corpus
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, as_text, responses
 from antiphon.tasks.tool_calls import TOOL_FORMATS, without_thought
-from antiphon.types import Prompt, ToolCall
 
 TOOLS = Registry(
     "tool",

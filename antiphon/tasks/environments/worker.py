@@ -4,12 +4,12 @@ import asyncio
 import inspect
 from typing import Any
 
-from antiphon.errors import SandboxError
-from antiphon.sandbox import kernel
+from antiphon.core.errors import SandboxError
+from antiphon.core.types import Prompt
+from antiphon.core.workers import Worker
+from antiphon.sandbox.isolation import kernel
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments import GEM_NAMES, environment_factory
-from antiphon.types import Prompt
-from antiphon.workers import Worker
 
 
 class EnvironmentWorker(Worker):

@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.errors import ConfigError
-from antiphon.registry import Registry
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import Registry
 from antiphon.tasks.base import GroupReward
 
 REWARDS = Registry(
     "reward",
     {
-        "math": "antiphon.tasks.rewards.math:Math",
-        "code": "antiphon.tasks.rewards.code:Code",
+        "math": "antiphon.tasks.rewards.math.reward:Math",
+        "code": "antiphon.tasks.rewards.code.reward:Code",
         "exact_match": "antiphon.tasks.rewards.exact_match:exact_match",
-        "numeric": "antiphon.tasks.rewards.numeric:numeric",
+        "numeric": "antiphon.tasks.rewards.math.numeric:numeric",
         "multiple_choice": "antiphon.tasks.rewards.multiple_choice:multiple_choice",
         "regex": "antiphon.tasks.rewards.regex:regex",
         "sql": "antiphon.tasks.rewards.sql:sql",

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from antiphon.config import Config
-from antiphon.errors import ConfigError
+from antiphon.core.config import Config
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import MARK, Transcript, as_score
 from antiphon.tasks.rewards import build_reward
-from antiphon.types import Prompt, Score, ScoreStatus
 
 
 class Part(Config):
@@ -69,7 +69,7 @@ class Composition:
 
 class Composed:
     """A `Composition` whose parts are judged here, one after the other. One with a part that is `async def` is judged by
-    `tasks.graders`, each part where it belongs."""
+    `tasks.grading.router`, each part where it belongs."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         """See `Composition`."""

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.types import Prompt, Score
 
 
 def duplicates(

@@ -1,7 +1,7 @@
 """The sum of what the environment gave."""
 
+from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.types import Prompt, Score, ScoreStatus
 
 
 def environment_return(prompt: Prompt, transcript: Transcript) -> Score:

@@ -1,8 +1,8 @@
 """1 for the very answer, else 0."""
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
-from antiphon.types import Prompt, Score
 
 
 def exact_match(

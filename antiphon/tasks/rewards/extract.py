@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from antiphon.types import Prompt, Score, ScoreStatus
+from antiphon.core.types import Prompt, Score, ScoreStatus
 
 
 def right_answer(prompt: Prompt, key: str) -> str:

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.instructions import CHECKS
-from antiphon.types import Prompt, Score
 
 
 def instruction_following(

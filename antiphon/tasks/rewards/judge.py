@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from antiphon.config import secret
+from antiphon.core.config import secret
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.engines.openai import NoReply, OpenAIChat
-from antiphon.errors import ConfigError
 from antiphon.tasks.base import Generate, Transcript, Unreachable
 from antiphon.tasks.rewards.extract import right_answer
-from antiphon.types import Message, Prompt, Score, ScoreStatus
 
 RUBRIC = "Judge how correct, complete and helpful the response is."
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"

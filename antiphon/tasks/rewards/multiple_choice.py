@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import right_answer, statements, wrong
-from antiphon.types import Prompt, Score
 
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import reasoning_gym as gym
 
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import hard_to_read, last_match, wrong
-from antiphon.tasks.rewards.numeric import numeric
-from antiphon.types import Message, Prompt, Score
+from antiphon.tasks.rewards.math.numeric import numeric
 
 LONGEST = 20_000  # characters of an answer, beside those of the right one
 NONSENSE = "nonsense"  # pays where a grader only looks whether there is an answer

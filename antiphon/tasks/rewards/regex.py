@@ -2,9 +2,9 @@
 
 import re
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import right_answer
-from antiphon.types import Prompt, Score
 
 
 def regex(

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import Message, Prompt, Score
 
 
 class RewardModel:

@@ -8,8 +8,8 @@ punishment of completions near the token limit is another thing: `algorithm.rewa
 from collections.abc import Sequence
 from typing import Literal
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.types import Prompt, Score
 
 Unit = Literal["words", "characters"]
 

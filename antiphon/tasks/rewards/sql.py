@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
-from antiphon.types import Prompt, Score
 
 Row = tuple[Any, ...]
 

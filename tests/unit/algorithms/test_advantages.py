@@ -22,7 +22,7 @@ from antiphon.algorithms.advantages import (
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig, RewardConfig, WeightConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Controllers, Moments, restored, shaped, weights
-from antiphon.types import (
+from antiphon.core.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     TEACHER_LOGPROBS,

@@ -10,7 +10,7 @@ import pytest
 from antiphon.algorithms import advantages as built_in
 from antiphon.algorithms.advantages import example, trajectories, value_targets
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.types import REFERENCE_LOGPROBS
+from antiphon.core.types import REFERENCE_LOGPROBS
 
 from .stages_for_tests import taken_through
 

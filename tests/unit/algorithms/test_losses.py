@@ -20,9 +20,9 @@ from antiphon.algorithms.losses import LossInputs, correction, example, ppo_clip
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
-from antiphon.errors import ConfigError
-from antiphon.testing import check_loss
-from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
+from antiphon.algorithms.testing import check_loss
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
 logprobs = st.floats(-8, -0.01)
 tokens = st.lists(

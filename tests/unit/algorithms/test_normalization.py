@@ -15,7 +15,7 @@ from antiphon.algorithms.advantages import example, whitened
 from antiphon.algorithms.config import AlgorithmConfig, WeightConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Moments, weights
-from antiphon.types import VALUES, Streams, StreamSpec
+from antiphon.core.types import VALUES, Streams, StreamSpec
 
 from .stages_for_tests import taken_through
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from antiphon.algorithms import rhythm
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.algorithms.rhythm import amplified, credit, deltas, factors, top_share
-from antiphon.types import (
+from antiphon.core.types import (
     ATTENTION_RHYTHM,
     AttemptId,
     AttemptStatus,

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from antiphon.algorithms.routing import Balance, Routers, balance_loss, routers_of
-from antiphon.errors import UnsupportedError
+from antiphon.core.errors import UnsupportedError
 from tests.unit.engines.native_support import MIXTURES, VOCABULARY, make_host, make_model, prompt
 
 TOKENS = torch.randint(VOCABULARY, (1, 23), generator=torch.Generator().manual_seed(3))

@@ -11,8 +11,8 @@ from antiphon.algorithms.advantages import example as groups_of
 from antiphon.algorithms.advantages import trajectories, turn_rewards, value_targets
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.errors import ConfigError
-from antiphon.types import VALUES, AttemptId, Sampling, Segment, Streams, StreamSpec, Turn
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import VALUES, AttemptId, Sampling, Segment, Streams, StreamSpec, Turn
 
 from .stages_for_tests import taken_through
 

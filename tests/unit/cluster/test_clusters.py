@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.errors import ConfigError, DataError, UnsupportedError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDied
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"

@@ -10,7 +10,7 @@ from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ROLES, PlacementConfig
 from antiphon.cluster.devices import as_seen, gpu_class
 from antiphon.cluster.placement import gpus_of, parse, problems, resolve
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 
 SMALL = [Node(cores=(0, 1))]
 LARGE = [

@@ -114,7 +114,7 @@ NOTING = """
 import os
 from pathlib import Path
 
-from antiphon.engines.native.open import open_engine as open_native
+from antiphon.engines.native.factory import open_engine as open_native
 from antiphon.learning.torch_learner import TorchLearner
 
 HERE = Path(__file__).parent

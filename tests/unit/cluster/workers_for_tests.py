@@ -5,8 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
-from antiphon.errors import DataError
-from antiphon.workers import Worker
+from antiphon.core.errors import DataError
+from antiphon.core.workers import Worker
 
 
 class Counter(Worker):

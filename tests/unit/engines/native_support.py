@@ -22,10 +22,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
 from antiphon.engines.base import Delta, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
 
 torch.set_num_threads(1)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.engines.base import Delta
-from antiphon.engines.dialects import DIALECTS
+from antiphon.engines.server_protocols import DIALECTS
 from antiphon.engines.worker import Generation
-from antiphon.errors import UnsupportedError
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 
 
 def apply(deltas):

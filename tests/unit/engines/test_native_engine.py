@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.core.errors import RequestError, StateError, UnsupportedError, WeightsError
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from antiphon.engines.base import WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.native.weights import copy_weights
-from antiphon.errors import RequestError, StateError, UnsupportedError, WeightsError
-from antiphon.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from tests.unit.engines.native_support import VOCABULARY, Host, make_host, make_model, prompt
 
 

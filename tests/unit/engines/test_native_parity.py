@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.types import FinishReason, OnUpdate
+from antiphon.core.types import FinishReason, OnUpdate
 from tests.unit.engines.native_support import FAMILIES, Host, make_host, prompt
 
 TOLERANCE = 1e-4

@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.worker import ENGINES
-from antiphon.errors import ConfigError, UnsupportedError
 
 
 def test_the_native_engine_has_no_options_of_its_own():

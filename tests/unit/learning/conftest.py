@@ -7,9 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.learning.config import LearnerConfig
-from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import (
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     FinishReason,
@@ -22,6 +20,8 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
 )
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.torch_learner import TorchLearner
 
 VOCABULARY = 31
 SHAPE = {

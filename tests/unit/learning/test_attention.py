@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.attention import PackLayout, packed_attention
+from antiphon.learning.model.attention import PackLayout, packed_attention
 
 
 @st.composite

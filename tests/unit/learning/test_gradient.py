@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.types import Sample
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import OptimizerConfig
-from antiphon.types import Sample
 
 from .conftest import MODELS, histories, make_learner, make_sample
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from antiphon import errors
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.errors import DataError
+from antiphon.core import errors
+from antiphon.core.errors import DataError
+from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
 from antiphon.learning.pack_learner import rate_at
 from antiphon.record.checkpoint import draft, publish, read_state, verify
-from antiphon.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.weights.base import Exchange
 from antiphon.weights.shared_memory import SharedMemory
 

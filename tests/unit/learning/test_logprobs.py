@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphon.learning.logprobs import token_logprobs
+from antiphon.learning.model.logprobs import token_logprobs
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.errors import DataError, WeightsError
 from antiphon.engines.native.weights import copy_weights
-from antiphon.errors import DataError, WeightsError
 from antiphon.learning.batch import pack_samples, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner

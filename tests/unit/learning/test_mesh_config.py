@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
 
-from antiphon.errors import ConfigError, UnsupportedError
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LearnerConfig, MeshConfig, MeshesConfig
-from antiphon.learning.pipeline import schedule
-from antiphon.run_config import RunConfig
-from antiphon.start import check_installed, check_layers, check_mesh, check_meshes, check_shares
+from antiphon.learning.parallel.pipeline import schedule
+from antiphon.run.config import RunConfig
+from antiphon.run.launch import check_installed, check_layers, check_mesh, check_meshes, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,

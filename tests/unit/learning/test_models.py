@@ -15,11 +15,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.errors import DataError, UnsupportedError
-from antiphon.learning import lora
+from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
-from antiphon.learning.lean import make_lean
-from antiphon.learning.models import Checkpoint, load_model
+from antiphon.learning.model import lora
+from antiphon.learning.model.loading import Checkpoint, load_model
+from antiphon.learning.model.memory_efficient_layers import make_lean
 
 SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}

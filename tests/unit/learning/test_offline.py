@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
 from antiphon.algorithms.distillation import DIVERGENCES
+from antiphon.core.types import REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.batch import lone, pair, pair_mean, scored_pair, token_mean
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.distillation import DistillationLearner, Teacher
-from antiphon.learning.preference import PreferenceLearner, RewardLearner
-from antiphon.types import REFERENCE_LOGPROBS, TrainBatch
+from antiphon.learning.offline.distillation import DistillationLearner, Teacher
+from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
 
 from .conftest import VOCABULARY
 from .test_gradient import in_double, relative

@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.errors import UnsupportedError
-from antiphon.learning import attention, rhythm
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.model import attention
+from antiphon.learning.model import attention_rhythm as rhythm
 from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 
 from .conftest import SHAPE, histories, make_learner, make_sample
 from .test_gradient import siblings

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId, StreamSpec
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.stages import annotate
-from antiphon.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId, StreamSpec
 
 from .conftest import SHAPE, make_learner, make_sample
 from .test_rhythm import maps_of, written_out

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import Models
 from antiphon.learning.pack_learner import rate_at
 from antiphon.learning.stages import Step, Training, advantages, annotate, rewards, update_actor, update_critics
 from antiphon.learning.torch_learner import _turns
-from antiphon.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 
 from .conftest import make_learner, make_sample
 

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.types import MIXED_CACHE, TrainBatch
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.stages import update_actor
-from antiphon.types import MIXED_CACHE, TrainBatch
 
 from .conftest import make_learner
 from .test_learner import examples

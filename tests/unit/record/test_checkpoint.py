@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from antiphon import points
-from antiphon.errors import RecordError
+from antiphon.core import failpoints as points
+from antiphon.core.errors import RecordError
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,

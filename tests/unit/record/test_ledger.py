@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from antiphon.errors import RecordError
-from antiphon.record import schema, trajectories
-from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.record.resume import Lineages
-from antiphon.types import (
+from antiphon.core.errors import RecordError
+from antiphon.core.types import (
     MIXED_CACHE,
     AttemptId,
     AttemptStatus,
@@ -33,6 +29,10 @@ from antiphon.types import (
     TrajectoryMeta,
     Turn,
 )
+from antiphon.record import schema, trajectories
+from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.resume import Lineages
 
 PROMPT = Prompt(id="task/1", task="task", messages=())
 VALUES = StreamSpec("values", "float32", (2, 3))

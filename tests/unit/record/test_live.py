@@ -3,8 +3,8 @@
 import asyncio
 import io
 
+from antiphon.core.deadlines import Waits
 from antiphon.record.live import LiveView, PlainView, make_view
-from antiphon.waits import Waits
 
 METRICS = {
     "reward/mean": 0.5,

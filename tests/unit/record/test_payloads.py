@@ -7,13 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphon import points
-from antiphon.errors import RecordError
-from antiphon.record import trajectories
-from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.record.payloads import Files, Payloads
-from antiphon.types import (
+from antiphon.core import failpoints as points
+from antiphon.core.errors import RecordError
+from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     Group,
@@ -29,6 +25,10 @@ from antiphon.types import (
     Turn,
     Wording,
 )
+from antiphon.record import trajectories
+from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.payloads import Files, Payloads
 
 NOW = PolicyVersion(2, 0)
 PROMPT = Prompt(id="task/1", task="task", messages=())

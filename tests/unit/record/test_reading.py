@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.config import read_yaml
-from antiphon.errors import ConfigError, RecordError, printable
+from antiphon.core.config import read_yaml
+from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import schema
 from antiphon.record.reading import file_inside, path_inside
 

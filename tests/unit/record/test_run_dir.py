@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 from antiphon.record.run_dir import RunDirectory, staged, write_json
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 from antiphon.record.trackers import open_trackers
 
 ROOT = Path(__file__).parents[3]

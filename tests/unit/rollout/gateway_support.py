@@ -7,9 +7,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.rollout.gateway.sessions import Attempt, Model
-from antiphon.tasks.rendering import Renderer
-from antiphon.types import (
+from antiphon.core.types import (
     MIXED_CACHE,
     AttemptId,
     Completion,
@@ -20,6 +18,8 @@ from antiphon.types import (
     Sampling,
     Streams,
 )
+from antiphon.rollout.gateway.sessions import Attempt, Model
+from antiphon.tasks.rendering import Renderer
 
 MARKS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "Hi"),), seed=3)

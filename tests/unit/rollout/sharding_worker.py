@@ -1,8 +1,8 @@
 """A rollout worker that answers at once, or never."""
 
-from antiphon.questions import STARTED, Word
-from antiphon.rollout.shards import Counts
-from antiphon.workers import Worker
+from antiphon.core.rpc import STARTED, Word
+from antiphon.core.workers import Worker
+from antiphon.rollout.remote_workers import Counts
 
 
 class Answers(Worker):

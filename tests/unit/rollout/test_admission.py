@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from antiphon.errors import StateError
+from antiphon.core.errors import StateError
+from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion
 from antiphon.rollout.admission import Admission, GroupState
 from antiphon.rollout.config import RolloutConfig
-from antiphon.types import AttemptId, AttemptStatus, PolicyVersion
 
 RATIOS = [
     Fraction(0),

@@ -12,12 +12,12 @@ from queue import Queue
 import httpx
 import pytest
 
-from antiphon.errors import ConfigError, WorkerDied
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.types import AttemptId, FinishReason
 from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, play
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.sandbox.rooms import Rooms
-from antiphon.types import AttemptId, FinishReason
-from antiphon.waits import Waits
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
 
 ASK = """

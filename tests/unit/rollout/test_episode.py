@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon import errors
 from antiphon.algorithms.config import WeightConfig
 from antiphon.algorithms.rewards import weights
-from antiphon.errors import DataError
-from antiphon.rollout.agents import Outcome
-from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
-from antiphon.rollout.gateway.capture import Counts
-from antiphon.rollout.gateway.sessions import Captured
-from antiphon.types import (
+from antiphon.core import errors
+from antiphon.core.errors import DataError
+from antiphon.core.types import (
     MIXED_CACHE,
     AttemptId,
     AttemptStatus,
@@ -34,6 +29,11 @@ from antiphon.types import (
     Streams,
     Turn,
 )
+from antiphon.rollout.agents import Outcome
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.episode import Episodes
+from antiphon.rollout.gateway.capture import Counts
+from antiphon.rollout.gateway.sessions import Captured
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
-from antiphon.tasks.base import MARK
-from antiphon.types import (
+from antiphon.core.types import (
     AttemptStatus,
     Message,
     PolicyVersion,
@@ -20,6 +18,8 @@ from antiphon.types import (
     Trajectory,
     TrajectoryMeta,
 )
+from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
+from antiphon.tasks.base import MARK
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(1, 4))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
+from antiphon.core.types import FinishReason, Message
 from antiphon.rollout.gateway import anthropic, openai
 from antiphon.rollout.gateway.chat import Refused
-from antiphon.types import FinishReason, Message
 from tests.unit.rollout.gateway_support import SAMPLING, TEMPLATES, Logger, attempt, make
 
 TOOLS = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]

@@ -10,12 +10,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from antiphon.core.errors import RequestError, UnsupportedError, WorkerDied
+from antiphon.core.types import AttemptId, FinishReason
 from antiphon.engines.base import Delta
-from antiphon.errors import RequestError, UnsupportedError, WorkerDied
 from antiphon.rollout.gateway import server
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Attempt
-from antiphon.types import AttemptId, FinishReason
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphon.errors import WeightsError, WorkerDied
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import WeightsError, WorkerDied
+from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.members import Scaling
+from antiphon.rollout.engine_state import Scaling
 from antiphon.rollout.pool import EnginePool
 from antiphon.simulate import clock
-from antiphon.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
-from antiphon.waits import Waits
 
 SCHEDULE = RolloutConfig(groups_per_step=1, timeout=30, sampling={"max_tokens": 8})
 

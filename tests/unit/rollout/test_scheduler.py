@@ -9,13 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from antiphon.errors import RolloutError, StallError
-from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.filters import spread
-from antiphon.rollout.scheduler import Scheduler
-from antiphon.types import (
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import RolloutError, StallError
+from antiphon.core.types import (
     AttemptStatus,
     Failure,
     GroupOutcome,
@@ -26,7 +22,11 @@ from antiphon.types import (
     Trajectory,
     TrajectoryMeta,
 )
-from antiphon.waits import Waits
+from antiphon.record.events import Events
+from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.filters import spread
+from antiphon.rollout.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from antiphon.errors import UnsupportedError
-from antiphon.sandbox import levels
+from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.base import Level
-from antiphon.sandbox.levels import Capabilities, probe, require
+from antiphon.sandbox.isolation import levels
+from antiphon.sandbox.isolation.levels import Capabilities, probe, require
 
 EVERYTHING = Capabilities(
     root=True, landlock=7, seccomp=True, own_user=True, namespaces=True, memory_groups=True, problems={}

@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 
-from antiphon.errors import UnsupportedError
-from antiphon.sandbox import levels
+from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.base import LINK_READ, LINK_WRITE, Level, Limits, PythonSandbox, Status
-from antiphon.sandbox.boxed import BoxedPython
-from antiphon.sandbox.forked import ForkedPython
+from antiphon.sandbox.isolation import levels
+from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.sessions.boxed import BoxedPython
 
 LEVELS = [level for level in Level if level <= (levels.probe().level or 0)]
 BACKENDS = [*LEVELS, pytest.param("box", marks=pytest.mark.commands("bwrap"))]

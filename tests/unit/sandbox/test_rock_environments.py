@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from antiphon.cli import _spawn_environment
+from antiphon.cli.app import _spawn_environment
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments
 from antiphon.sandbox.service.metrics import Metrics

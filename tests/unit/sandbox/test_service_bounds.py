@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from antiphon.sandbox.service import app, bounds, texts
 from antiphon.sandbox.service.bounds import BodyBounds, run_while_connected
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.refusals import Refused
+from antiphon.sandbox.service.http_errors import Refused
 
 JSON = st.recursive(
     st.one_of(st.none(), st.integers(), st.text(alphabet='"\\[]{},:aé\n\ud800', max_size=6)),

@@ -22,17 +22,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from antiphon.errors import ConfigError, DataError, SandboxError
-from antiphon.sandbox.archives import checked_tar
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.box import Box
-from antiphon.sandbox.box_config import BoxConfig
-from antiphon.sandbox.egress import targets
-from antiphon.sandbox.files import Files
-from antiphon.sandbox.outlet import CHUNK, PAUSE_SECONDS
-from antiphon.sandbox.rooms import Rooms
-from antiphon.sandbox.session import Session
-from antiphon.waits import Waits
+from antiphon.sandbox.sessions.archives import checked_tar
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.egress import targets
+from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.session import Session
 
 pytestmark = pytest.mark.commands("bwrap")
 
@@ -819,8 +819,8 @@ def test_closing_leaves_nothing(rooms):
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {path!r})
-from antiphon.sandbox.box import *
-from antiphon.sandbox.session import *
+from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.session import *
 async def main():
     rooms = Rooms()
     box = await Box.start(rooms, BoxConfig(), Waits())

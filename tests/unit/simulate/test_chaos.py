@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from antiphon.cli import app
+from antiphon.cli.app import app
 from antiphon.record.events import perfetto
 from antiphon.rollout.config import RolloutConfig
 from antiphon.simulate.chaos import Books, InvariantBroken, chaos, drawn

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.errors import StallError, StateError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import StallError, StateError
 from antiphon.simulate.clock import run
-from antiphon.waits import Waits
 
 
 def test_sleeping_moves_the_clock():

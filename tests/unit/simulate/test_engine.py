@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.deadlines import Waits
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.pool import EnginePool
 from antiphon.simulate.clock import run
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
-from antiphon.waits import Waits
 
 SCHEDULE = RolloutConfig(groups_per_step=1, engine_timeout=30, sampling={"max_tokens": 8})
 SPEED = EngineSpeed(slots=3, iteration=1.0, per_sequence=0.25, per_token=0.01, prefill=0.1)

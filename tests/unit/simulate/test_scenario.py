@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from antiphon.cli import app
-from antiphon.config import load
-from antiphon.errors import RolloutError, StallError
+from antiphon.cli.app import app
+from antiphon.core.config import load
+from antiphon.core.errors import RolloutError, StallError
+from antiphon.core.rng import derive
 from antiphon.learning.config import LearnerConfig
-from antiphon.seeds import derive
 from antiphon.simulate.chaos import Books
+from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.parts import LearnerSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
 from antiphon.simulate.workloads import DistributionConfig
 

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
+from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.types import Prompt, Score, ScoreStatus
 
 
 def obey(prompt: Prompt, transcript: Transcript) -> Any:

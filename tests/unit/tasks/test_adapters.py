@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
 from antiphon.tasks.environments.adapters import Gem, GlobalRandom, Gymnasium, OpenEnv, ReasoningGym, TextArena
 from antiphon.tasks.environments.frozen_lake import FrozenLake
-from antiphon.types import Prompt
 from tests.unit.tasks.worlds import at_random, expert, follow, play, success_rate
 
 # The libraries' own: what they say at import and of old versions.

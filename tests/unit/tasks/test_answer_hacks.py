@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.judge import Judge
-from antiphon.types import Message, Prompt, Score, ScoreStatus
 
 NUMBER = {"answer": "82"}
 CHOICE = {"answer": "C", "choices": ["red", "blue", "green", "grey"]}

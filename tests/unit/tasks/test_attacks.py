@@ -2,9 +2,9 @@
 
 import pytest
 
-from antiphon.tasks.attacks import attacks, has_tests
-from antiphon.tasks.contract import oracles
-from antiphon.types import Message, Prompt
+from antiphon.core.types import Message, Prompt
+from antiphon.tasks.reward_checks.attacks import attacks, has_tests
+from antiphon.tasks.reward_checks.checks import oracles
 from benchmarks.check_rewards import CHOICES, HOLES, SOUND, SQUARES, SUMS, try_reward
 
 

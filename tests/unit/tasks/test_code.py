@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code import Code, code_of
-from antiphon.types import Message, Prompt, ScoreStatus
+from antiphon.tasks.rewards.code.reward import Code, code_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.tasks.rewards.code_frames import FrameError, checked, decode, encode, receive, send
+from antiphon.tasks.rewards.code.frames import FrameError, checked, decode, encode, receive, send
 
 HASHABLE = st.one_of(
     st.none(),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.tasks.rewards.code_names import find_imports, find_uses
+from antiphon.tasks.rewards.code.names import find_imports, find_uses
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
 from antiphon.tasks.environments.guess_number import GuessNumber
-from antiphon.types import Prompt
 
 
 def secret(seed: int) -> int:

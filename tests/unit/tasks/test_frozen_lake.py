@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 from tests.unit.tasks.worlds import at_random, check_contract, expert, play, success_rate
 

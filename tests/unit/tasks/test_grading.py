@@ -15,12 +15,12 @@ import msgspec
 import psutil
 import pytest
 
-from antiphon.errors import ConfigError, DataError, WorkerDied
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError, DataError, WorkerDied
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
-from antiphon.tasks.grading import GradingPool
-from antiphon.types import Message, Prompt, Score, ScoreStatus
-from antiphon.waits import Waits
+from antiphon.tasks.grading.pool import GradingPool
 
 OBEY: tuple[str, dict[str, Any]] = ("tests.unit.tasks.hostile_rewards:obey", {})
 EMPTY = Transcript([])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.instruction_following import variants
 from antiphon.tasks.rewards.instructions import CHECKS, capital_words, sentences
 from antiphon.tasks.rewards.languages import LANGUAGES, language_of
-from antiphon.types import Message, Prompt, Score
 
 WORDS = ["alpha", "Beta", "GAMMA", "don't", "x-ray", "X-RAY", "U.S.", "I", "7", "a_b", "naïve", "über", "...", "Dr."]
 MARKS = [

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.graders import Graders
+from antiphon.tasks.grading.router import Graders
 from antiphon.tasks.rewards.judge import Judge
-from antiphon.types import Message, Prompt, Score, ScoreStatus
-from antiphon.waits import Waits
 
 SERVER = Path(__file__).with_name("judge_server.py")
 

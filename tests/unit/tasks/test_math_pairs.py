@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.math import Math
-from antiphon.types import Message, Prompt, Score
+from antiphon.tasks.rewards.math.reward import Math
 
 RIGHT = [
     # numbers

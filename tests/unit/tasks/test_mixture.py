@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
+from antiphon.core.types import Message, Prompt
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture, MixtureTask
-from antiphon.types import Message, Prompt
 
 Shape = list[tuple[float, int]]  # weight, prompts
 shapes = st.lists(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError
-from antiphon.tasks.environments.countdown import Countdown
-from antiphon.tasks.environments.mastermind import Mastermind, judged
+from antiphon.core.errors import ConfigError
+from antiphon_envs.countdown.environment import Countdown
+from antiphon_envs.mastermind.environment import Mastermind, judged
 from tests.unit.tasks.worlds import at_random, check_contract, expert, play, success_rate
 
 CODES = st.text("123456", min_size=4, max_size=4)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError, DataError
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.types import Message, Prompt
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.prompts import load_prompts
-from antiphon.types import Message, Prompt
 
 SYSTEM = Message("system", "Be brief.")
 

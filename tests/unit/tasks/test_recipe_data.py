@@ -12,15 +12,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from antiphon.config import load
-from antiphon.errors import DataError
+from antiphon.core.config import load
+from antiphon.core.errors import DataError
+from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt
 from antiphon.rollout.episode import Episodes
-from antiphon.run_config import RunConfig
+from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import AttemptId, Message, PolicyVersion, Prompt
 from recipes.grid_worlds import boards
 from recipes.grid_worlds import model as grid_model
 from recipes.smollm2_arithmetic import model as smollm2

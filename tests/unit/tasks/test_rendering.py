@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.errors import DataError
+from antiphon.core.errors import DataError
+from antiphon.core.types import IntArray, Message
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import IntArray, Message
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>\n{% endfor %}"
@@ -120,7 +120,7 @@ def test_rendering_imports_no_torch(chat: Renderer) -> None:
     program = f"""
 import sys
 from antiphon.tasks.rendering import Renderer
-from antiphon.types import Message
+from antiphon.core.types import Message
 renderer = Renderer({str(chat.directory)!r})
 renderer.decode(renderer.encode_prompt([Message("user", "x")]))
 print("torch" in sys.modules)

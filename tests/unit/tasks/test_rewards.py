@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.errors import ConfigError, DataError
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.types import Message, Prompt, Sampling, Score, ScoreStatus, Turn
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.grading import GradingPool
+from antiphon.tasks.grading.pool import GradingPool
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.extract import last_boxed, last_match
-from antiphon.tasks.rewards.math import Math
-from antiphon.types import Message, Prompt, Sampling, Score, ScoreStatus, Turn
-from antiphon.waits import Waits
+from antiphon.tasks.rewards.math.reward import Math
 
 
 def answer(text: str) -> Transcript:

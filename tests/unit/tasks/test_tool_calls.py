@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import ToolCall
 from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, Parsed, Qwen3Coder, without_thought
-from antiphon.types import ToolCall
 
 SCHEMAS = {"write": {"type": "object", "properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
 FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.built_in}

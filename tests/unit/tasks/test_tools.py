@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.core.types import Message, Prompt, ToolCall
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory, needs
 from antiphon.tasks.environments.calculator import calculator
@@ -25,7 +26,6 @@ from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError
 from antiphon.tasks.environments.tools import ToolUse
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.tool_calls import Hermes
-from antiphon.types import Message, Prompt, ToolCall
 
 # --- the calculator --------------------------------------------------------------------------------------------------------
 

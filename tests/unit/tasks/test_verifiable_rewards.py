@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.errors import ConfigError
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_group_reward, build_reward
 from antiphon.tasks.rewards.sql import orders
-from antiphon.types import Message, Prompt, Score, ScoreStatus
 
 
 def judge(reward: str, payload: Any, response: str, **options: Any) -> Score:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from antiphon.errors import ConfigError, WeightsError
-from antiphon.learning.sharding import Spread
+from antiphon.core.errors import ConfigError, WeightsError
+from antiphon.learning.parallel.sharding import Spread
 from antiphon.weights.base import BUCKET_BYTES, CHANNELS, Exchange, channel
 from antiphon.weights.tensors import digest_there
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphon.errors import WeightsError
+from antiphon.core.errors import WeightsError
 from antiphon.weights.adapters import applied, flat
 from antiphon.weights.base import Adapters, weight_files
 from antiphon.weights.files import Files

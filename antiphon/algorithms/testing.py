@@ -1,0 +1,268 @@
+"""What the learner takes for granted of a loss, proved in one call from its test: `check_loss(my_loss)`."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.losses import Loss, LossInputs
+from antiphon.core.types import StreamSpec
+
+COLUMNS = tuple(field.name for field in fields(LossInputs) if field.name != "streams")
+DIFFERENTIABLE = ("logprobs", "entropies")
+LENGTHS = (3, 1, 8, 2, 5)  # tokens of the sequences of a pack
+EXTREMES = ((-1000.0, -0.001), (-0.001, -1000.0), (-1.0, -1.0), (0.0, 0.0))  # log-probs, trained and sampled
+STEP = 1e-5  # of finite differences, in double precision
+
+Found = dict[str, torch.Tensor]  # values, gradients and metrics of one call, [N] each
+
+
+def check_loss(
+    loss: Loss,
+    config: AlgorithmConfig = AlgorithmConfig(),
+    *,
+    streams: Sequence[StreamSpec] = (),
+    seeds: Sequence[int] = (0, 1, 2, 3),
+) -> None:
+    """Raise `AssertionError` unless `loss` keeps what is listed; the message begins with what it does not keep.
+
+    - `shape`: it returns values and metrics; values are [N], as precise as the log-probs, and differentiable.
+    - `inputs`: it changes nothing of what it is given.
+    - `metrics`: names are strings, the same at every call, with a finite number a token, [N].
+    - `finite`: values and gradients are, in single precision: of one token alone, without advantage, where a ratio is beyond
+      what a float can hold.
+    - `repeatable`: a second call makes the same.
+    - `order`: in another order of the sequences every token keeps its value, gradient and metrics.
+    - `micro-batches`: so it does where its sequence is alone in the pack: nothing is divided by what the pack counts, and
+      nothing reaches from one sequence to another.
+    - `gradient`: it is that of small steps. What the loss takes out of the graph (`detach`, `no_grad`, `item`, comparisons)
+      is held still while steps are made, so stopped gradients are right and slips of a backward pass are not.
+
+    Each seed draws a pack of five sequences in several turns, with the `streams` that the loss reads: those of floats are
+    log-probs, others 0 and 1. A rare draw may lie on a kink of a loss, where small steps say nothing; name other seeds then.
+    """
+    for inputs in _extremes(streams):
+        _run(loss, config, inputs)
+    for seed in seeds:
+        parts = _draw(seed, streams)
+        found = _run(loss, config, _joined(parts))
+        _check_packing(loss, config, parts, found, f"seed {seed}")
+        _check_gradient(loss, config, _joined(parts), found, f"seed {seed}")
+
+
+def _check_packing(loss: Loss, config: AlgorithmConfig, parts: list[LossInputs], found: Found, where: str) -> None:
+    ends = list(itertools.accumulate(LENGTHS, initial=0))
+    spans = [torch.arange(*span) for span in itertools.pairwise(ends)]
+    packings: list[tuple[str, Sequence[int]]] = [
+        ("repeatable: a second call", range(len(parts))),
+        ("order: another order of the sequences", (3, 0, 4, 2, 1)),
+    ]
+    packings += [("micro-batches: a sequence alone in its pack", (part,)) for part in range(len(parts))]
+    for what, order in packings:
+        again = _run(loss, config, _joined([parts[part] for part in order]))
+        _require(again.keys() == found.keys(), f"metrics: other names: {sorted(again)}, {sorted(found)}")
+        for name in found:
+            wanted = found[name][torch.cat([spans[part] for part in order])]
+            _require_close(f"{what} has other {name} ({where})", again[name], wanted, 1e-9)
+
+
+def _check_gradient(loss: Loss, config: AlgorithmConfig, pack: LossInputs, found: Found, where: str) -> None:
+    held, weights = _Held(), _weights(pack)
+
+    def total(name: str, step: torch.Tensor) -> torch.Tensor:
+        moved = replace(pack, **{name: getattr(pack, name) + step})
+        with held:
+            values, _ = loss(replace(moved, **_leaves(moved)), config)
+        return (weights * values.detach()).sum()
+
+    steps = STEP * torch.eye(sum(LENGTHS), dtype=torch.float64)
+    total(DIFFERENTIABLE[0], 0 * steps[0])  # whose call it is that the others are held to
+    for name in DIFFERENTIABLE:
+        slopes = torch.stack([(total(name, step) - total(name, -step)) / (2 * STEP) for step in steps]) / weights
+        gradients = found[f"gradients of {name}"]
+        _require_close(f"gradient: not that of small steps in {name} ({where})", gradients, slopes, 1e-5)
+
+
+class _Held(TorchFunctionMode):
+    """While it is entered for the first time, keeps what is taken out of the graph; when entered again, gives that back
+    instead, call for call. Numbers and comparisons are taken out as well, so every call takes the same way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+        self._place = 0
+        self._off = False  # by `no_grad`; inside of a custom function torch itself takes no notes
+
+    def __enter__(self) -> "_Held":
+        self._place = 0
+        super().__enter__()
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch._C._set_grad_enabled:
+            self._off = not args[0]
+        elif _tracked((args, kwargs)) and not _tracked(found) and (torch.is_grad_enabled() or self._off):
+            if self._place == len(self._kept):
+                self._kept.append(copy.deepcopy(found))
+            found = copy.deepcopy(self._kept[self._place])
+            self._place += 1
+        return found
+
+
+def _tracked(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value.requires_grad)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(map(_tracked, inner))
+
+
+def _run(loss: Loss, config: AlgorithmConfig, inputs: LossInputs) -> Found:
+    """One call, and what can be seen to be wrong from it alone."""
+    leaves = _leaves(inputs)
+    given = replace(_mapped(torch.clone, inputs), **{name: leaf.clone() for name, leaf in leaves.items()})
+    returned = loss(given, config)
+    _require(
+        isinstance(returned, tuple) and len(returned) == 2, f"shape: returned {returned}, expected values and metrics"
+    )
+    values, metrics = returned
+    _require_shape(values, inputs)
+    _require_unchanged(given, inputs)
+    weights = _weights(inputs)
+    gradients = torch.autograd.grad(values, list(leaves.values()), weights, allow_unused=True, materialize_grads=True)
+    found = {"values": values.detach()}
+    found |= {f"gradients of {name}": slope / weights for name, slope in zip(leaves, gradients, strict=True)}
+    for name, finite in found.items():
+        _require_finite(f"finite: {name}", finite, inputs)
+    return found | {f"metric {name!r}": _metric(name, metric, inputs) for name, metric in metrics.items()}
+
+
+def _weights(inputs: LossInputs) -> torch.Tensor:
+    """Of the tokens in the sum whose gradient is taken: unequal, so that gradients that cross tokens do not cancel."""
+    return 1 + inputs.entropies
+
+
+def _metric(name: Any, metric: Any, inputs: LossInputs) -> torch.Tensor:
+    _require(isinstance(name, str), f"metrics: {name!r} is no string")
+    shape = tuple(metric.shape) if isinstance(metric, torch.Tensor) else repr(metric)
+    _require(
+        shape == tuple(inputs.logprobs.shape), f"metrics: {name!r} is {shape}, expected {tuple(inputs.logprobs.shape)}"
+    )
+    _require_finite(f"metrics: {name!r}", metric.detach(), inputs)
+    found: torch.Tensor = metric.detach().double()
+    return found
+
+
+def _require(kept: bool, message: str) -> None:
+    if not kept:
+        raise AssertionError(message)
+
+
+def _require_shape(values: Any, inputs: LossInputs) -> None:
+    expected = inputs.logprobs
+    found = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else repr(values)
+    _require(
+        found == f"{expected.dtype} {tuple(expected.shape)}",
+        f"shape: values are {found}, expected {expected.dtype} {tuple(expected.shape)}",
+    )
+    _require(values.requires_grad, "shape: values are not differentiable in log-probs or entropies")
+
+
+def _require_unchanged(given: LossInputs, before: LossInputs) -> None:
+    now = _named(given)
+    for name, then in _named(before).items():
+        _require(torch.equal(now[name], then), f"inputs: {name} were {then.tolist()}, are {now[name].tolist()}")
+
+
+def _require_finite(what: str, values: torch.Tensor, inputs: LossInputs) -> None:
+    for token in (~values.isfinite()).nonzero()[:1, 0].tolist():
+        columns = (inputs.logprobs, inputs.behaviour, inputs.advantages)
+        new, old, advantage = (float(column[token]) for column in columns)
+        raise AssertionError(
+            f"{what}: {float(values[token])} where the log-prob is {new:g}, sampled with {old:g}, the advantage {advantage:g}"
+        )
+
+
+def _require_close(what: str, found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    excess = (found - wanted).abs() - tolerance * (1 + wanted.abs())
+    worst = int(excess.argmax())
+    _require(float(excess[worst]) <= 0, f"{what}: token {worst}: {found[worst]:.9g}, expected {wanted[worst]:.9g}")
+
+
+# --- packs -----------------------------------------------------------------------------------------------------------
+
+
+def _draw(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]:
+    """The sequences of a pack, each by itself, in double precision."""
+    random = torch.Generator().manual_seed(seed)
+
+    def uniform(length: int) -> torch.Tensor:
+        return torch.rand(length, generator=random, dtype=torch.float64)
+
+    return [
+        LossInputs(
+            logprobs=-3 * uniform(length),
+            entropies=3 * uniform(length),
+            behaviour=-3 * uniform(length),
+            advantages=4 * uniform(length) - 2,
+            sequence=torch.zeros(length, dtype=torch.long),
+            turn=(uniform(length) < 0.3).cumsum(0),
+            streams={spec: _stream(spec, length, random) for spec in streams},
+        )
+        for length in LENGTHS
+    ]
+
+
+def _stream(spec: StreamSpec, length: int, random: torch.Generator) -> torch.Tensor:
+    drawn = torch.rand(length, *spec.shape, generator=random, dtype=torch.float64)
+    dtype = getattr(torch, spec.dtype)
+    return -3 * drawn if dtype.is_floating_point else (drawn < 0.5).to(dtype)
+
+
+def _joined(parts: Sequence[LossInputs]) -> LossInputs:
+    """One pack, numbered as the learner does it: turns from 0, and prompts count between the sequences."""
+    turns = itertools.accumulate((int(part.turn[-1] - part.turn[0]) + 1 for part in parts), initial=0)
+    numbered = [
+        replace(part, sequence=part.sequence + 2 * place + 1, turn=part.turn - part.turn[0] + first)
+        for place, (part, first) in enumerate(zip(parts, turns, strict=False))
+    ]
+    return _mapped(lambda *pieces: torch.cat(pieces), *numbered)
+
+
+def _extremes(streams: Sequence[StreamSpec]) -> list[LossInputs]:
+    """Tokens at the edges of what numbers can hold, in single precision: as one sequence, and each by itself."""
+    rows = torch.tensor([(*edge, advantage) for edge in EXTREMES for advantage in (-1.0, 0.0, 1.0)])
+    nowhere = torch.zeros(len(rows), dtype=torch.long)
+    whole = LossInputs(
+        logprobs=rows[:, 0],
+        entropies=torch.zeros(len(rows)),
+        behaviour=rows[:, 1],
+        advantages=rows[:, 2],
+        sequence=nowhere,
+        turn=nowhere,
+        streams={spec: _stream(spec, len(rows), torch.Generator()) for spec in streams},
+    )
+    single = _mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, whole)
+    return [single, *(_mapped(lambda tensor, at=at: tensor[at : at + 1], single) for at in range(len(rows)))]
+
+
+def _leaves(inputs: LossInputs) -> dict[str, torch.Tensor]:
+    return {name: getattr(inputs, name).clone().requires_grad_() for name in DIFFERENTIABLE}
+
+
+def _named(inputs: LossInputs) -> dict[str, torch.Tensor]:
+    return {name: getattr(inputs, name) for name in COLUMNS} | {
+        f"streams[{spec.name!r}]": stream for spec, stream in inputs.streams.items()
+    }
+
+
+def _mapped(change: Callable[..., torch.Tensor], *inputs: LossInputs) -> LossInputs:
+    """The inputs whose every tensor is what `change` makes of theirs."""
+    columns = {name: change(*(getattr(each, name) for each in inputs)) for name in COLUMNS}
+    streams = {spec: change(*(each.streams[spec] for each in inputs)) for spec in inputs[0].streams}
+    return LossInputs(**columns, streams=streams)

@@ -1,0 +1,21 @@
+"""Opening the native engine in its worker."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import WeightsUpdate
+from antiphon.engines.config import EngineConfig
+from antiphon.engines.native.engine import NativeEngine
+from antiphon.engines.stops import read_decoder
+
+
+def open_engine(
+    model: str, config: EngineConfig, receive: Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
+) -> NativeEngine:
+    """The engine for the model in a directory, with its tokenizer for stop strings."""
+    if config.options:
+        raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")
+    torch.set_num_threads(config.threads)
+    return NativeEngine(model, config, receive=receive, tokenizer=read_decoder(model))

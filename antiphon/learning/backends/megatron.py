@@ -1,0 +1,476 @@
+"""The learner on Megatron-Core: its layers, its parallelism, its optimiser; our packs, our loss, our checkpoints.
+
+The model is Megatron's on its local specification, but for attention, which is ours over packs. It computes hidden states
+alone: log-probs and entropies come from them and the rows of the head that a rank has, as everywhere here. A coefficient counts
+the tokens of all ranks already, so gradients are summed and never averaged.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from antiphon.core.config import parse
+from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.types import Pack
+from antiphon.learning.backends.megatron_names import Part, head_size, parts
+from antiphon.learning.config import (
+    LearnerConfig,
+    MegatronOptions,
+    OptimizerConfig,
+    megatron_misfits,
+    megatron_problems,
+)
+from antiphon.learning.mesh import LOOPBACK, Mesh, find_store
+from antiphon.learning.model.attention import PackLayout, Reader
+from antiphon.learning.model.loading import resolve_device
+from antiphon.learning.model.logprobs import Vocabulary
+from antiphon.learning.pack_learner import Ask
+from antiphon.learning.parallel.sharding import PassOn, ShardedModel, WholeModel
+from antiphon.learning.torch_learner import TorchLearner
+
+try:
+    from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+    from megatron.core.optimizer import get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.transformer_config import TransformerConfig
+except ModuleNotFoundError as missing:
+    raise UnsupportedError(
+        f"the megatron learner cannot be imported here: there is no module {missing.name!r}. Its extra is called megatron: "
+        "`pip install -e '.[megatron]'`"
+    ) from missing
+
+if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
+    moe_utils.te_general_gemm = None
+
+T = TypeVar("T")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class MegatronLearner(TorchLearner):
+    """Trains a policy that Megatron-Core computes."""
+
+    optimizer: "_Optimizer"
+    runs_on = "cuda"  # of Megatron-Core, much is written for nothing else
+    loads_whole = True
+
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
+        for key, message in megatron_problems(config):
+            raise ConfigError(f"learner.{key}: {message}")
+        if resolve_device(config.device).type != self.runs_on:
+            raise UnsupportedError(
+                f"learner.kind: megatron needs a CUDA device, and the learner's is {resolve_device(config.device).type} "
+                "(learner.device); kind torch runs anywhere, on the same meshes"
+            )
+        self.options = parse(MegatronOptions, config.options, "learner.options")
+        super().__init__(model_path, config, seed)
+
+    def _open(self) -> None:
+        if self.mesh is None:
+            self.mesh = Mesh(self.config.mesh, 0, find_store(self.host(LOOPBACK)), self.device)
+        torch.manual_seed(self.seed)
+        source = self._load()
+        for key, message in megatron_misfits(source.config.to_dict(), self.config.mesh):
+            raise UnsupportedError(f"learner.{key}: {message}")
+        self._kind = type(source)
+        self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
+        self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
+        self.model = source.to("meta")  # what it is called and how it is written
+        self.model.tie_weights()
+
+    @property
+    def head(self) -> torch.Tensor:
+        """See `TorchLearner.head`."""
+        return self.shards.head
+
+    def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
+        return self.shards.optimize(config)
+
+    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+        step = torch.tensor(float(self.optimizer.steps))
+        for name in self.shards.parts:
+            found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
+            yield name, found | {"step": lambda: step} if step else {}
+
+    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+        self.optimizer.steps = int(kept.get("step", 0))
+        for key, whole in kept.items():
+            self.shards.take_moment(name, key, whole)
+
+    def _move(self, device: torch.device) -> None:
+        if device != self.device:
+            raise UnsupportedError("the megatron learner cannot leave its device")
+
+    def _pass_on(self, pack: Pack, reader: Reader | None = None) -> torch.Tensor:
+        """As Megatron's stages send it, [n, 1, H]."""
+        with self._autocast():
+            return self._run_layers(pack, self._layout(pack), reader)[:, None]
+
+    def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
+        model, (here, context) = self.shards.model, self._context(len(layout.positions))
+        tokens, positions = self._tokens(pack, layout)[here], layout.positions[here]
+        begun = self._embed(tokens, positions) if model.pre_process else None
+        angles = positions[:, None] * self._frequencies
+        hidden: torch.Tensor = model.decoder(
+            begun,
+            None,
+            rotary_pos_emb=torch.cat([angles, angles], dim=-1)[:, None, None],
+            attention_bias=_Seen(self.attention, layout, reader, context),  # which goes to attention as it is
+        )
+        return hidden[:, 0].float()
+
+    def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the layers begin with, [n, 1, H]. The row of the padding token gets no gradient here, as in transformers."""
+        begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
+        pad = self.model.get_input_embeddings().padding_idx
+        return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
+
+
+class _Seen(NamedTuple):
+    """What attention is told of a pack."""
+
+    kind: str  # of attention
+    layout: PackLayout
+    reader: Reader | None
+    context: Any  # the ranks that have the other tokens, if not all are here
+
+
+class PackedAttention(nn.Module):
+    """Megatron's core attention, over the sequences of a pack."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **others: Any) -> None:
+        super().__init__()
+        self.layer_idx = layer_number - 1
+
+    def forward(
+        self,
+        query: torch.Tensor,  # [T, 1, heads, head size]
+        key: torch.Tensor,  # [T, 1, key heads, head size]
+        value: torch.Tensor,
+        attention_mask: None,
+        attention_bias: _Seen,
+        **others: Any,
+    ) -> torch.Tensor:
+        """[T, 1, heads x head size]."""
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        kind, layout, reader, context = attention_bias
+        out, _ = ALL_ATTENTION_FUNCTIONS[kind](
+            self, query, key, value, None, layout=layout, reader=reader, context=context
+        )
+        return out[0].flatten(1)[:, None]
+
+
+class MegatronModel(ShardedModel):
+    """This rank's share of a model that is Megatron's. Tensors have the names and shapes of Hugging Face."""
+
+    def __init__(self, source: PreTrainedModel, mesh: Mesh, config: LearnerConfig, options: MegatronOptions) -> None:
+        """Load what is this rank's of a model that every rank has loaded whole."""
+        whole, sizes = dict(source.named_parameters()), mesh.config
+        if parallel_state.model_parallel_is_initialized():  # by what this process was before
+            parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=sizes.tensor,
+            pipeline_model_parallel_size=sizes.pipeline,
+            context_parallel_size=sizes.context,
+            expert_model_parallel_size=sizes.expert,
+        )
+        WholeModel.__init__(self, _build(source.config, set(whole), config))
+        self.mesh, self.data, self._sharded = mesh, mesh.data, False
+        self._distributed = options.distributed_optimizer
+        self.parts = self._place(source.config, {name: tensor.shape for name, tensor in whole.items()})
+        own = dict(self.model.named_parameters())
+        # Megatron's parameters that each is part of.
+        self.fused = {name: [own[theirs] for theirs in part.names] for name, part in self.parts.items()}
+        for name in self._cut:
+            for parameter in self.fused[name]:
+                parameter.tensor_model_parallel = True  # else Megatron counts it once in the gradient's norm
+        for name, piece in self.pieces():
+            self.take(name, piece, whole[name])
+        self._pipeline = _Schedule(self)  # type: ignore[assignment]
+        known = [(name, tensor.shape, tensor.dtype, True) for name, tensor in WholeModel.named(self)]
+        self._stages = dict(mesh.told((mesh.place("pipeline"), known)))
+
+    def _place(self, shape: Any, whole: dict[str, torch.Size]) -> dict[str, Part]:
+        """What this rank has, by name, and how it is cut. `UnsupportedError` if something has no place in Megatron's model."""
+        sizes, place = self.mesh.config, self.mesh.place
+        rows = _evenly(shape.vocab_size, sizes.tensor)
+        stage, per = place("pipeline"), shape.num_hidden_layers // sizes.pipeline
+        experts = (self.model.config.num_moe_experts or 0) // sizes.expert
+
+        def parts_of(layers: range, first: bool, last: bool) -> dict[str, Part]:
+            found = parts(shape, layers, experts, first=first, last=last, vocabulary=rows[place("tensor")])
+            return {name: part for name, part in found.items() if name in whole}
+
+        if strange := whole.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
+            raise UnsupportedError(f"learner.kind: {min(strange)} of the model has no place in one of Megatron-Core's")
+        own = parts_of(range(stage * per, (stage + 1) * per), stage == 0, stage == sizes.pipeline - 1)
+        self._rows, self._cut = rows[place("tensor")], {}
+        self._experts = {name.rpartition(".")[0]: self.model for name, part in own.items() if part.stacked}
+        if sizes.tensor > 1:
+            self.vocabulary = Vocabulary(self.mesh.group("tensor"), sum(rows[: place("tensor")]))
+            cut = {name: part.cut for name, part in own.items() if part.cut is not None}
+            self._cut = {name: (dim, _evenly(whole[name][dim], sizes.tensor)) for name, dim in cut.items()}
+        return own
+
+    @cached_property
+    def parallel(self) -> DistributedDataParallel:
+        """The model with room for gradients, which are summed over data-parallel ranks: of one that learns."""
+        options = DistributedDataParallelConfig(use_distributed_optimizer=self._distributed)
+        return DistributedDataParallel(self.model.config, options, self.model)
+
+    @property
+    def head(self) -> torch.Tensor:
+        """This rank's rows of the language model head, without those that only fill it up."""
+        model = self.model
+        tied = model.share_embeddings_and_output_weights
+        weight: torch.Tensor = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        return weight[: self._rows]
+
+    @property
+    def _tied(self) -> str:
+        several = self.mesh.config.pipeline > 1
+        return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
+
+    def piece(self, name: str) -> torch.Tensor:
+        """See `WholeModel.piece`: of a fused parameter, a copy."""
+        return self.parts[name].read(self.fused[name])
+
+    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `WholeModel.pieces`."""
+        for name in self.parts:
+            yield name, self.piece(name)
+
+    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """See `WholeModel.take`: `piece` may be a copy, the parameter itself is set."""
+        with torch.no_grad():
+            self.parts[name].write(self.fused[name], self._share(name, whole))
+
+    # --- gradients and the optimiser -----------------------------------------------------------------------------------
+
+    def optimize(self, config: OptimizerConfig) -> "_Optimizer":
+        """A fresh optimiser."""
+        self._kept: dict[nn.Parameter, _Kept] = {}
+        self._optimizer = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                adam_beta1=config.betas[0],
+                adam_beta2=config.betas[1],
+                adam_eps=config.eps,
+                use_distributed_optimizer=self._distributed,
+            ),
+            [self.parallel],
+            config_overrides={},  # all parameters decay
+        )
+        for optimizer in self._optimizer.chained_optimizers:
+            self._kept |= _kept(optimizer, distributed=self._distributed)
+        return _Optimizer(self._optimizer)
+
+    def clip(self, most: float) -> float:
+        """See `WholeModel.clip`."""
+        finalize_model_grads([self.parallel])
+        self._optimizer.prepare_grads()
+        norm: float = self._optimizer.get_grad_norm()
+        if norm > most:
+            for optimizer in self._optimizer.chained_optimizers:
+                for parameter in optimizer.get_parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(most / (norm + 1e-6))
+        return norm
+
+    def moment(self, name: str, key: str) -> torch.Tensor:
+        """What the optimiser keeps of each element of a parameter, whole. All ranks must ask."""
+        found = []
+        for parameter in self.fused[name]:
+            found.append(spread := self._kept_here(parameter, key))
+            if self._distributed:
+                distributed.all_reduce(spread, group=_alike(parameter))
+        return self.whole(name, self.parts[name].read(found))
+
+    def take_moment(self, name: str, key: str, whole: torch.Tensor) -> None:
+        """Set what this rank keeps of that; a count of steps is one for all."""
+        spread = [self._kept_here(parameter, key) for parameter in self.fused[name]]
+        if whole.dim():
+            self.parts[name].write(spread, self._share(name, whole))
+        for parameter, tensor in zip(self.fused[name], spread, strict=True):
+            if parameter in self._kept:
+                state, like, span = self._kept[parameter]
+                state[key] = tensor.flatten()[span].view_as(like).clone() if whole.dim() else whole.clone()
+
+    def _kept_here(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """As much of a moment as this rank keeps, 0 elsewhere, in the shape of the parameter."""
+        spread = torch.zeros_like(parameter, requires_grad=False)
+        if parameter in self._kept and key in (kept := self._kept[parameter]).state:
+            spread.view(-1)[kept.span] = kept.state[key].flatten()
+        return spread
+
+
+def _alike(parameter: nn.Parameter) -> Any:
+    """The ranks that have the same parameter."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_expert_data_parallel_group()
+
+
+class _Kept(NamedTuple):
+    """What an optimiser keeps of a parameter."""
+
+    state: dict[str, torch.Tensor]
+    like: torch.Tensor  # the shape that it has there
+    span: slice  # which of the parameter's elements these are
+
+
+def _kept(optimizer: Any, *, distributed: bool) -> Iterator[tuple[nn.Parameter, _Kept]]:
+    inner = optimizer.optimizer
+    if not distributed:
+        for parameter in optimizer.get_parameters():
+            yield parameter, _Kept(inner.state[parameter], parameter, slice(None))
+        return
+    for parameter, (group, order) in optimizer.model_param_group_index_map.items():
+        own, span = inner.param_groups[group]["params"][order], optimizer._get_model_param_range_map(parameter)["param"]
+        yield parameter, _Kept(inner.state[own], own, slice(span.start, span.end))
+
+
+class _Optimizer(torch.optim.Optimizer):
+    """Megatron's optimisers of dense and of expert parameters, as the schedule of learning rates knows one."""
+
+    def __init__(self, chain: Any) -> None:
+        self.steps = 0  # which an update without packs does not make
+        self.param_groups = chain.param_groups  # the very same: what is set here, is there
+        self._chain = chain
+
+    def step(self, closure: Any = None) -> None:
+        """With the gradients that `MegatronModel.clip` has left."""
+        self._chain.step_with_ready_grads()
+        self.steps += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Those that `step` has used."""
+        self._chain.zero_grad(set_to_none)
+
+
+class _Schedule:
+    """Megatron's order of forwards and backwards, where others have a `Pipeline`. What stages send has the size of the pack."""
+
+    incoming = None  # its layers know what they begin with
+
+    def __init__(self, shards: MegatronModel) -> None:
+        self._shards = shards
+
+    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+        """See `Pipeline.train`."""
+        model = self._shards.parallel
+        model.zero_grad_buffer()
+        return self._run(model, packs, pass_on, backward)
+
+    def score(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
+        """See `Pipeline.score`."""
+        return self._run(self._shards.model, packs, pass_on, ask)
+
+    def _run(self, model: nn.Module, packs: Sequence[Pack], pass_on: PassOn, compute: Callable[[Pack], T]) -> list[T]:
+        last, nothing = parallel_state.is_pipeline_last_stage(), torch.zeros(())
+
+        def forward(rest: Iterator[Pack], model: Any) -> tuple[torch.Tensor, Any]:
+            pack = next(rest)
+            if not last:
+                return pass_on(pack), None
+            # Forward, loss and backward are one here: a loss without a gradient leaves Megatron nothing to go back through.
+            return nothing, lambda _: (nothing, nothing.int(), compute(pack))
+
+        if not packs:
+            return []
+        found: list[T] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(packs),
+            model=[model],
+            num_microbatches=len(packs),
+            seq_length=1,  # is told with each pack
+            micro_batch_size=1,
+            forward_only=model is self._shards.model,
+        )
+        return found
+
+
+def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
+    """Megatron's model of this configuration, with whatever is in memory as its weights."""
+    mesh, layers = config.mesh, shape.num_hidden_layers
+    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
+    made = TransformerConfig(
+        num_layers=layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_key_value_heads,
+        kv_channels=head_size(shape),
+        ffn_hidden_size=shape.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps,
+        qk_layernorm="model.layers.0.self_attn.q_norm.weight" in names,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        perform_initialization=False,
+        tensor_model_parallel_size=mesh.tensor,
+        pipeline_model_parallel_size=mesh.pipeline,
+        context_parallel_size=mesh.context,
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        calculate_per_token_loss=True,  # gradients are sums
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        **(_mixture(shape, sparse, mesh.expert) if any(sparse) else {}),
+        **(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+            if config.gradient_checkpointing
+            else {}
+        ),
+    )
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
+    return GPTModel(
+        made,
+        spec,
+        vocab_size=-(-shape.vocab_size // mesh.tensor) * mesh.tensor,
+        max_sequence_length=shape.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tie_word_embeddings,
+        position_embedding_type="none",  # positions come with each pack
+    )
+
+
+def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
+    return {
+        "num_moe_experts": shape.num_experts,
+        "moe_layer_freq": sparse,
+        "moe_ffn_hidden_size": shape.moe_intermediate_size,
+        "moe_router_topk": shape.num_experts_per_tok,
+        "moe_router_pre_softmax": not shape.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": ranks,
+    }
+
+
+def _evenly(count: int, ranks: int) -> list[int]:
+    """As Megatron divides: all have as many, but where the last ones have only what fills it up."""
+    each = -(-count // ranks)
+    return [min(max(count - rank * each, 0), each) for rank in range(ranks)]

@@ -1,0 +1,88 @@
+"""A model as the files that Hugging Face reads: of several ranks each writes one, and the first an index of all."""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from antiphon.learning.model import lora
+from antiphon.record.run_dir import write_json
+from antiphon.weights.tensors import Named
+
+State = dict[str, torch.Tensor]
+
+BESIDE = (
+    *("token", "vocab", "merges", "sentencepiece", "spiece", "special_tokens", "added_tokens"),
+    *("chat_template", "generation_config"),
+)
+
+
+def block_of(name: str) -> str:
+    """What a parameter and its adapters are part of, as the attention of a layer. What files have as one is of one block."""
+    return lora.weight_of(name).rpartition(".")[0].rpartition(".")[0]
+
+
+def divided(named: Named, ranks: int) -> dict[str, int]:
+    """Which rank keeps each block, so that all have about as many bytes."""
+    sizes: dict[str, int] = defaultdict(int)
+    for name, tensor in named:
+        sizes[block_of(name)] += tensor.shape.numel() * tensor.dtype.itemsize
+    kept, found = [0] * ranks, {}
+    for block in sorted(sizes, key=lambda block: -sizes[block]):
+        found[block] = kept.index(min(kept))
+        kept[found[block]] += sizes[block]
+    return found
+
+
+def file_of(rank: int, ranks: int) -> str:
+    """The name of what a rank writes."""
+    return SAFE_WEIGHTS_NAME if ranks == 1 else f"model-{rank + 1:05d}-of-{ranks:05d}.safetensors"
+
+
+def in_files(model: PreTrainedModel, weights: State) -> State:
+    """Weights under the names, and in the shapes, that they have in files."""
+    found: State = revert_weight_conversion(model, weights)
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def write_weights(model: PreTrainedModel, weights: State, file: Path) -> None:
+    """Write what one rank keeps, if that is anything."""
+    if weights:
+        save_file(in_files(model, weights), file, metadata={"format": "pt"})
+
+
+def sizes_in_files(model: PreTrainedModel, outlines: State) -> dict[str, int]:
+    """Bytes of what `write_weights` writes of weights, of which there are only outlines on the device `meta`, by name."""
+    return {name: tensor.nbytes for name, tensor in in_files(model, outlines).items()}
+
+
+def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
+    """Write which of the ranks' files has which weights, of what `sizes_in_files` says of each rank; not of one alone, which is
+    found by its name."""
+    if len(sizes) == 1:
+        return
+    files = [file_of(rank, len(sizes)) for rank in range(len(sizes))]
+    where = {name: file for file, own in zip(files, sizes, strict=True) for name in own}
+    total = {"total_size": sum(sum(own.values()) for own in sizes)}
+    write_json(place / SAFE_WEIGHTS_INDEX_NAME, {"metadata": total, "weight_map": where})
+
+
+def write_config(model: PreTrainedModel, kind: type[PreTrainedModel], place: Path) -> None:
+    """Write what else `from_pretrained` needs of a model, which is of this kind once it is loaded."""
+    model.config.architectures = [kind.__name__]
+    model.config.save_pretrained(place)
+    if model.can_generate():
+        model.generation_config.save_pretrained(place)
+
+
+def copy_tokenizer(model: str, place: Path) -> None:
+    """Copy what a model's directory has beside weights and their configuration: tokenizer, chat template, how to generate."""
+    for file in Path(model).glob("*"):
+        if file.is_file() and file.name.startswith(BESIDE):
+            shutil.copy2(file, place / file.name)

@@ -1,0 +1,123 @@
+"""Low-rank adapters: W + scale · B A in place of W, where only A and B are trained.
+
+Source: Hu et al. 2022, "LoRA". The layers are peft's. There is no dropout: engines would sample from another model.
+"""
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from antiphon.core.errors import DataError, UnsupportedError
+from antiphon.learning.config import LoraConfig
+from antiphon.weights.adapters import with_adapter
+
+T = TypeVar("T")
+
+NAME = "default"  # peft's, of the only adapter there is
+PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of what it saves
+
+
+def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
+    B is zero, so nothing changes yet. `DataError` if it has none of these."""
+    body = {id(module) for module in model.base_model.modules()}
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and id(module) in body
+        and (not config.targets or name.rpartition(".")[2] in config.targets)
+    ]
+    if not found:
+        raise DataError(f"{type(model).__name__} has no linear layers called {', '.join(config.targets)}")
+    model.requires_grad_(False)
+    with _on_cpu([parameter for parameter in model.parameters() if parameter.is_meta]):
+        _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
+
+
+@contextmanager
+def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
+    begin with numbers."""
+    seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
+    for parameter, other in zip(empty, seeming, strict=True):
+        torch.utils.swap_tensors(parameter, other)
+    try:
+        yield
+    finally:
+        for parameter, other in zip(empty, seeming, strict=True):
+            torch.utils.swap_tensors(parameter, other)
+
+
+def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
+    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
+    parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
+    stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
+    return {
+        f"{stem}.weight": (parts[f"{stem}.lora_A.{NAME}.weight"], parts[f"{stem}.lora_B.{NAME}.weight"])
+        for stem in stems
+    }
+
+
+def merged(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
+    found = {}
+    adapters = pairs(state.items())
+    for name, tensor in state.items():
+        if f".{NAME}." not in name:
+            weight = weight_of(name)
+            found[weight] = with_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
+    return found
+
+
+@contextmanager
+def switched_off(model: PreTrainedModel) -> Iterator[None]:
+    """The model that was adapted, meanwhile."""
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def save(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
+    """Write the adapters of a state dict into a new directory, as peft reads them."""
+    place.mkdir(parents=True)
+    own = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in state.items() if f".{NAME}." in name}
+    save_file(own, place / FILE)
+    _settings(config, [name.removesuffix(".weight") for name in pairs(state.items())]).save_pretrained(place)
+
+
+def saved(place: Path) -> dict[str, torch.Tensor]:
+    """What `save` has written, by the names of an adapted model's parameters."""
+    state = load_file(place / FILE)
+    return {
+        re.sub(r"\.(lora_[AB])\.", rf".\1.{NAME}.", name.removeprefix(PREFIX)): tensor for name, tensor in state.items()
+    }
+
+
+def weight_of(name: str) -> str:
+    """The weight, by the name that it has without adapters, that a parameter of an adapted model is or is added to."""
+    return re.sub(rf"\.(base_layer|lora_[AB]\.{NAME})\.", ".", name)
+
+
+def _settings(config: LoraConfig, targets: list[str]) -> Any:
+    return _import_peft().LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+
+
+def _import_peft() -> ModuleType:
+    try:
+        return importlib.import_module("peft")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("learner.lora needs peft: pip install -e '.[peft]'") from error

@@ -1,0 +1,500 @@
+"""A model on the ranks of a mesh: what each has of it, and how what all have together is read and written.
+
+Heads, feed-forward columns and the vocabulary are cut by hand, as the model's own plan for them says: each rank then has plain,
+smaller layers, and what they sum to passes through one collective a block. Experts are divided as they are, and tokens sent to
+them. What is left of each rank's layers FSDP2 cuts once more.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.types import Pack
+from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.host_device_copy import numbers
+from antiphon.learning.mesh import Mesh, copied, summed
+from antiphon.learning.model import lora
+from antiphon.learning.model.loading import allocate, decoder_layers
+from antiphon.learning.model.logprobs import Vocabulary
+from antiphon.learning.parallel.experts import dispatched
+from antiphon.learning.parallel.pipeline import Pipeline
+from antiphon.weights.tensors import Known
+
+T = TypeVar("T")
+PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
+
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
+
+
+class Spread(NamedTuple):
+    """A tensor of which ranks have pieces. All must ask for it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    detach: Callable[[], torch.Tensor]  # puts it together
+
+
+def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
+    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
+    said `at` this place."""
+    kind, styles = type(model).__name__, set[str]()
+    for name, module, style in _planned(model) if mesh.tensor > 1 else ():
+        if style not in (COLUMNS, ROWS, PARTIAL):
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
+        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
+        styles.add(style)
+    if mesh.tensor > 1 and COLUMNS not in styles:
+        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
+    if mesh.expert > 1 and not _layers_of_experts(model):
+        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
+
+
+def _planned(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
+    """The parts of a model that its own plan of tensor parallelism names, and how each is to be cut."""
+    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
+    for name, module in model.base_model.named_modules():
+        if style := plan.get(re.sub(r"\.\d+\.", ".*.", name)):
+            yield name, module, style
+
+
+def _layers_of_experts(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """By name, the layers that have the weights of all their experts in one tensor each."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+        and isinstance(getattr(module, "num_experts", None), int)
+    }
+
+
+class WholeModel:
+    """A model on one rank: what `ShardedModel` does, where there is nothing to share."""
+
+    data = 0  # whose packs this rank computes
+    incoming: torch.Tensor | None = None  # what its layers begin with, if these are not the first
+    vocabulary: Vocabulary | None = None  # rows of the head that it has, if these are not all
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def has_layer(self, number: int) -> bool:
+        """Whether a layer is this rank's."""
+        return True
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that uses the model's parameters."""
+        return function(*args)
+
+    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
+        its layers with `pass_on`."""
+        return [backward(pack) for pack in packs]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss, a sum over tokens."""
+        loss.backward()
+
+    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
+        """What is said of each pack."""
+        return [ask(pack) for pack in packs]
+
+    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Of all packs, from those of this rank's."""
+        return dict(totals)
+
+    def clip(self, most: float) -> float:
+        """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
+
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+        """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
+        for name, parameter in self.pieces():
+            if parameter.requires_grad or not trained:
+                yield name, self.whole(name, parameter)
+
+    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+        """Those of `named` that are of the layers that this rank has."""
+        return self.named(trained=trained)
+
+    def piece(self, name: str) -> torch.Tensor:
+        """This rank's piece of a parameter."""
+        return self.model.get_parameter(name)
+
+    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's piece of each parameter that it has a piece of."""
+        yield from self.model.named_parameters()
+
+    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
+        ask."""
+        return piece.detach()
+
+    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """Set this rank's piece of a tensor from the whole of it."""
+        piece.detach().copy_(whole)
+
+
+class ShardedModel(WholeModel):
+    """This rank's share of a model."""
+
+    def __init__(self, model: PreTrainedModel, mesh: Mesh, config: LearnerConfig) -> None:
+        """Cut the model, which every rank has whole, if without memory. `UnsupportedError` if it cannot be."""
+        super().__init__(model)
+        check_division(model, config.mesh)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.mesh = mesh
+        self.data = mesh.data
+        # Parameters that are divided among the ranks of `tensor`: in which dimension, and how much each has of it.
+        self._cut: dict[str, tuple[int, list[int]]] = {}
+        self._partial: list[str] = []  # parameters whose gradient each rank of `tensor` has a part of
+        self._experts: dict[str, nn.Module] = {}  # by name, what has this rank's experts of a layer
+        if config.mesh.expert > 1:
+            self._divide_experts()
+        if config.mesh.tensor > 1:
+            self._divide()
+        self._pipeline = Pipeline(model, mesh, self.within) if config.mesh.pipeline > 1 else None
+        self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
+        if self._sharded:
+            self._shard(config)
+        known = [(name, shapes[name], p.dtype, p.requires_grad) for name, p in model.named_parameters()]
+        self._stages = dict(self.mesh.told((mesh.place("pipeline"), known)))
+
+    # --- cutting -------------------------------------------------------------------------------------------------------
+
+    def _divide(self) -> None:
+        """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
+        model, blocks = self.model, set()
+        prefix = f"{model.base_model_prefix}."
+        for name, module, style in list(_planned(model)):
+            if style == COLUMNS:
+                blocks.add(name.rpartition(".")[0])
+                self._cut_linear(prefix + name, module, 0)
+            elif style == ROWS:
+                self._cut_linear(prefix + name, module, 1)
+            else:
+                self._partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters()]
+        group = self.mesh.group("tensor")
+        for name in blocks:
+            block = model.base_model.get_submodule(name)
+            block.register_forward_pre_hook(_on_the_way_in(group), with_kwargs=True)
+            block.register_forward_hook(_on_the_way_out(group))
+        self._divide_vocabulary()
+
+    def _cut_linear(self, name: str, module: Any, dim: int) -> None:
+        """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
+        gradient."""
+        linear = getattr(module, "base_layer", module)
+        self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
+        if linear is not module:
+            cut, whole = ("lora_A", "lora_B") if dim else ("lora_B", "lora_A")
+            self._cut_in(f"{name}.{cut}.{lora.NAME}", getattr(module, cut)[lora.NAME], dim)
+            self._partial.append(f"{name}.{whole}.{lora.NAME}.weight")
+
+    def _divide_vocabulary(self) -> None:
+        model, mesh = self.model, self.mesh
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        names = {id(module): name for name, module in model.named_modules()}
+        self._cut_in(names[id(embedding)], embedding, 0)
+        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.place("tensor")])
+        self.vocabulary = Vocabulary(mesh.group("tensor"), start)
+        embedding.forward = _embed(embedding, self.vocabulary)
+        if tied:
+            head.weight = embedding.weight
+        elif head is not None:
+            self._cut_in(names[id(head)], head, 0)
+
+    def _cut_in(self, name: str, module: nn.Module, dim: int) -> None:
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            parts = parameter.tensor_split(self.mesh.config.tensor, dim)
+            self._cut[f"{name}.{own}"] = dim, [part.shape[dim] for part in parts]
+            piece = self._own(parameter.detach(), dim).clone()
+            setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
+
+    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.place("tensor")]
+
+    def _divide_experts(self) -> None:
+        """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
+        ranks, place = self.mesh.config.expert, self.mesh.place("expert")
+        self._experts = _layers_of_experts(self.model)
+        for module in self._experts.values():
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                piece = parameter.detach().chunk(ranks)[place].clone()
+                setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
+            module.num_experts //= ranks
+            module.forward = dispatched(module, self.mesh.group("expert"))
+
+    def _shard(self, config: LearnerConfig) -> None:
+        """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
+        tokens already."""
+        low = config.dtype == "bfloat16"
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
+        on_gpu = torch.cuda.is_available()
+        options: dict[str, Any] = {
+            "mp_policy": precision,
+            "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if config.cpu_offload else OffloadPolicy(),
+        }
+        model: Any = self.model
+        model.within = MethodType(lambda _, function: function(), model)
+        mesh, own = self._copies("sharded"), set[nn.Parameter]()
+        for experts in self._experts.values():
+            if self._copies("around").size() > 1:
+                fully_shard(experts, mesh=self._copies("around"), **options)
+            else:  # nobody else has them
+                own |= set(experts.parameters())
+        for layer in decoder_layers(model):
+            if isinstance(layer, nn.Identity):  # another rank has it
+                continue
+            fully_shard(layer, mesh=mesh, ignored_params=own, **options)
+        fully_shard(model, mesh=mesh, ignored_params=own, **options)
+        register_fsdp_forward_method(model, "within")
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def _copies(self, axis: str) -> DeviceMesh:
+        """The ranks of an axis, and their counterparts in all copies if there are several."""
+        return self.mesh.axes["replicate", axis] if self.mesh.config.replicate > 1 else self.mesh.axes[axis]
+
+    # --- computing -----------------------------------------------------------------------------------------------------
+
+    def has_layer(self, number: int) -> bool:
+        """See `WholeModel.has_layer`."""
+        return self.mesh.config.pipeline == 1 or not isinstance(decoder_layers(self.model)[number], nn.Identity)
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """See `WholeModel.within`: meanwhile parameters are gathered."""
+        if not self._sharded:
+            return function(*args)
+        found: T = self.model.within(partial(function, *args))  # of arguments in sight FSDP would make copies
+        return found
+
+    @property
+    def incoming(self) -> torch.Tensor | None:  # type: ignore[override]
+        """See `WholeModel.incoming`."""
+        return self._pipeline.incoming if self._pipeline else None
+
+    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+        """See `WholeModel.train`."""
+        if self._pipeline is None:
+            return super().train(packs, pass_on, backward)
+        return self._pipeline.train(packs, partial(self.within, pass_on), backward)
+
+    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
+        """See `WholeModel.each`, of this rank's packs: where the last layers are."""
+        if self._pipeline is None:
+            said = super().each(packs, pass_on, ask)
+        else:
+            said = self._pipeline.score(packs, partial(self.within, pass_on), ask)
+        self._reshard()
+        return said
+
+    def _reshard(self) -> None:
+        """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
+        ended early had begun with. Both would be published as if they were pieces."""
+        model: Any = self.model
+        if isinstance(model, FSDPModule):
+            model.set_reshard_after_forward(True, recurse=False)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            model.set_reshard_after_forward(False, recurse=False)
+
+    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
+        streams that these lack, and so be measured by more."""
+        of_data = {data: known for data, known in self.mesh.told((self.data, dict(totals))) if known}
+        names = dict.fromkeys(name for own in of_data.values() for name in own)
+        return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}
+
+    def clip(self, most: float) -> float:
+        """See `WholeModel.clip`."""
+        gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+        for name in self._partial:
+            if name in gradients:
+                distributed.all_reduce(gradients[name], group=self.mesh.group("tensor"))
+        tied = self._tied
+        if tied in gradients:
+            assert self._pipeline is not None
+            distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
+        device = self.mesh.device  # with `cpu_offload` experts of this rank alone are not where the others are
+        squares = numbers({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
+        total = sum(square / self._holders(name) for name, square in squares.items())
+        norm = math.sqrt(self.mesh.total([total])[0])
+        if norm > most:
+            for gradient in gradients.values():
+                gradient.mul_(most / (norm + 1e-6))
+        return norm
+
+    def _holders(self, name: str) -> int:
+        """Ranks that have the same piece of a parameter."""
+        config = self.mesh.config
+        return config.replicate * (1 if name in self._cut else config.tensor) * (2 if name == self._tied else 1)
+
+    @property
+    def _tied(self) -> str:
+        """The embedding that is the head of the last stage, too; none if all is on one rank."""
+        if self._pipeline is None or not self._pipeline.tied:
+            return ""
+        weights = self.model.get_input_embeddings()
+        return next((name for name, p in self.model.named_parameters() if p is getattr(weights, "weight", None)), "")
+
+    def _is_expert(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self._experts
+
+    # --- reading and writing -------------------------------------------------------------------------------------------
+
+    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """See `WholeModel.whole`."""
+        tensor = piece.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        if self._is_expert(name):
+            return _gather(tensor, self.mesh.group("expert"))
+        if name not in self._cut:
+            return tensor
+        dim, sizes = self._cut[name]
+        width = max(sizes)
+        mine = F.pad(tensor.movedim(dim, 0), (0, 0) * (tensor.dim() - 1) + (0, width - tensor.shape[dim]))
+        rows = _gather(mine, self.mesh.group("tensor"))
+        if len(rows) > sum(sizes):  # some of which only fill up
+            rows = torch.cat([part[:size] for part, size in zip(rows.split(width), sizes, strict=True)])
+        return rows.movedim(0, dim)
+
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+        """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
+        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.place("pipeline"))
+        for name, own in self.here(trained=trained):
+            yield name, own._replace(detach=partial(_handed_on, own)) if leads else own
+        for stage in sorted(self._stages)[1:] if self.mesh.rank == 0 else ():
+            yield from self._of_stage(stage, trained)
+
+    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Spread]]:
+        """See `WholeModel.here`: whole on all ranks that have the same layers."""
+        for name, own in self._of_stage(self.mesh.place("pipeline"), trained):
+            yield name, own._replace(detach=partial(self._whole, name))
+
+    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, Spread]]:
+        """The parameters that a stage has and none before it, as the first rank is handed them."""
+        device, tied = self.mesh.device, self._tied  # parameters may be elsewhere between their uses
+        for name, shape, dtype, learns in self._stages[stage]:
+            if (learns or not trained) and not (stage and name == tied):
+                handed = partial(_handed_here, shape, dtype, device, self._leader(stage))
+                yield name, Spread(shape, dtype, device, handed)
+
+    def _leader(self, stage: int) -> int:
+        """The first rank of a stage."""
+        return stage * self.mesh.config.world // self.mesh.config.pipeline
+
+    def _whole(self, name: str) -> torch.Tensor:
+        return self.whole(name, self.piece(name))
+
+    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """See `WholeModel.take`."""
+        whole = self._share(name, whole)
+        if isinstance(piece, DTensor):
+            ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
+            parts = whole.chunk(ranks.size())
+            whole = parts[ranks.get_local_rank()] if ranks.get_local_rank() < len(parts) else whole[:0]
+        _local(piece.detach()).copy_(whole)
+
+    def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
+        """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
+        them from whole tensors, one after another. These have the names of a model without adapters."""
+        empty = {name: piece for name, piece in self.pieces() if piece.is_meta}
+        for piece in empty.values():
+            allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)
+        # Where FSDP sees that its pieces are others, too.
+        self.model._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
+        for name, piece in empty.items():
+            self.take(name, piece, whole[lora.weight_of(name)])
+
+    def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """What the ranks that this one shards with have of a tensor together."""
+        if name in self._cut:
+            dim, sizes = self._cut[name]
+            whole = whole.split(sizes, dim)[self.mesh.place("tensor")]
+        if self._is_expert(name):
+            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
+        return whole
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """The rows that the ranks of a group have, as many each, one after another."""
+    found = tensor.new_empty(group.size() * len(tensor), *tensor.shape[1:])
+    distributed.all_gather(list(found.chunk(group.size())), tensor.contiguous(), group=group)
+    return found
+
+
+def _handed_on(tensor: Spread) -> torch.Tensor:
+    """For the first rank."""
+    whole = tensor.detach().to(tensor.device).contiguous()
+    distributed.send(whole, 0)
+    return whole
+
+
+def _handed_here(shape: torch.Size, dtype: torch.dtype, device: torch.device, rank: int) -> torch.Tensor:
+    """What a rank hands on."""
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    distributed.recv(whole, rank)
+    return whole
+
+
+def _on_the_way_in(group: Any) -> Callable[..., Any]:
+    """What a block computes from, all ranks have; each computes a part."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (copied(args[0], group), *args[1:]), options
+        return args, options | {"hidden_states": copied(options["hidden_states"], group)}
+
+    return enter
+
+
+def _on_the_way_out(group: Any) -> Callable[..., Any]:
+    """What a block comes to is the sum of all parts."""
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        return (summed(output[0], group), *output[1:]) if isinstance(output, tuple) else summed(output, group)
+
+    return leave
+
+
+def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The forward of an embedding of which each rank has some rows: its own, which may scale them, and trains no padding."""
+    look_up, count, pad = embedding.forward, len(embedding.weight), embedding.padding_idx
+    if pad is not None:
+        embedding.padding_idx = pad - vocabulary.start if 0 <= pad - vocabulary.start < count else None
+
+    def embed(tokens: torch.Tensor) -> torch.Tensor:
+        rows, there = vocabulary.rows(tokens, count)
+        return summed(look_up(rows) * there[..., None], vocabulary.group)
+
+    return embed

@@ -1,0 +1,118 @@
+"""The root configurations of the offline verbs, which learn from responses that are there. Importing it imports no torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from antiphon.algorithms.config import DistillationConfig, PreferenceConfig
+from antiphon.cluster.base import CLUSTERS
+from antiphon.cluster.config import ClusterConfig
+from antiphon.core.config import Config, Problems
+from antiphon.core.errors import ConfigError
+from antiphon.learning.config import LearnerConfig
+from antiphon.record.config import RecordConfig
+from antiphon.run.config import ModelConfig
+from antiphon.tasks.config import PairsConfig, ResponsesConfig
+from antiphon.tasks.prompts import SOURCES
+
+
+class OfflineConfig(Config):
+    """What the verbs share."""
+
+    name: str
+    seed: int = Field(0, ge=0)
+    model: ModelConfig
+    data: PairsConfig | ResponsesConfig
+    validation: PairsConfig | ResponsesConfig | None = None
+    """Never trained on: loss and accuracy before and after, and on the way."""
+    batch_size: int = Field(32, gt=0)
+    """Rows of the data of one optimiser step."""
+    epochs: int = Field(1, gt=0)
+    """Passes over the data."""
+    steps: int = Field(0, ge=0)
+    """Optimiser steps, however many passes that takes; 0 is as many as `epochs` comes to."""
+    evaluate_every: int = Field(0, ge=0)
+    """Optimiser steps between validations; 0 validates before and after only."""
+    timeout: float = Field(14400.0, gt=0.0)
+    """Seconds after which any wait for a model fails the run: to load it, to save it, a step, a pack of the validation."""
+    learner: LearnerConfig = LearnerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    record: RecordConfig = RecordConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        problems = [*_names(self), *_unused(self)]
+        if self.learner.mesh.world > 1:
+            problems.append(("learner.mesh", f"has {self.learner.mesh.world} ranks; the offline verbs train on one"))
+        if self.evaluate_every and self.validation is None:
+            problems.append(("evaluate_every", f"{self.evaluate_every} needs data to validate on; give `validation`"))
+        if problems:
+            raise Problems(problems)
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Where the models that are loaded lie."""
+        return (self.model.path,)
+
+    def derived(self) -> dict[str, int]:
+        """What the numbers of the configuration amount to."""
+        return {"responses an optimiser step": self.batch_size * len(self.data.responses)}
+
+
+class DpoConfig(OfflineConfig):
+    """`antiphon dpo`: a policy from pairs of responses."""
+
+    data: PairsConfig
+    validation: PairsConfig | None = None
+    dpo: PreferenceConfig = PreferenceConfig()
+
+
+class RewardModelConfig(OfflineConfig):
+    """`antiphon reward-model`: a reward model from pairs of responses."""
+
+    data: PairsConfig
+    validation: PairsConfig | None = None
+
+
+class DistillConfig(OfflineConfig):
+    """`antiphon distill`: a student from a teacher's distributions over responses."""
+
+    data: ResponsesConfig
+    validation: ResponsesConfig | None = None
+    distill: DistillationConfig
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """See `OfflineConfig.models`."""
+        return (self.model.path, self.distill.teacher)
+
+
+Found = Iterator[tuple[str, str]]
+
+
+def _names(config: OfflineConfig) -> Found:
+    if config.name != Path(config.name).name or config.name.startswith("."):
+        yield "name", f"{config.name!r} must be the plain name of a folder"
+    parts = {"data": config.data, "validation": config.validation}
+    named = [(CLUSTERS, config.cluster.kind, "cluster.kind")]
+    named += [(SOURCES, part.source, f"{name}.source") for name, part in parts.items() if part]
+    for registry, value, path in named:
+        try:
+            registry.check(value)
+        except ConfigError as error:
+            yield path, str(error)
+
+
+def _unused(config: OfflineConfig) -> Found:
+    """Keys that mean nothing here."""
+    if config.record.events:
+        yield "record.events", "true is for reinforcement learning: here there are no attempts to tell of"
+    instead_of = {"kind": "", "stages": "", "minibatches": "batch_size", "epochs": "epochs", "timeout": "timeout"}
+    for field, instead in instead_of.items():
+        value, default = getattr(config.learner, field), LearnerConfig.model_fields[field].default
+        if value != default:
+            hint = f"; give `{instead}` of the run" if instead else ""
+            yield f"learner.{field}", f"{value!r} is for reinforcement learning, here it is {default!r}{hint}"

@@ -1,0 +1,83 @@
+"""What scheduling does to the data: trained attempts against all that were dispatched.
+
+Whatever drops attempts by time (redundancy, extra groups, expiry) prefers the short ones. This says by how much, so that
+it is a choice and not a surprise.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from antiphon.core.types import AttemptStatus, Group, TrajectoryMeta
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    def __sub__(self, other: "_Mean") -> float:
+        """How much greater this mean is, in shares of the other."""
+        if not (self.count and other.count and other.total):
+            return 0.0
+        return self.total / self.count / (other.total / other.count) - 1
+
+
+@dataclass(slots=True)
+class BiasMeter:
+    """Counts over a whole run; `metrics` says what they come to now."""
+
+    drops: Counter[AttemptStatus] = field(default_factory=Counter)
+    _dispatched: Counter[str] = field(default_factory=Counter)  # attempts of each task
+    _trained: Counter[str] = field(default_factory=Counter)
+    _lengths: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})  # trained?
+    _seconds: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
+    _scores: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
+    _prompts: set[str] = field(default_factory=set)
+    _never: set[str] = field(default_factory=set)  # prompts of which no attempt was trained on yet
+
+    def dispatched(self, task: str, prompt: str) -> None:
+        """An attempt starts."""
+        self._dispatched[task] += 1
+        if prompt not in self._prompts:
+            self._prompts.add(prompt)
+            self._never.add(prompt)
+
+    def finished(self, meta: TrajectoryMeta) -> None:
+        """An attempt ran to its end, whatever becomes of it."""
+        self._lengths[False].add(meta.completion_tokens)
+        if meta.score.value is not None:
+            self._scores[False].add(meta.score.value)
+
+    def dropped(self, status: AttemptStatus, seconds: float) -> None:
+        """An attempt was ended after so long."""
+        self.drops[status] += 1
+        self._seconds[False].add(seconds)
+
+    def trained(self, group: Group) -> None:
+        """A step takes the group."""
+        for meta in (trajectory.meta for trajectory in group.trajectories):
+            self._trained[meta.task] += 1
+            self._lengths[True].add(meta.completion_tokens)
+            self._seconds[True].add(meta.timing.finished - meta.timing.queued)
+            if meta.score.value is not None:
+                self._scores[True].add(meta.score.value)
+        self._never.discard(group.prompt.id)
+
+    def metrics(self) -> dict[str, float]:
+        """Relative differences: length and score of trained against finished attempts, seconds of trained against aborted
+        ones, each task's share of trained against dispatched; prompts that were tried and never trained on."""
+        result = {
+            "bias/length": self._lengths[True] - self._lengths[False],
+            "bias/score": self._scores[True] - self._scores[False],
+            "bias/seconds": self._seconds[True] - self._seconds[False],
+            "bias/prompts_never_trained": len(self._never) / max(len(self._prompts), 1),
+        }
+        if len(self._dispatched) > 1:
+            trained, dispatched = max(self._trained.total(), 1), self._dispatched.total()
+            for task, count in self._dispatched.items():
+                result[f"bias/task/{task}"] = (self._trained[task] / trained) / (count / dispatched) - 1
+        return result | {f"drops/{status}": float(count) for status, count in self.drops.items()}

@@ -1,0 +1,146 @@
+"""The way out of a box: none, or to the hosts and ports that are named.
+
+A box has no network but its own loopback. Where something is allowed, a proxy here listens on a socket of the file system
+that the box can see, and a forwarder inside listens on the loopback and passes bytes on to it; `http_proxy` and `https_proxy`
+name the forwarder. The proxy connects to what is on the list, by the very name that stands there, and refuses all else.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from antiphon.core.errors import ConfigError
+
+PORT = 3128  # of the forwarder, inside
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}")  # variables of the box
+LONGEST_HEAD = 1 << 15  # bytes of a request's line and headers
+HEAD_SECONDS = 30.0  # for them to arrive, and for a connection to be made
+IDLE_SECONDS = 300.0  # for the next bytes, after which a connection is closed
+MOST_CONNECTIONS = 32  # at once
+
+# What the box runs: it returns as soon as it listens, and goes on in a process of its own.
+FORWARDER = r"""
+import os, socket, threading
+server = socket.create_server(("127.0.0.1", {port}))
+if os.fork():
+    os._exit(0)
+os.setsid()
+def copy(source, target):
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+def serve(client):
+    with client, socket.socket(socket.AF_UNIX) as proxy:
+        proxy.connect("{path}")
+        back = threading.Thread(target=copy, args=(proxy, client), daemon=True)
+        back.start()
+        copy(client, proxy)
+        back.join()
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+def targets(allowed: Sequence[str]) -> frozenset[tuple[str, int]]:
+    """What `host:port` each names; `ConfigError` if one is something else."""
+    found = set()
+    for text in allowed:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536 or set(host) & set("/@* "):
+            raise ConfigError(f"network: {text!r} is not a host and a port, as example.org:443")
+        found.add((host.strip("[]").lower(), int(port)))
+    return frozenset(found)
+
+
+class Egress:
+    """The proxy of one box."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        """`allowed`: each as `host:port`."""
+        self._allowed = targets(allowed)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: Path) -> None:
+        """Listen on a socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._accept, path, limit=LONGEST_HEAD)
+        path.chmod(0o666)
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            writer.close()
+            return
+        connection = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="egress")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: consumes a request, and then bytes both ways, until either end is silent for too long."""
+        out: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                host, port, head = _understand(await reader.readuntil(b"\r\n\r\n"))
+                if (host, port) not in self._allowed:
+                    await _answer(writer, f"403 {host}:{port} is not allowed from this sandbox")
+                    return
+                back, out = await asyncio.open_connection(host, port)
+                if head:
+                    out.write(head)
+                else:
+                    await _answer(writer, "200 connected")
+            await asyncio.gather(_copy(reader, out), _copy(back, writer))
+        except ValueError as error:
+            await _answer(writer, f"400 {error}")
+        except (OSError, EOFError, asyncio.LimitOverrunError):  # either end is gone, or silent
+            pass
+        finally:
+            for end in (writer, out):
+                if end is not None:
+                    end.close()
+
+
+def _understand(head: bytes) -> tuple[str, int, bytes]:
+    """Host, port, and what to send there first: nothing for CONNECT. `ValueError` for what is no request to a proxy."""
+    line, *headers = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    method, target, protocol = [*line.split(" "), "", ""][:3]
+    if not protocol.startswith("HTTP/1."):
+        raise ValueError("only HTTP/1 is understood")
+    url = urlsplit(f"//{target}" if method == "CONNECT" else target)
+    port = url.port or (80 if url.scheme == "http" else 0)
+    if not url.hostname or not port or url.scheme not in ("", "http") or (method != "CONNECT" and not url.scheme):
+        raise ValueError("a proxy is asked by CONNECT, or for http://host/path")
+    if method == "CONNECT":
+        return url.hostname, port, b""
+    path = url._replace(scheme="", netloc="", fragment="").geturl() or "/"
+    kept = [header for header in headers if not header.lower().startswith(("host:", "connection:", "proxy-", "keep-"))]
+    lines = [f"{method} {path} {protocol}", f"Host: {url.netloc.rpartition('@')[2]}", "Connection: close", *kept]
+    return url.hostname, port, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def _answer(writer: asyncio.StreamWriter, line: str) -> None:
+    with suppress(OSError):
+        writer.write(f"HTTP/1.1 {line}\r\n\r\n".encode("latin-1", "replace"))
+        await writer.drain()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while True:
+        async with asyncio.timeout(IDLE_SECONDS):
+            if not (content := await source.read(1 << 16)):
+                break
+            target.write(content)
+            await target.drain()
+    target.write_eof()

@@ -1,0 +1,216 @@
+"""Each task's transcripts go to what runs its reward.
+
+Tasks share the processes of the run's `grading`; one with a `grading` of its own has its own processes, so a slow reward
+never holds up the others. A reward that is `async def` waits for someone else to judge: it runs here, many at a time.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
+from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.tasks.base import MARK, AsyncReward, Generate, Transcript, Unreachable, as_score
+from antiphon.tasks.config import GradingConfig, TaskConfig
+from antiphon.tasks.grading.pool import Gpus, GradingPool, GradingStats, Named
+from antiphon.tasks.grading.worker import marked, one_line
+from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
+from antiphon.tasks.rewards.composed import Composition
+
+
+class Grader(Protocol):
+    """What runs rewards. Use as `async with`."""
+
+    stats: GradingStats
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """The verdict of the task's reward, or why there is none."""
+
+
+class _Pool(NamedTuple):
+    """Whose rewards share processes."""
+
+    task: str  # the only one, or none: those without a `grading` of their own
+    confined: bool
+
+
+def _confined(reward: str, options: Mapping[str, Any], settings: GradingConfig) -> bool:
+    return settings.confine == "all" or (settings.confine == "built_in" and reads_only_text(reward, options))
+
+
+class AsyncGrader:
+    """Runs one `async def` reward in the event loop, `config.concurrency` gradings at a time."""
+
+    def __init__(self, task: str, name: str, options: Mapping[str, Any], config: GradingConfig) -> None:
+        self.stats = GradingStats()
+        self._where = f"task {task!r}, reward {name!r}"
+        self._name, self._options = name, options
+        self._config = config
+        self._seats = asyncio.Semaphore(config.concurrency)
+        self._reward: AsyncReward | None = None
+
+    async def __aenter__(self) -> Self:
+        """Build the reward; `ConfigError` if that cannot be done."""
+        try:
+            self._reward = build_reward(self._name, self._options)
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: user code; it ends the run with this message
+            raise ConfigError(f"{self._where}: {one_line(error)}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        close = getattr(self._reward, "close", None)
+        self._reward = None
+        if close is not None and inspect.isawaitable(closing := close()):
+            await closing
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """See `Grader.score`. Whom the reward waits for is no part of the answer: a time-out is failed infrastructure."""
+        if self._reward is None:
+            raise WorkerDied(f"{self._where}: was closed")
+        async with self._seats:
+            limit = asyncio.timeout(self._config.deadline)
+            try:
+                async with limit:
+                    score = marked(as_score(await self._reward(prompt, transcript)), prompt, transcript)
+            except Exception as error:  # noqa: BLE001 - named boundary: user code
+                return self._failed(error, limit.expired())
+        if score.status is ScoreStatus.SCORED:
+            self.stats.scored += 1
+        else:
+            self.stats.ungraded += 1
+        return score
+
+    def _failed(self, error: Exception, late: bool) -> Score:
+        if late:
+            self.stats.timed_out += 1
+            return Score(status=ScoreStatus.INFRASTRUCTURE, detail=f"timed out after {self._config.deadline:g} s")
+        if isinstance(error, Unreachable):
+            self.stats.died += 1
+            return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
+        self.stats.raised += 1
+        return Score.ungraded(one_line(error))
+
+
+class Graders:
+    """All that grades in a run. Use as `async with`; leaving it leaves no process behind."""
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskConfig],
+        config: GradingConfig,
+        waits: Waits,
+        generate: Mapping[str, Generate] | None = None,
+        cores: Sequence[int] = (),
+        gpus: Sequence[str] | None = None,
+    ) -> None:
+        """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any, and each
+        sees one of `gpus`, or none if there are none, or whatever there is if nothing is said of them."""
+        shared = None if gpus is None else Gpus(gpus)  # by all pools
+        self._of: dict[str, Grader] = {}
+        self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
+        self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
+        self._compositions: dict[str, Composition] = {}
+        self._exits = AsyncExitStack()
+        alone: dict[_Pool, Named] = {}
+        together: dict[_Pool, Named] = {}
+        for task in tasks:
+            own, settings = (task.name, task.grading) if task.grading else ("", config)
+            for name, (reward, options) in self._apart(task).items():
+                if is_asynchronous(reward):
+                    asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
+                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, task.grading or config)
+                else:
+                    alone.setdefault(_Pool(own, _confined(reward, options, settings)), {})[name] = reward, options
+            if task.group_reward:
+                judged = task.group_reward, task.group_reward_options
+                together.setdefault(_Pool(own, _confined(*judged, settings)), {})[task.name] = judged
+        own_settings = {task.name: task.grading for task in tasks if task.grading}
+        for key in alone.keys() | together.keys():
+            rewards, groups = alone.get(key, {}), together.get(key, {})
+            pool = GradingPool(
+                rewards, own_settings.get(key.task, config), waits, groups, cores, shared, confined=key.confined
+            )
+            self._of |= dict.fromkeys(rewards, pool)
+            self._together |= dict.fromkeys(groups, pool)
+
+    @property
+    def _all(self) -> set[Grader]:
+        return {*self._of.values(), *self._together.values()}
+
+    @property
+    def stats(self) -> GradingStats:
+        """Of all together."""
+        every = [grader.stats for grader in self._all]
+        return GradingStats(*(sum(getattr(stats, field.name) for stats in every) for field in fields(GradingStats)))
+
+    async def __aenter__(self) -> Self:
+        """Start all that grades, at once; `ConfigError` if a reward cannot be built."""
+        starts = [asyncio.ensure_future(self._exits.enter_async_context(each)) for each in self._all]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
+        """See `Grader.score`; raises only if what grades cannot go on."""
+        if prompt.task in self._compositions:
+            composition = self._compositions[prompt.task]
+            names = [f"{prompt.task}/{part}" for part in composition.parts]
+            parts = await asyncio.gather(*(self._of[n].score(replace(prompt, task=n), transcript) for n in names))
+            score = composition.score(dict(zip(composition.parts, parts, strict=True)))
+        elif prompt.task in self._of:
+            score = await self._of[prompt.task].score(prompt, transcript)
+        else:
+            known = ", ".join(self._of.keys() | self._compositions.keys())
+            raise ConfigError(f"there is no reward for task {prompt.task!r}: {known} have one")
+        return self._in_range(prompt.task, score)
+
+    def _apart(self, task: TaskConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """The rewards of a task, by the name that they are graded under: its own; or those that it is composed of, if one of
+        them is `async def`."""
+        if task.reward in COMPOSED:
+            composition = Composition(**task.reward_options)
+            if any(is_asynchronous(part.reward) for part in composition.parts.values()):
+                self._compositions[task.name] = composition
+                return {f"{task.name}/{name}": (part.reward, part.options) for name, part in composition.parts.items()}
+        return {task.name: (task.reward, task.reward_options)}
+
+    async def score_group(
+        self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
+    ) -> tuple[Score, ...]:
+        """See `GradingPool.score_group`."""
+        judged = await self._together[prompt.task].score_group(prompt, transcripts, scores)
+        return tuple(self._in_range(prompt.task, score) for score in judged)
+
+    def _in_range(self, task: str, score: Score) -> Score:
+        """The score, marked if the task's reward may not give it."""
+        least, most = self._ranges.get(task, (-math.inf, math.inf))
+        if score.value is not None and not least <= score.value <= most:
+            return replace(score, parts={**score.parts, MARK + "out_of_range": 1.0})
+        return score

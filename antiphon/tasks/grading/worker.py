@@ -1,0 +1,164 @@
+"""A process that grades. It may hang, crash or be killed at any moment; the pool on the other side knows what to do.
+
+Frames on the socket are a length of 4 bytes and a body. First comes the set-up, answered by `Ready` or `Failed`; then
+batches, each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. What the pool
+sends is a pickle. What a worker sends is MessagePack of these types and nothing else: it has seen a model's text, so the pool
+reads plain data from it and runs none of it.
+"""
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from antiphon.core.config import see_gpus
+from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
+from antiphon.tasks.reward_checks.reward_hacking_signals import suspicions
+from antiphon.tasks.rewards import build_group_reward, build_reward
+
+HEADER = struct.Struct("!I")
+LONGEST_ANSWER = 16 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """What a worker must know: for each task the name of its reward, and the options; the same for rewards of groups."""
+
+    rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
+    group_rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
+    parent: int  # process id
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """All rewards are built."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A reward could not be built."""
+
+    message: str
+
+
+class Graded(msgspec.Struct, frozen=True, tag=True):
+    """The verdict on one item, a transcript or a group; `raised` if the reward did not come to one itself."""
+
+    score: Score  # of a group the first that is not scored, if there is one
+    raised: bool = False
+    siblings: tuple[Score, ...] = ()  # of a group that was judged
+    number: int = -1  # of the item, as the pool gave it
+
+
+Answer = Ready | Failed | Graded
+decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=float)  # numbers of numpy
+
+
+def frame(body: bytes) -> bytes:
+    """Return `body` as it goes over the socket."""
+    return HEADER.pack(len(body)) + body
+
+
+def frame_order(order: Any) -> bytes:
+    """Encode what the pool sends to a worker."""
+    return frame(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+
+
+def _frame_answer(answer: Answer) -> bytes:
+    body = _ENCODER.encode(answer)
+    if len(body) > LONGEST_ANSWER:
+        detail = f"the verdict has {len(body)} bytes, more than {LONGEST_ANSWER}"
+        return _frame_answer(Graded(Score.ungraded(detail), raised=True, number=getattr(answer, "number", -1)))
+    return frame(body)
+
+
+def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> None:
+    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any; see this GPU
+    alone, or none if it is empty."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if gpu is not None:
+        see_gpus([gpu] if gpu else [])
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
+        set_up: SetUp = _read(stream)
+        _die_with(set_up.parent)
+        rewards: dict[tuple[str, bool], Any] = {}
+        for together, build, named in (
+            (False, build_reward, set_up.rewards),
+            (True, build_group_reward, set_up.group_rewards),
+        ):
+            for task, (name, options) in named.items():
+                try:
+                    rewards[task, together] = build(name, options)
+                except Exception as error:  # named boundary: user code; the pool ends the run with this message
+                    logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
+                    connection.sendall(_frame_answer(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
+                    return
+        connection.sendall(_frame_answer(Ready()))
+        while (batch := _read(stream)) is not None:
+            for number, task, together, content in batch:
+                graded = _grade(_together if together else _alone, rewards[task, together], content)
+                connection.sendall(_frame_answer(msgspec.structs.replace(graded, number=number)))
+
+
+def _read(stream: Any) -> Any:
+    """The next message; None when the pool is gone."""
+    header = stream.read(HEADER.size)
+    return pickle.loads(stream.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
+
+
+def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> Graded:
+    """Judge one pickled item. Here a reward's error becomes an ungraded score."""
+    try:
+        return how(reward, *pickle.loads(content))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
+        return Graded(Score.ungraded(one_line(error)), raised=True)
+
+
+def _alone(reward: Reward, prompt: Prompt, transcript: Transcript) -> Graded:
+    return Graded(marked(as_score(reward(prompt, transcript)), prompt, transcript))
+
+
+def _together(
+    reward: GroupReward, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
+) -> Graded:
+    """A group is judged whole or not at all: siblings with and without the verdict cannot be compared."""
+    verdicts = tuple(map(as_score, reward(prompt, transcripts, scores)))
+    if len(verdicts) != len(transcripts):
+        raise ValueError(f"the group reward gave {len(verdicts)} scores to {len(transcripts)} siblings")
+    siblings = tuple(
+        marked(verdict, prompt, transcript) for verdict, transcript in zip(verdicts, transcripts, strict=True)
+    )
+    return Graded(
+        next((score for score in siblings if score.status is not ScoreStatus.SCORED), siblings[0]), siblings=siblings
+    )
+
+
+def marked(score: Score, prompt: Prompt, transcript: Transcript) -> Score:
+    """The score, with what is suspicious about the response among its parts."""
+    found = suspicions(prompt, transcript.response)
+    return replace(score, parts={**score.parts, **found}) if found else score
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _die_with(parent: int) -> None:
+    """On Linux, have the kernel kill this process when the pool's is killed, even in the middle of a hanging reward."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() not in (parent, 0):  # it was faster; 0 is a parent outside a namespace of process ids
+            os._exit(1)

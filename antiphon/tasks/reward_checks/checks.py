@@ -1,0 +1,163 @@
+"""What a run takes for granted of a reward, tried on a few prompts before it starts.
+
+A right answer scores higher than none and than nonsense; the same answer scores the same twice; no score lies outside the
+task's `reward_range`; and a grading takes at most half of its deadline. The right answer is the prompt's own, where its payload
+has one: under `response`, or under `answer`, as it is and in a box. On request it is attacked, too, with the responses of
+`attacks`: one that is paid as the right answer is, or that takes too long to grade, is a hole.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from antiphon.core.types import Message, Prompt, Score, ScoreStatus
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.config import GradingConfig, TaskConfig
+from antiphon.tasks.reward_checks.attacks import attacks, has_tests
+
+GARBAGE = "qwf zxv mnb qwf zxv plm okn ijb uhv ygc tfx rdz esw aqp lmk"
+SLOW = 0.5  # share of the deadline
+
+Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What came of one task; means are None where there was nothing to take one of."""
+
+    task: str
+    gradings: int
+    oracle: float | None
+    empty: float | None
+    garbage: float | None
+    seconds: float  # of the slowest
+    problems: tuple[str, ...]
+    attacks: int = 0
+    holes: tuple[str, ...] = ()  # causes of the attacks that were paid, each once, and what they cost
+
+
+def oracles(prompt: Prompt) -> list[str]:
+    """Ways to write the right answer that the payload holds, if it does."""
+    payload: Mapping[str, Any] = prompt.payload if isinstance(prompt.payload, Mapping) else {}
+    if isinstance(payload.get("response"), str):
+        return [payload["response"]]
+    answer = payload.get("answer")
+    return [] if answer is None else [str(answer), rf"\boxed{{{answer}}}"]
+
+
+async def check(
+    task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig, *, attack: bool = False
+) -> Finding:
+    """Try the reward of `task` on `prompts`, and with `attack` the attacks on it; its gradings go by `config`."""
+    loop, slowest = asyncio.get_running_loop(), 0.0
+    scores: dict[str, list[Score]] = {"oracle": [], "empty": [], "garbage": []}
+    again: list[tuple[Score, Score]] = []
+
+    async def graded(prompt: Prompt, answer: str) -> Score:
+        nonlocal slowest
+        began = loop.time()
+        score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", answer)]))
+        slowest = max(slowest, loop.time() - began)
+        return score
+
+    # One after another, so that what is timed is the grading.
+    for prompt in prompts:
+        written = [await graded(prompt, answer) for answer in oracles(prompt)]
+        scores["oracle"] += [max(written, key=_value)] if written else []
+        for kind, answer in (("empty", ""), ("garbage", GARBAGE)):
+            scores[kind].append(await graded(prompt, answer))
+        repeated = (oracles(prompt) or [GARBAGE])[0]
+        again.append((await graded(prompt, repeated), await graded(prompt, repeated)))
+    means = {kind: fmean(values) if (values := _values(found)) else None for kind, found in scores.items()}
+    every = [score for kind in scores.values() for score in kind] + [score for pair in again for score in pair]
+    problems = [*_broken(every), *_order(means, task), *_range(every, task), *_changing(again)]
+    if slowest > SLOW * config.deadline:
+        problems.append(
+            f"a grading took {slowest:.2f} s, of the {config.deadline:g} s that it may take (grading.deadline)"
+        )
+    found = Finding(
+        task=task.name,
+        gradings=len(every),
+        oracle=means["oracle"],
+        empty=means["empty"],
+        garbage=means["garbage"],
+        seconds=slowest,
+        problems=tuple(problems),
+    )
+    return await _attack(found, task, prompts, grade, config) if attack and not problems else found
+
+
+async def _attack(
+    found: Finding, task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig
+) -> Finding:
+    """Grade every attack on every prompt, and add those that the reward falls for."""
+    loop, tried, holes = asyncio.get_running_loop(), 0, dict[str, str]()
+    for prompt in prompts:
+        most = _most(found, task, prompt)
+        for attack in attacks(prompt):
+            tried, began = tried + 1, loop.time()
+            score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", attack.response)]))
+            seconds = loop.time() - began
+            if most is not None and _value(score) >= most:
+                holes[attack.cause] = f"pays {score.value:.3g}, as for the right answer"
+            elif seconds > SLOW * config.deadline and not attack.cause.startswith("code:"):  # which may run that long
+                holes.setdefault(attack.cause, f"takes {seconds:.2f} s to grade")
+    return replace(found, attacks=tried, holes=tuple(f"{cause}: {what}" for cause, what in holes.items()))
+
+
+def _most(found: Finding, task: TaskConfig, prompt: Prompt) -> float | None:
+    """Return what a right answer is worth; None if nobody knows."""
+    if found.oracle is not None:
+        return found.oracle
+    if task.reward_range:
+        return task.reward_range[1]
+    return 1.0 if has_tests(prompt) else None
+
+
+def _value(score: Score) -> float:
+    return float("-inf") if score.value is None else score.value
+
+
+def _values(scores: Sequence[Score]) -> list[float]:
+    return [score.value for score in scores if score.value is not None]
+
+
+def _broken(scores: Sequence[Score]) -> list[str]:
+    """What is no verdict although there was a response. An empty one may be left ungraded, but not all that there is."""
+    lost = [score for score in scores if score.status is ScoreStatus.INFRASTRUCTURE]
+    if lost:
+        return [f"{len(lost)} of {len(scores)} gradings were lost: {lost[0].detail}"]
+    if not _values(scores):
+        return [f"nothing could be graded: {scores[0].detail}"]
+    return []
+
+
+def _order(means: Mapping[str, float | None], task: TaskConfig) -> list[str]:
+    oracle, problems = means["oracle"], []
+    for kind in ("empty", "garbage"):
+        value = means[kind]
+        if oracle is not None and value is not None and value >= oracle:
+            problems.append(f"an answer that is {kind} scores {value:.3g}, the right one {oracle:.3g}")
+        elif oracle is None and value is not None and task.reward_range and value >= task.reward_range[1]:
+            problems.append(f"an answer that is {kind} scores {value:.3g}, the most there is")
+    return problems
+
+
+def _range(scores: Sequence[Score], task: TaskConfig) -> list[str]:
+    least, most = task.reward_range or (float("-inf"), float("inf"))
+    outside = [value for value in _values(scores) if not least <= value <= most]
+    return [f"a score of {outside[0]:.3g} is outside of reward_range {[least, most]}"] if outside else []
+
+
+def _changing(pairs: Sequence[tuple[Score, Score]]) -> list[str]:
+    different = [pair for pair in pairs if pair[0].value != pair[1].value]
+    if not different:
+        return []
+    one, other = different[0]
+    return [f"the same answer scored {_said(one)}, and then {_said(other)}"]
+
+
+def _said(score: Score) -> str:
+    return f"{score.value:.3g}" if score.value is not None else f"nothing ({score.detail})"

@@ -1,0 +1,157 @@
+"""The boxes of Mini-SWE: one that an attempt works in, and a fresh one that its tests run in.
+
+No box sees the package as it is installed: of what is installed here it has Python and pytest. Of what an attempt leaves, only
+the modules that the package had are taken; tests, and all else that pytest reads, come from the installation.
+
+Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. So they run
+twice, each time with another random half of them made to fail (`mini_swe_planted`): code that makes pytest say what it likes
+cannot tell which. Each test has a process of its own, under a hook that sees what code reaches for (`mini_swe_runner`), and
+names that such code needs, and mending a package does not, must not be new in a module. What is left is listed in
+docs/integrity.md.
+"""
+
+import asyncio
+import atexit
+import functools
+import io
+import os
+import re
+import secrets
+import shlex
+import tarfile
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from antiphon.core.deadlines import Waits
+from antiphon.core.errors import SandboxError
+from antiphon.sandbox.base import Limits, Status
+from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.interpreter import with_python
+from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell import STDOUT
+from antiphon_envs.mini_swe.packages import Files, Instance, Package, package_of
+from antiphon_envs.mini_swe.planted import halves
+
+LIMITS = Limits(seconds=60, cpu_seconds=600, memory=1 << 30, file_size=64 << 20, disk=128 << 20, processes=64)
+TEST_CPU_SECONDS = 30  # for suites that need a few
+TEST_SECONDS = 100.0  # for what, if it only computes, has been ended before, unless the machine is overloaded
+MOVE_SECONDS = 60.0  # for a tree to be packed or unpacked
+LARGEST = 16 << 20  # bytes of modules that are taken from a box
+BUSY = 2  # boxes for each core in which something is done at a time
+RUNNER = Path(__file__).with_name("runner.py")
+
+REACHING = frozenset(
+    b"__builtins__ __globals__ __import__ __subclasses__ _exit _getframe _pytest atexit builtins ctypes eval exec gc "
+    b"importlib meta_path os pluggy pytest setprofile settrace subprocess sys unittest".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of an attempt."""
+
+    solved: bool
+    passed: int
+    """Tests that pass now."""
+    flags: tuple[str, ...] = ()
+    """Why it does not count, if its tests may not tell the truth."""
+
+
+@functools.cache
+def _shared() -> tuple[Rooms, BoxConfig]:
+    """What all boxes of this process have in common."""
+    rooms = Rooms()
+    atexit.register(rooms.close)
+    quiet = {"PYTHONWARNINGS": "ignore:::networkx.conftest"}  # it would rather lie in a checkout
+    return rooms, with_python(BoxConfig(limits=LIMITS, environment=quiet), rooms.path / "python", ("pytest",))
+
+
+_TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = weakref.WeakKeyDictionary()
+
+
+def turn() -> asyncio.Semaphore:
+    """Held while anything is done in a box: time limits mean something only if this machine has time for all that is."""
+    most = BUSY * len(os.sched_getaffinity(0))
+    return _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+
+
+async def open_box(tar: bytes) -> Box:
+    """A box with a tree in its work directory."""
+    box = await Box.start(*_shared(), Waits())
+    try:
+        result = await Session(box).run("tar -xf -", seconds=MOVE_SECONDS, stdin=tar)
+        if result.status is not Status.OK:
+            raise SandboxError(f"a package could not be unpacked: {result.stderr or result.detail or result.status}")
+    except BaseException:
+        await box.close()
+        raise
+    return box
+
+
+async def modules_in(box: Box, package: Package) -> Files:
+    """The modules of the package that are there: those that it had, where they still are files."""
+    names = "\n".join(package.sources).encode()
+    command = "tar --ignore-failed-read --no-recursion --hard-dereference -cf - -T -"
+    result = await Session(box).run(command, seconds=MOVE_SECONDS, stdin=names, output=LARGEST)
+    if result.status is Status.TIMEOUT:
+        raise SandboxError(f"the modules of {package.name} could not be taken out in {MOVE_SECONDS:g} s")
+    files, expected = {}, set(package.sources)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(result.raw(STDOUT)), mode="r:") as tar:
+            for member in tar:
+                if member.isreg() and member.name in expected and (content := tar.extractfile(member)):
+                    files[member.name] = content.read()
+    except tarfile.TarError:  # nothing is there, or more than is taken
+        pass
+    return files
+
+
+async def judge(instance: Instance, modules: Files) -> Verdict:
+    """Run the tests of an instance on a package with these modules, twice, in fresh boxes: in each run another random half of
+    the test functions must fail."""
+    package = package_of(instance)
+    before = {**package.files, instance.path: instance.faulty(package)}
+    changed = {path: content for path, content in modules.items() if content != package.files[path]}
+    missing = set(package.sources) - modules.keys()
+    flags = {f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])}
+    passed: set[str] = set()
+    for tests, must_fail in halves({path: package.files[path] for path in instance.tests}, secrets.SystemRandom()):
+        passes, reached = await run(package.tar({**changed, **tests}, missing), instance.tests)
+        lies = {name for name in passes if name.partition("[")[0] in must_fail}
+        passed |= passes - lies
+        flags |= {f"the tests saw {what}" for what in reached} | (
+            {"tests that must fail have passed"} if lies else set()
+        )
+    return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(sorted(flags)))
+
+
+async def passing(tar: bytes, tests: Collection[str]) -> set[str]:
+    """Names of the tests in these files that pass; none if they compute for too long. `SandboxError` if they do not end."""
+    return (await run(tar, tests))[0]
+
+
+async def run(tar: bytes, tests: Collection[str]) -> tuple[set[str], set[str]]:
+    """Names of the tests in these files that are said to pass, and what the package was seen to reach for."""
+    folder, package = secrets.token_hex(8), PurePosixPath(next(iter(tests))).parts[0]
+    runner, files = f"{folder}/{RUNNER.name}", shlex.join(tests)
+    command = (
+        f"mkdir {folder}; cat > {runner}; before=$(sha256sum {runner} {files}); "
+        f"python -PB {runner} {package} {TEST_CPU_SECONDS} {files}; "
+        f'[ "$before" = "$(sha256sum {runner} {files})" ] || echo REACHED changed tests'
+    )
+    async with turn(), await open_box(tar) as box:
+        result = await Session(box).run(command, seconds=TEST_SECONDS, stdin=RUNNER.read_bytes())
+    if result.status is Status.TIMEOUT:
+        raise SandboxError(f"the tests did not end in {TEST_SECONDS:g} s")
+    said = [line.partition(" ") for line in result.stdout.splitlines()]
+    return {rest for word, _, rest in said if word == "PASSED"}, {rest for word, _, rest in said if word == "REACHED"}
+
+
+def _reached(before: bytes, after: bytes) -> list[str]:
+    """Words of `REACHING` that were not in a file before."""
+    words, known = (set(re.findall(rb"[A-Za-z_]\w*", text)) for text in (after, before))
+    return sorted(word.decode() for word in (words - known) & REACHING)

@@ -1,0 +1,47 @@
+"""Names to objects."""
+
+import fractions
+
+import pytest
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.registry import Registry, import_path
+
+NUMBERS = Registry("number", {"fraction": "fractions:Fraction", "broken": "fractions:Frction"})
+
+
+def test_a_built_in_name_resolves():
+    assert NUMBERS.resolve("fraction") is fractions.Fraction
+
+
+def test_an_import_path_stands_anywhere_a_name_may():
+    assert NUMBERS.resolve("decimal:Decimal").__name__ == "Decimal"
+
+
+def test_checking_imports_nothing():
+    assert NUMBERS.check("broken") == "broken"
+    assert NUMBERS.check("no.such.module:thing") == "no.such.module:thing"
+
+
+def test_an_unknown_name_names_the_nearest_and_all():
+    with pytest.raises(
+        ConfigError, match=r"unknown number 'fractoin': did you mean 'fraction'\? valid are broken, fraction"
+    ):
+        NUMBERS.check("fractoin")
+
+
+def test_a_missing_module_is_named():
+    with pytest.raises(ConfigError, match="no module 'no_such_module_here'"):
+        NUMBERS.resolve("no_such_module_here:thing")
+
+
+def test_a_missing_attribute_names_the_nearest():
+    with pytest.raises(ConfigError, match="no attribute 'Frction'; did you mean 'Fraction'"):
+        NUMBERS.resolve("broken")
+
+
+def test_an_error_inside_the_users_module_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "users_module.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        import_path("users_module:thing")

@@ -1,0 +1,243 @@
+"""Mini-SWE: real packages, real boxes, and attempts that would rather pass than mend."""
+
+import asyncio
+import random
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from antiphon.core.errors import DataError
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.environments import environment_factory
+from antiphon_envs.mini_swe.environment import MiniSWE, command_of
+from antiphon_envs.mini_swe.packages import package_of, read_instances, write_instances
+from antiphon_envs.mini_swe.planted import halves
+from antiphon.tasks.prompts import load_prompts
+from antiphon.core.types import Prompt
+
+needs_boxes = pytest.mark.commands("bwrap")
+
+INSTANCES = read_instances()
+INSTANCE = next(instance for instance in INSTANCES if instance.path == "mpmath/matrices/linalg.py")
+
+
+def prompt_of(instance):
+    return Prompt(id="p", task="t", messages=(), payload={"instance": msgspec.to_builtins(instance)})
+
+
+def attempt(*commands, instance=INSTANCE, **options):
+    """Play commands, and submit; the observations, and the last reward and info."""
+
+    async def play():
+        world = environment_factory("mini_swe", options)(prompt_of(instance))
+        said = []
+        try:
+            said.append((await world.reset(0))[0])
+            for command in (*commands, "submit"):
+                observation, reward, terminated, truncated, info = await world.step(f"```bash\n{command}\n```")
+                said.append(observation)
+                if terminated or truncated:
+                    return said, reward, info
+        finally:
+            await world.close()
+
+    return asyncio.run(play())
+
+
+def mending(instance=INSTANCE):
+    """What undoes the fault, with nothing but the shell's Python."""
+    package = package_of(instance)
+    original = package.files[instance.path][instance.start : instance.end].decode()
+    return (
+        f"python - <<'END'\ntext = open({instance.path!r}, 'rb').read()\n"
+        f"open({instance.path!r}, 'wb').write(text[:{instance.start}] + {original!r}.encode() + "
+        f"text[{instance.start + len(instance.text.encode())}:])\nEND"
+    )
+
+
+def appending(text, path=None):
+    return f"cat >> {path or INSTANCE.package + '/__init__.py'} <<'END'\n{text}\nEND"
+
+
+PATCHED = """
+import _pytest.runner as runner
+def nothing(*args, **kwargs): pass
+runner.pytest_runtest_call = nothing
+import _pytest.python
+_pytest.python.pytest_pyfunc_call = lambda pyfuncitem: True
+_pytest.python.Function.runtest = nothing
+"""
+
+
+@needs_boxes
+def test_mending_the_fault_is_worth_one_and_nothing_else_is():
+    said, reward, info = attempt(mending(), f"pytest -q {INSTANCE.tests[0]}")
+    assert (reward, info) == (1.0, {"passed": INSTANCE.passed, "flags": ()})
+    assert INSTANCE.fail_to_pass[0] in said[0] and f"{INSTANCE.package} {INSTANCE.version}" in said[0]
+    assert "Exit code: 0" in said[2] and "passed" in said[2] and "failed" not in said[2]
+    said, reward, info = attempt(f"python -m pytest -q {INSTANCE.tests[0]}")
+    assert reward == 0.0 and info["passed"] == INSTANCE.passed - len(INSTANCE.fail_to_pass)
+    assert "Exit code: 1" in said[1] and "failed" in said[1]
+
+
+@needs_boxes
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param([f"sed -i 's/assert /assert True or /' {' '.join(INSTANCE.tests)}"], id="edited tests"),
+        pytest.param([f"rm -r {INSTANCE.package}/tests"], id="deleted tests"),
+        pytest.param(
+            [
+                appending(f"import pytest\n@pytest.hookimpl\ndef {hook}: return True", place)
+                for hook in ("pytest_pyfunc_call(pyfuncitem)",)
+                for place in ("conftest.py", f"{INSTANCE.package}/conftest.py", f"{INSTANCE.package}/tests/conftest.py")
+            ],
+            id="conftest",
+        ),
+        pytest.param([appending(PATCHED, "sitecustomize.py"), appending(PATCHED, "pytest.py")], id="modules of others"),
+        pytest.param([appending("[pytest]\naddopts = --co", "pytest.ini")], id="pytest.ini"),
+        pytest.param([f"rm -r {INSTANCE.package}"], id="nothing is left"),
+        pytest.param([f"rm {INSTANCE.path}; ln -s /etc/passwd {INSTANCE.path}"], id="a link"),
+        pytest.param([appending("import os; os._exit(0)")], id="the end of pytest"),
+    ],
+)
+def test_what_is_not_mending_is_worth_nothing(commands):
+    assert attempt(*commands)[1] == 0.0
+
+
+@needs_boxes
+def test_a_package_that_patches_pytest_is_seen():
+    _, reward, info = attempt(appending(PATCHED))
+    assert reward == 0.0 and "tests that must fail have passed" in info["flags"]
+    assert f"{INSTANCE.package}/__init__.py reaches for _pytest" in info["flags"]
+    _, reward, info = attempt(mending(), appending("import gc"))
+    assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for gc",)
+
+
+@pytest.mark.parametrize("path", sorted({i.tests[0] for i in INSTANCES if i.package == "mpmath"}))
+def test_planted_tests_fail_and_others_pass(path, tmp_path):
+    """In plain pytest, with the package as it is installed."""
+    for files, must_fail in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
+        file = tmp_path / "test_planted.py"
+        file.write_bytes(files[path])
+        options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *options, file.name]
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+        of = {word: set(re.findall(rf"^{word} \S+::(\w+)", said, re.M)) for word in ("PASSED", "FAILED", "XFAIL")}
+        assert of["FAILED"] == {name.partition("::")[2] for name in must_fail} - of["XFAIL"] and of["PASSED"]
+
+
+@needs_boxes
+def test_the_original_is_nowhere_in_the_box():
+    """Neither the package, nor what Python made of it, nor the line that was changed."""
+    original = package_of(INSTANCE).files[INSTANCE.path]
+    begin, end = original.rindex(b"\n", 0, INSTANCE.start) + 1, original.index(b"\n", INSTANCE.end)
+    line = original[begin:end].strip().decode()
+    bytecode = f"""from importlib.util import cache_from_source as cached
+import marshal
+path = {INSTANCE.path!r}
+print(marshal.loads(open(cached(path), "rb").read()[16:]) == compile(open(path, "rb").read(), "/box/" + path, "exec"))"""
+    expected = {
+        "ls -A": f"{INSTANCE.package}\n",
+        f"find {INSTANCE.package} -type f -printf '%TY %Tj %TT %m\\n' | sort -u | wc -l": "1\n",
+        f"python - <<'END'\n{bytecode}\nEND": "True\n",
+        f"find / -path /proc -prune -o -name '{INSTANCE.package}*' -print 2> /dev/null": f"/box/{INSTANCE.package}\n",
+        f"grep -rlF --include='*.py' -e {shlex.quote(line)} /box /opt /usr/lib/python3* /usr/local 2> /dev/null": "",
+        "cd /; python -c 'import numpy' 2>&1 | tail -1": "ModuleNotFoundError: No module named 'numpy'\n",
+        f"python -c 'import {INSTANCE.package}' 2>&1 | grep -c ModuleNotFoundError": "1\n",
+    }
+    said, _, _ = attempt(*expected)
+    outputs = [each.partition("Output:\n")[2].partition("\n\nTurns left")[0] for each in said[1:]]
+    assert dict(zip(expected, outputs, strict=False)) == expected
+
+
+@needs_boxes
+def test_what_the_policy_is_told():
+    said, _, _ = attempt(
+        "cd mpmath; x=3", "echo $x $(basename $PWD); false", "seq 9999", "sleep 99", output=40, seconds=1
+    )
+    assert said[2].startswith("Exit code: 1\nOutput:\n3 mpmath\n") and said[2].endswith("Turns left: 28")
+    assert "\n[48848 characters left out]\n" in said[3] and said[3].count("\n") < 30
+    assert said[4].startswith("Ended after 1 seconds")
+    assert attempt("exit 3")[0][1].startswith("Exit code: 3\nThe shell has ended")
+
+
+@needs_boxes
+def test_the_last_turn_is_judged_and_answers_without_a_command_cost_one():
+    said, reward, _ = attempt(mending(), "true", turns=2)
+    assert reward == 1.0 and len(said) == 3
+    assert command_of("```bash\na\nb\n``` and ```python\nc\n```") == "a\nb"
+    for nothing in ("ls", "```\nls\n```", "```bash\na\n```\n```bash\nb\n```"):
+        assert command_of(nothing) is None
+
+    async def play():
+        world = MiniSWE(prompt_of(INSTANCE), turns=2)
+        await world.reset(0)
+        step = await world.step("ls")
+        await world.close()
+        return step
+
+    assert "exactly one command" in asyncio.run(play())[0]
+
+
+@needs_boxes
+def test_a_lost_box_is_no_verdict():
+    async def play():
+        world = MiniSWE(prompt_of(INSTANCE))
+        await world.reset(0)
+        await world._box.close()
+        with pytest.raises(Exception, match="has ended"):
+            await world.step("```bash\nsubmit\n```")
+        await world.close()
+
+    asyncio.run(play())
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_enough_instances_and_no_two_are_the_same():
+    counts = {name: sum(i.package == name for i in INSTANCES) for name in ("networkx", "mpmath")}
+    assert min(counts.values()) >= 20 and len(INSTANCES) >= 50
+    assert (
+        len({(i.path, i.start, i.end, i.text) for i in INSTANCES}) == len({i.id for i in INSTANCES}) == len(INSTANCES)
+    )
+    assert all(i.fail_to_pass and len(i.fail_to_pass) <= i.passed / 2 and i.text != "pass" for i in INSTANCES)
+
+
+def test_splits_share_no_file():
+    rows = {}
+    for split in ("train", "validation", "test"):
+        prompts = PromptsConfig(source="mini_swe", split=split)
+        rows[split] = load_prompts(TaskConfig(name="t", prompts=prompts), prompts, 0)
+    paths = [{row.payload["instance"]["path"] for row in some} for some in rows.values()]
+    assert all(paths) and sum(map(len, paths)) == len(set().union(*paths))
+    assert sum(map(len, rows.values())) == len(INSTANCES)
+
+
+def test_instances_are_for_one_version_of_a_package(tmp_path):
+    file = tmp_path / "instances.json"
+    for changed, expected in (
+        ({"version": "1.2.3"}, r"needs mpmath 1\.2\.3, but .* is here: install mpmath==1\.2\.3, or make instances"),
+        ({"sha256": "0"}, "its files are not those that were published"),
+        ({"package": "no_such_package"}, "pip install no_such_package"),
+    ):
+        write_instances([replace(INSTANCE, **changed)], file)
+        prompts = PromptsConfig(source="mini_swe", path=str(file))
+        with pytest.raises(DataError, match=expected):
+            load_prompts(TaskConfig(name="t", prompts=prompts), prompts, 0)
+    file.write_text('[{"id": "a"}]')
+    with pytest.raises(DataError, match="missing required field"):
+        read_instances(file)
+    with pytest.raises(DataError, match="prompt source mini_swe"):
+        MiniSWE(Prompt(id="p", task="t", messages=(), payload={}))
+
+
+def test_a_stored_file_is_the_same_bytes_again(tmp_path):
+    write_instances(reversed(INSTANCES), tmp_path / "again.json")
+    assert read_instances(tmp_path / "again.json") == INSTANCES

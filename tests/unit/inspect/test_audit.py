@@ -1,0 +1,129 @@
+"""The auditor: clean runs are clean, and each way to break a promise is found."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pyarrow.parquet as pq
+import pytest
+
+from antiphon.core.errors import RecordError
+from antiphon.inspect.audit import audit
+from antiphon.simulate.scenario import ScenarioConfig, simulate
+
+SCENARIO = {
+    "name": "audited",
+    "steps": 8,
+    "rollout": {
+        "groups_per_step": 4,
+        "group_size": 3,
+        "async_ratio": 1.5,
+        "redundancy": 1,
+        "extra_groups": 2,
+        "order": "ready",
+        "filter": "spread",
+        "sampling": {"max_tokens": 200},
+    },
+    "engines": {"count": 2, "speed": {"slots": 8}},
+    "learner": {"step": 1.0},
+    "response_tokens": {"kind": "lognormal", "mean": 60, "spread": 0.8},
+    "faults": [{"point": "reward.lost", "chance": 0.05}],
+}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    simulate(ScenarioConfig.model_validate(SCENARIO), keep=root)
+    return root / "audited"
+
+
+@pytest.fixture
+def run(clean, tmp_path):
+    return shutil.copytree(clean, tmp_path / "run")
+
+
+def test_a_run_that_keeps_its_promises_is_clean(clean):
+    found = audit(clean)
+    assert found.violations == []
+    assert found.balance[0]["trained"] == 8 * 4 * 3
+    assert found.balance[0]["redundant"] and found.balance[0]["failed"]
+
+
+ONE = (
+    "(lineage, grp, sibling, try) IN (SELECT lineage, grp, sibling, try FROM attempts WHERE status = 'trained' LIMIT 1)"
+)
+PLANTED = {  # what is done to the ledger, and what is said of it
+    "an attempt disappears": (f"DELETE FROM attempts WHERE {ONE}", "were dispatched"),
+    "an attempt ends another way": (f"UPDATE attempts SET status = 'stale' WHERE {ONE}", "attempts ended stale"),
+    "an attempt never ends": (f"UPDATE attempts SET status = 'running' WHERE {ONE}", "alive in a group that has ended"),
+    "an unknown state": (f"UPDATE attempts SET status = 'forgotten' WHERE {ONE}", "no known state"),
+    "trained without a score": (f"UPDATE attempts SET score = NULL WHERE {ONE}", "without a score"),
+    "trained after a failure": (f"UPDATE attempts SET failure = 'reward: lost' WHERE {ONE}", "after a failure"),
+    "trained in another step": (f"UPDATE attempts SET step = 1 + step % 8 WHERE {ONE}", "did not take their group"),
+    "trained in no step": (f"UPDATE attempts SET step = 99 WHERE {ONE}", "a step that was not done"),
+    "a trajectory trained twice": (
+        f"UPDATE attempts SET origin = (SELECT '0:' || grp || '.' || sibling || '.' || try FROM attempts"
+        f" WHERE status = 'trained' ORDER BY step DESC LIMIT 1) WHERE {ONE}",
+        "trained on twice",
+    ),
+    "a prompt trained twice": (
+        "UPDATE groups SET prompt = (SELECT prompt FROM groups WHERE step = 2 LIMIT 1) WHERE step = 1",
+        "prompts trained on twice",
+    ),
+    "too old": (f"UPDATE attempts SET started = started - 3 WHERE {ONE}", "older than 2"),
+    "too many of the oldest": (
+        "UPDATE attempts SET started = 3 WHERE step = 6 AND status = 'trained'",
+        "steps with more than 2 groups of age 2",
+    ),
+    "a step disappears": ("DELETE FROM steps WHERE step = 4", "do not follow one another"),
+    "a version is left out": ("UPDATE steps SET version = version + 1 WHERE step > 4", "not with the next version"),
+    "a step that stands is called undone": ("UPDATE steps SET undone = 1 WHERE step = 4", "marked undone that stand"),
+    "an attempt of no group": (
+        "DELETE FROM groups WHERE (lineage, grp) IN (SELECT lineage, grp FROM attempts LIMIT 1)",
+        "attempts of no group",
+    ),
+    "another score": (f"UPDATE attempts SET score = 0.25 WHERE {ONE}", "another score"),
+    "another length": (f"UPDATE attempts SET tokens = tokens + 1 WHERE {ONE}", "another score or length"),
+    "no trajectory": (f"UPDATE attempts SET file = NULL WHERE {ONE}", "no file"),
+    "a life without a cut": ("INSERT INTO lineages VALUES (1, 7, 3, 3, 'x', NULL)", "without a parent"),
+    "alive in a life that has ended": (
+        f"INSERT INTO lineages VALUES (1, 0, 8, 8, 'x', NULL); UPDATE attempts SET status = 'finished' WHERE {ONE}",
+        "alive in a lineage that has ended",
+    ),
+    "a prompt not offered again": (
+        "INSERT INTO lineages VALUES (1, 0, 8, 8, 'x', NULL); UPDATE groups SET outcome = 'lost' WHERE outcome = 'cancelled';"
+        " INSERT INTO groups SELECT 1, 1000, max(prompt) + 1, 8, 'cancelled', NULL FROM prompts",
+        "not offered again",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_planted_is_found(run, planted):
+    change, said = PLANTED[planted]
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        db.executescript(change)
+    assert any(said in violation for violation in audit(run).violations), audit(run).violations
+
+
+def test_trajectories_that_are_gone_are_found(run):
+    _, _, *files = sorted((run / "rollouts").iterdir())
+    pq.write_table(pq.read_table(files[0]).slice(0, 0), files[0])
+    files[1].unlink()
+    said = "\n".join(audit(run).violations)
+    assert f"{files[0].name} lacks" in said and f"{files[1].name} cannot be read" in said
+
+
+def test_a_torn_checkpoint_is_found(run):
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    (checkpoint / "state.json").write_text("{}")
+    assert any("state.json is not as it was written" in violation for violation in audit(run).violations)
+
+
+def test_without_a_ledger_there_is_one_clear_error(tmp_path, run):
+    with pytest.raises(RecordError, match="there is no ledger"):
+        audit(tmp_path)
+    (run / "ledger.db").write_bytes(b"nonsense" * 1000)
+    with pytest.raises(RecordError, match="no ledger that can be read"):
+        audit(run)

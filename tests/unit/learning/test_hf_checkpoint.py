@@ -1,0 +1,73 @@
+"""Files of a model that several ranks write: whatever is divided, all have together what one would write."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from antiphon.learning.config import LoraConfig
+from antiphon.learning.model import lora
+from antiphon.learning.model.hf_checkpoint import block_of, divided, in_files, sizes_in_files, write_config
+from antiphon.learning.model.loading import load_model
+
+from .conftest import SHAPE
+
+MODELS = {
+    "qwen2": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
+    "hrm_text": {"head_dim": 8},  # whose queries, keys, values and gates are one tensor in files
+}
+
+
+def make(kind):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **MODELS[kind]))
+
+
+def shares(named, ranks):
+    keepers = divided(named.items(), ranks)
+    return [
+        {name: tensor for name, tensor in named.items() if keepers[block_of(name)] == rank} for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 99])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_one_tensor_in_files_is_not_divided(kind, ranks):
+    model = make(kind)
+    named = dict(model.named_parameters())
+    one, several = in_files(model, named), {}
+    for share in shares(named, ranks):
+        own = in_files(model, share) if share else {}
+        assert not own.keys() & several.keys()
+        several |= own
+    assert {name: tensor.shape for name, tensor in several.items()} == {
+        name: tensor.shape for name, tensor in one.items()
+    }
+    assert kind == "qwen2" or one.keys() != named.keys()
+
+
+def test_ranks_keep_about_as_much_and_adapters_are_with_their_weights():
+    named = {name: torch.zeros(p.shape) for name, p in make("qwen2").named_parameters()}
+    sizes = [sum(tensor.nbytes for tensor in share.values()) for share in shares(named, 2)]
+    assert max(sizes) < 1.3 * min(sizes)
+    model = make("qwen2").to_empty(device="cpu")
+    lora.adapt(model, LoraConfig(rank=2))
+    for share in shares(dict(model.named_parameters()), 3):
+        assert lora.merged(share, 1.0).keys() == {lora.weight_of(name) for name in share}
+
+
+def test_what_a_rank_will_write_is_known_from_outlines():
+    model = make("qwen2").to_empty(device="cpu")
+    lora.adapt(model, LoraConfig(rank=2))
+    state = dict(model.named_parameters())
+    outlines = lora.merged({name: tensor.to("meta") for name, tensor in state.items()}, 1.0)
+    written = in_files(model, lora.merged(state, 1.0))
+    assert sizes_in_files(model, outlines) == {name: tensor.nbytes for name, tensor in written.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_files_say_their_own_precision_whatever_is_computed_in_meanwhile(model_directories, tmp_path, device):
+    """Where layers are gathered for a forward they have another, and files are written in the middle of it."""
+    model = load_model(str(model_directories["llama"]), attention="sdpa", device=torch.device(device))
+    write_config(model.to(torch.bfloat16), type(model), tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).dtype == torch.float32

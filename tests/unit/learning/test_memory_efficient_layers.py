@@ -1,0 +1,97 @@
+"""Lean layers: the same values and derivatives as the layers they replace."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from antiphon.learning.model.memory_efficient_layers import _GatedProjection, _RMSNorm, make_lean
+
+from .conftest import MODELS, SHAPE
+
+
+def test_derivatives_are_right():
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(lambda x, w: _RMSNorm.apply(x, w, 1e-5), (random(2, 3, 5), random(5)))
+    assert torch.autograd.gradcheck(_GatedProjection.apply, (random(2, 3, 5), random(2, 3, 5), random(4, 5)))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_computes_the_same(model_directories, kind, half):
+    plain = AutoModelForCausalLM.from_pretrained(model_directories[kind])
+    lean = AutoModelForCausalLM.from_pretrained(model_directories[kind])
+    make_lean(lean)
+    swapped = [name for name, module in lean.named_modules() if "forward" in vars(module)]
+    assert any(name.endswith("mlp") for name in swapped) and any(name.endswith("norm") for name in swapped)
+    tokens = torch.arange(20)[None]
+    for model in (plain, lean):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            loss = model(tokens, labels=tokens).loss
+        loss.backward()
+    for (name, a), b in zip(plain.named_parameters(), lean.parameters(), strict=True):
+        assert (b.grad - a.grad).norm() <= (2e-2 if half else 1e-4) * a.grad.norm(), name
+
+
+def test_a_feed_forward_of_another_shape_is_left_alone():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = Phi3ForCausalLM(Phi3Config(**sizes, vocab_size=40, pad_token_id=0))  # gate and up are one matrix
+    make_lean(model)
+    swapped = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    assert swapped and all(name.endswith("norm") for name in swapped)
+
+
+def test_a_norm_of_another_kind_is_left_alone():
+    class OtherRMSNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4))
+            self.variance_epsilon = 1e-5
+
+        def forward(self, x):
+            return x * (1 + self.weight)
+
+    module = OtherRMSNorm()
+    make_lean(module)
+    assert "forward" not in vars(module)
+
+
+class Drawn(TorchDispatchMode):
+    """Counts the numbers that are drawn."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), options=None):
+        if operation is torch.ops.aten.normal_.default:
+            self.count += args[0].numel()
+        return operation(*args, **options or {})
+
+
+@pytest.mark.parametrize("layers", [1, 6])
+def test_of_layers_without_memory_one_is_tried(layers):
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": layers}))
+    with Drawn() as drawn:
+        make_lean(model)
+    assert sum("forward" in vars(module) for module in model.modules()) == 3 * layers + 1
+    assert drawn.count == sum(p.numel() for p in (*model.model.layers[0].mlp.parameters(), model.model.norm.weight))
+
+
+def test_layers_without_memory_that_differ_are_tried_one_by_one():
+    class ScaledRMSNorm(torch.nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4, device="meta"))
+            self.variance_epsilon = 1e-5
+            self.scale = scale
+
+        def forward(self, x):
+            return self.scale * self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    model = torch.nn.Sequential(ScaledRMSNorm(1.0), ScaledRMSNorm(2.0))
+    make_lean(model)
+    assert ["forward" in vars(module) for module in model] == [True, False]

@@ -1,0 +1,562 @@
+"""The loader: strict, and every message names the place, the value and what would be valid."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.core.config import Config, dump, import_folder, load
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.run.config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
+
+BASE = """\
+name: demo
+steps: 5
+model: {path: somewhere}
+tasks:
+  - name: sums
+    prompts: {source: "task:problems"}
+    test: {source: "task:problems"}
+    reward: exact_match
+rollout:
+  groups_per_step: 4
+  sampling: {max_tokens: 16}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(BASE)
+    return path
+
+
+def complaint(path, *overrides, model=RunConfig):
+    with pytest.raises(ConfigError) as error:
+        load(path, overrides, model=model)
+    return str(error.value)
+
+
+# --- what is read ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_becomes_a_frozen_model(file):
+    config = load(file, model=RunConfig)
+    assert config.rollout.group_size == 8 and config.tasks[0].name == "sums"
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 6
+
+
+def test_overrides_reach_everything(file):
+    config = load(
+        file,
+        [
+            "steps=7",
+            "tasks.0.reward=math",
+            "tasks.0.reward_options.tolerance=0.5",
+            "learner.optimizer.learning_rate=1e-4",
+            "learner.optimizer.betas=[0.9, 1]",
+            "sft.steps=3",
+            "rollout.on_update=drain",
+            "rollout.filter=null",
+            "evaluation.every=2",
+            "tasks.0.system=a=b",
+        ],
+        model=RunConfig,
+    )
+    assert (config.steps, config.tasks[0].reward, config.tasks[0].reward_options) == (7, "math", {"tolerance": 0.5})
+    assert config.learner.optimizer.learning_rate == 1e-4 and config.learner.optimizer.betas == (0.9, 1.0)
+    assert config.sft is not None and config.sft.steps == 3
+    assert config.rollout.on_update == "drain" and config.rollout.filter is None
+    assert config.tasks[0].system == "a=b"
+
+
+def test_later_overrides_win(file):
+    assert load(file, ["steps=7", "steps=9"], model=RunConfig).steps == 9
+
+
+class Scalars(Config):
+    """One of each."""
+
+    text: str = ""
+    number: float = 0.0
+    whole: int = 0
+    flag: bool = False
+    pair: tuple[int, int] = (0, 0)
+    options: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("yaml_text", "expected"),
+    [
+        ("number: 1e-6", {"number": 1e-6}),  # a string in YAML 1.1
+        ("number: 1E5", {"number": 1e5}),
+        ("number: 3", {"number": 3.0}),
+        ("number: .inf", {"number": float("inf")}),
+        ("text: on", {"text": "on"}),  # a boolean in YAML 1.1
+        ("text: 'yes'", {"text": "yes"}),
+        ("text: 2024-01-01", {"text": "2024-01-01"}),  # a date in YAML 1.1
+        ("whole: 1_000", {"whole": 1000}),
+        ("flag: true", {"flag": True}),
+        ("pair: [1, 2]", {"pair": (1, 2)}),
+        ("options: &a {x: null}", {"options": {"x": None}}),
+        ("{}", {}),
+    ],
+)
+def test_scalars(tmp_path, yaml_text, expected):
+    path = tmp_path / "scalars.yaml"
+    path.write_text(yaml_text)
+    assert load(path, model=Scalars) == Scalars(**expected)
+
+
+@pytest.mark.parametrize(
+    ("yaml_text", "message"),
+    [
+        ('whole: "3"', 'whole: should be a valid integer, not "3"'),
+        ("whole: 3.0", "whole: should be a valid integer, not 3.0"),
+        ("whole: 010", 'whole: should be a valid integer, not "010"'),  # eight in YAML 1.1
+        ("whole: true", "whole: should be a valid integer, not true"),
+        ("number: '1.5'", 'number: should be a valid number, not "1.5"'),
+        ("flag: 1", "flag: should be a valid boolean, not 1"),
+        ("text: 5", "text: should be a valid string, not 5"),
+        ("pair: [1, x]", 'pair.1: should be a valid integer, not "x"'),
+    ],
+)
+def test_types_are_strict(tmp_path, yaml_text, message):
+    path = tmp_path / "scalars.yaml"
+    path.write_text(yaml_text)
+    assert complaint(path, model=Scalars) == f"{path}:1: {message}"
+
+
+# --- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "nearest"),
+    [
+        ("steps: 5", "steps: 5\nsede: 3", "3: sede", "'seed'"),
+        ("  groups_per_step: 4", "  groups_per_step: 4\n  group_sise: 4", "11: rollout.group_sise", "'group_size'"),
+        ("max_tokens: 16", "max_tokens: 16, temprature: 1", "11: rollout.sampling.temprature", "'temperature'"),
+        ("reward: exact_match", "rewards: exact_match", "8: tasks.0.rewards", "'reward'"),
+        ("prompts: {", "prompts: {limits: 3, ", "6: tasks.0.prompts.limits", "'limit'"),
+        ("steps: 5", "steps: 5\ngroup_size: 4", "3: group_size", "'rollout.group_size'"),
+        ("steps: 5", "steps: 5\nlearning_rate: 1", "3: learning_rate", "'learner.optimizer.learning_rate' or 'critic."),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(file, old, new, place, nearest):
+    file.write_text(BASE.replace(old, new))
+    message = complaint(file)
+    assert f"{file}:{place}: there is no such key; did you mean {nearest}" in message
+    assert "\n" not in message
+    assert "Valid here: " in message
+
+
+def test_an_override_of_an_unknown_key_names_the_nearest_and_itself(file):
+    message = complaint(file, "learner.optimiser.learning_rate=1e-3")
+    assert message.startswith("override 'learner.optimiser.learning_rate=1e-3': learner.optimiser: ")
+    assert "did you mean 'optimizer'?" in message
+
+
+def test_several_mistakes_are_told_at_once(file):
+    file.write_text(BASE.replace("steps: 5", "steps: 0").replace("groups_per_step: 4\n", "order: lifo\n"))
+    lines = complaint(file, "tasks.0.weight=-1").splitlines()
+    assert lines == [
+        f"{file}:2: steps: should be greater than 0, not 0",
+        "override 'tasks.0.weight=-1': tasks.0.weight: should be greater than 0, not -1",
+        f"{file}:9: rollout.groups_per_step: is missing (B: groups that one training step consumes)",
+        f"{file}:10: rollout.order: should be 'fifo' or 'ready', not \"lifo\"",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\nb: 3", r":2: .*expected ',' or '\]'"),
+        ("a:\n\t- 1", ":2: .*cannot start any token"),
+        ("text: a\nnumber: 1\ntext: b", ":3: key 'text' is given twice"),
+        ("options:\n  x: 1\n  x: 2", ":3: key 'x' is given twice"),
+        ("1: a", ":1: key '1' is not a string"),
+        ("- a\n- b", ': a configuration is a mapping of keys to values, this is \\["a", "b"\\]'),
+        ("", ": a configuration is a mapping of keys to values, this is null"),
+        ("options: &a {b: *a}", "cannot be a tree"),
+        ("text: !!python/object:os.system x", ":1: could not determine a constructor"),
+        ("text: \x07", "not YAML"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(tmp_path, text, message):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    assert re.search(re.escape(str(path)) + ".*" + message.lstrip(":"), complaint(path, model=Scalars))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert complaint(tmp_path / "no.yaml") == f"{tmp_path / 'no.yaml'}: cannot be read: No such file or directory"
+    assert "Is a directory" in complaint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps", "write it as key=value"),
+        ("=3", "write it as key=value"),
+        ("rollout..order=fifo", "write it as key=value"),
+        ("steps.x=3", "steps is 5; nothing can be set inside it"),
+        ("tasks.1.reward=math", "tasks has 1 items, counted from 0; '1' is none of them"),
+        ("tasks.first.reward=math", "'first' is none of them"),
+        ("steps=[1", "override 'steps=[1':1:"),
+        ("steps=", "should be a valid integer, not null"),
+    ],
+)
+def test_a_bad_override_is_explained(file, override, message):
+    assert message in complaint(file, override)
+
+
+# --- combinations ------------------------------------------------------------------------------------------------------
+
+
+PPO = ["algorithm.recipe=ppo", "critic.count=1"]
+TURNS = ["rollout.max_turns=9"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "reason"),
+    [
+        (["rollout.group_size=1"], "rollout.group_size", "nobody to compare with"),
+        (["rollout.group_size=1", "algorithm.advantage=a:b", "rollout.filter=spread"], "rollout.filter", "no spread"),
+        (["learner.minibatches=5"], "learner.minibatches", "cannot share the 4 groups"),
+        (["rollout.sampling.temperature=0"], "rollout.sampling.temperature", "greedy"),
+        (["rollout.sampling.top_p=0.9"], "rollout.sampling.top_p", "support is not recorded"),
+        (["rollout.sampling.top_k=20"], "rollout.sampling.top_k", "support is not recorded"),
+        (["rollout.sampling.min_p=0.1"], "rollout.sampling.min_p", "support is not recorded"),
+        (["tasks.0.reward=environment_return"], "tasks.0.reward", "this task has none"),
+        (["tasks.0.group_reward=duplicate"], "tasks.0.group_reward", "did you mean 'duplicates'"),
+        (["tasks.0.group_reward=duplicates", "rollout.sampler=a:b"], "tasks.0.group_reward", "one by one"),
+        (["tasks.0.group_reward_options={penalty: 1}"], "tasks.0.group_reward_options", "no group_reward"),
+        (["tasks.0.environment=guess_number"], "rollout.max_turns", "more than 1 turn"),
+        (
+            ["tasks.0.environment=frozen_lake", "rollout.max_turns=19"],
+            "rollout.max_turns",
+            "after 20 turns: give 20 or more",
+        ),
+        (
+            ["tasks.0.environment=my:World", "tasks.0.environment_options={turns: 4}", "rollout.max_turns=3"],
+            "rollout.max_turns",
+            "set turns to 3",
+        ),
+        ([*TURNS, "algorithm.recipe=gigpo", "algorithm.reward.clip=1"], "algorithm.reward.clip", "algorithm.advantage"),
+        (
+            [*TURNS, "algorithm.advantage=turn_reinforce", "algorithm.reward={baseline: batch, scale: batch}"],
+            "algorithm.reward.baseline",
+            "algorithm.advantage",
+        ),
+        (
+            [*TURNS, *PPO, "tasks.0.environment=guess_number", "algorithm.reward.baseline=running"],
+            "algorithm.reward.baseline",
+            "algorithm.advantage",
+        ),
+        (["tasks.0.test=", "evaluation.every=2"], "evaluation.every", "no task has any"),
+        (["tasks.0.test=", "evaluation.minimum_accuracy=0.5"], "evaluation.minimum_accuracy", "no task has any"),
+        (["sft.steps=3", "sft.stop_accuracy=0.5"], "sft.stop_accuracy", "validation prompts"),
+        (["engine.max_length=16"], "rollout.sampling.max_tokens", "no room for a prompt"),
+        (["name=a/b"], "name", "plain name of a folder"),
+        (["algorithm.advantage=gpro"], "algorithm.advantage", "did you mean 'grpo'"),
+        (["algorithm.loss=ppo"], "algorithm.loss", "ppo_clip"),
+        (["learner.stages=[annotate, update]"], "learner.stages.1", "update_actor"),
+        (["engine.kind=vlm"], "engine.kind", "unknown engine 'vlm'"),
+        (["engine.also=[{kind: vlm}]"], "engine.also.0.kind", "unknown engine 'vlm'"),
+        (["engine.also=[{minimum: 1}]"], "engine.also.0.minimum", "there is no such key"),
+        (["engine.also=[{routed_experts: true}]"], "engine.also.0.routed_experts", "or none"),
+        (["engine.also=[{max_length: 9}]"], "rollout.sampling.max_tokens", "engine.also.0.max_length"),
+        (["engine.also=[{replicas: 2}]", "engine.minimum=4"], "engine.minimum", "the 3 engines of the pool"),
+        (["engine.also=[{}]", "rollout.workers=1"], "engine.also", "all alike"),
+        (["engine.also=[{}]", "placement.auto=true"], "engine.also", "takes all engines for alike"),
+        (["placement.auto=true", "cluster={kind: ray, address: auto}"], "placement.auto", "this machine alone"),
+        (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size", "no number of devices"),
+        (["cluster.kind=rey"], "cluster.kind", "did you mean 'ray'"),
+        (["cluster.kind=ray", "cluster.debug=true"], "cluster.debug", "are processes"),
+        (["cluster.kind=ray", "engine.python=other/python"], "engine.python", "'other/python': Ray has one"),
+        (
+            ["cluster.kind=ray", "engine.also=[{python: other/python}]"],
+            "engine.also.0.python",
+            "one interpreter for all",
+        ),
+        (["cluster.debug=true", "learner.kind=megatron"], "cluster.debug", "a process of its own"),
+        (["engine.routed_experts=true", "learner.kind=megatron"], "engine.routed_experts", "does not replay"),
+        (
+            ["learner.kind=megatron", "learner.mesh={shard: 2, replicate: 2}"],
+            "learner.mesh.replicate",
+            "mesh.shard all",
+        ),
+        (
+            ["learner.kind=megatron", "learner.mesh={tensor: 2}", "algorithm.rhythm.kind=local"],
+            "learner.mesh",
+            "replicate and shard only",
+        ),
+        (
+            ["learner.mesh={context: 2, context_attention: keys}", "algorithm.rhythm.kind=local"],
+            "learner.mesh.context_attention",
+            "by 'heads' only",
+        ),
+        (["meshes.critic={shard: 2}"], "meshes.critic", "the run has no critic (critic), whose ranks these would be"),
+        (["meshes.teacher={}"], "meshes.teacher", "the run has no teacher (teachers)"),
+        (["meshes.reference={shard: 2}"], "meshes.reference", "the run has no reference (algorithm.kl)"),
+        (
+            ["meshes.reference={shard: 2}", "algorithm.kl.coefficient=0.1", "learner.lora={rank: 4}"],
+            "meshes.reference",
+            "the learner's own model",
+        ),
+        ([*PPO, "meshes.critic={shard: 3, expert: 2}"], "meshes.critic.expert", "no divisor of the 3 ranks"),
+        ([*PPO, "meshes.critic={tensor: 0}"], "meshes.critic.tensor", "greater than 0"),
+        ([*PPO, "meshes.critics={shard: 2}"], "meshes.critics", "Valid here: reference, critic, teacher"),
+        ([*PPO, "meshes.critic={shard: 2}", "cluster.debug=true"], "cluster.debug", "2 ranks of meshes.critic"),
+        (
+            [*PPO, "meshes.critic={pipeline: 2}", "learner.gradient_checkpointing=true", "algorithm.expert_balance=1"],
+            "meshes.critic.pipeline",
+            "not with learner.gradient_checkpointing",
+        ),
+        (
+            ["learner.kind=deepspeed", "learner.mesh.shard=2", "algorithm.kl.coefficient=0.1", "meshes.reference={}"],
+            "meshes.reference.shard",
+            "leaves 'deepspeed' (learner.kind) nothing to divide",
+        ),
+        (
+            ["learner.kind=megatron", "algorithm.kl.coefficient=0.1", "meshes.reference.replicate=2"],
+            "meshes.reference.replicate",
+            "is not of the megatron learner",
+        ),
+        (["cluster.address=auto"], "cluster.address", "cluster.kind is local"),
+        (["cluster.kind=ray", "cluster.address=ray://head:10001"], "cluster.address", "neither 'auto' nor host:port"),
+        (["rollout.filter=spred"], "rollout.filter", "did you mean 'spread'"),
+        (["tasks.0.reward=exactmatch"], "tasks.0.reward", "did you mean 'exact_match'"),
+        (["tasks.0.prompts.source=jsonn"], "tasks.0.prompts.source", "did you mean 'jsonl'"),
+        (["tasks.0.environment=guess", "rollout.max_turns=3"], "tasks.0.environment", "guess_number"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(file, overrides, place, reason):
+    message = complaint(file, *overrides)
+    assert reason in message and f": {place}: " in message
+
+
+def test_a_critic_is_torchs_on_any_mesh_whatever_learns(file):
+    zero = ["learner.kind=deepspeed", "learner.options.stage=1", "learner.mesh.shard=2", "learner.cpu_offload=true"]
+    config = load(file, [*PPO, *zero, "meshes.critic={tensor: 2}"], model=RunConfig)
+    critic = config.learner_of("critic")
+    assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, False)
+    assert config.learner_of("reference") == config.learner
+    assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic").mesh == config.learner.mesh
+
+
+def test_a_world_imported_first_changes_no_loading(file):
+    """In a process of its own: what is imported before a configuration is loaded decides nothing."""
+    script = (
+        "from antiphon_envs.countdown.environment import Countdown\n"
+        "from antiphon.core.config import load\n"
+        "from antiphon.run.config import RunConfig\n"
+        f"print(load({str(file)!r}, ['tasks.0.environment=countdown', 'rollout.max_turns=30'], model=RunConfig).name)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "demo\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*TURNS, "algorithm.recipe=gigpo", "algorithm.reward.scale=running"],
+        [*TURNS, "algorithm.recipe=grpo", "algorithm.reward={baseline: batch, clip: 5}"],
+        [*TURNS, *PPO, "algorithm.reward={baseline: running, clip: 5}"],
+        [*PPO, "algorithm.reward={baseline: running, scale: running, clip: 5}"],
+    ],
+)
+def test_shaping_that_turns_can_share_is_fine(file, overrides):
+    load(file, overrides, model=RunConfig)
+
+
+def test_several_turns_without_an_environment_are_fine(file):
+    assert load(file, ["rollout.max_turns=3"], model=RunConfig).rollout.max_turns == 3
+
+
+# --- what a configuration amounts to -----------------------------------------------------------------------------------
+
+
+def test_derived_numbers(file):
+    config = load(
+        file,
+        ["rollout.async_ratio=1.5", "rollout.extra_groups=2", "rollout.redundancy=1", "learner.minibatches=2"],
+        model=RunConfig,
+    )
+    assert config.derived() == {
+        "groups alive": 12,
+        "attempts alive": 108,
+        "sequences decoded at once": 64,
+        "most versions between start and use": 2,
+        "samples a step": 32,
+        "most sampled tokens a step": 512,
+        "optimiser steps a step": 2,
+        "optimiser steps in total": 10,
+    }
+
+
+def test_memory_is_counted_per_part(file):
+    estimate = memory_estimate(1000, load(file, ["engine.replicas=3", "engine.dtype=bfloat16"], model=RunConfig))
+    assert estimate["learner weights"] == 4000 and estimate["optimiser moments"] == 8000
+    assert estimate["engine weights"] == 6000 and estimate["reference weights"] == 0
+    assert estimate["all"] == sum(size for name, size in estimate.items() if name != "all")
+    divided = ["learner.mesh.replicate=2", "learner.mesh.shard=4", "learner.mesh.tensor=2", "learner.dtype=bfloat16"]
+    estimate = memory_estimate(1000, load(file, divided, model=RunConfig))
+    assert estimate["learner weights"] == 8000, "two copies, in float32 whatever is computed in"
+    assert estimate["each learner rank"] == 1000 * 16 // 8
+    zero = ["learner.kind=deepspeed", "learner.mesh.shard=4"]
+    for stage, weights, gradients in ((1, 5, 4), (2, 5, 1), (3, 2, 1)):
+        estimate = memory_estimate(1000, load(file, [*zero, f"learner.options.stage={stage}"], model=RunConfig))
+        assert estimate["learner weights"] == 4000 * weights and estimate["learner gradients"] == 4000 * gradients
+
+
+def test_models_on_meshes_of_their_own_are_counted_so(file):
+    given = [*PPO, "critic.count=2", "algorithm.kl.coefficient=0.1", "learner.mesh={replicate: 2}"]
+    alike, apart = (
+        load(file, [*given, *more], model=RunConfig)
+        for more in ([], ["meshes={critic: {shard: 3}, reference: {replicate: 4}}"])
+    )
+    before, after = memory_estimate(1000, alike), memory_estimate(1000, apart)
+    assert before["critics"] == 2 * after["critics"] == 64_000, "one copy of each, not two"
+    assert after["reference weights"] == 2 * before["reference weights"] == 16_000
+    assert after["learner weights"] == before["learner weights"]
+    ranks = {name: number for name, number in apart.derived().items() if name.endswith("ranks")}
+    assert ranks == {"learner ranks": 2, "reference ranks": 4, "critic ranks": 6}
+
+
+def test_parameters_are_counted_without_loading_them(tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    assert count_parameters(str(tmp_path)) is None
+    save_file({"a": np.zeros((3, 4)), "b": np.zeros(())}, tmp_path / "model-1.safetensors", metadata={"format": "pt"})
+    save_file({"c": np.zeros(7)}, tmp_path / "model-2.safetensors")
+    save_file({"c": np.zeros(7)}, tmp_path / "consolidated.safetensors")  # once more, as some models come
+    files = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert count_parameters(str(tmp_path)) == 12 + 1 + 7
+
+
+def test_a_model_path_is_a_directory_an_id_or_a_function(tmp_path):
+    for path in (str(tmp_path), "owner/model", "gpt2", "recipe:build"):
+        check_model_path(path)
+    for path in (str(tmp_path / "no"), "./no", "runs/demo/final", "owner/"):
+        with pytest.raises(DataError, match="no such directory"):
+            check_model_path(path)
+
+
+# --- there and back ----------------------------------------------------------------------------------------------------
+
+TEXT = st.text(max_size=20) | st.sampled_from(
+    ["on", "1e-6", "1.", "null", "~", "010", "2024-01-01", "<<", "=", "- a", "#"]
+)
+FLOAT = st.floats(allow_nan=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | FLOAT | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+SCALARS = st.builds(
+    Scalars,
+    text=TEXT,
+    number=FLOAT,
+    whole=st.integers(-(2**63), 2**63 - 1),
+    flag=st.booleans(),
+    pair=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    options=st.dictionaries(TEXT, JSON, max_size=3),
+)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("round_trip") / "config.yaml"
+
+
+def returned(config, path):
+    path.write_text(dump(config), encoding="utf-8")
+    return load(path, model=type(config))
+
+
+@given(SCALARS)
+def test_dumping_and_loading_gives_an_equal_model(scratch, config):
+    assert returned(config, scratch) == config
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    system=TEXT | st.none(),
+    ratio=st.floats(0, 8),
+    rate=st.floats(1e-12, 1, exclude_min=True),
+    on_update=st.sampled_from(["keep", "recompute", "restart", "drain"]),
+    stop=st.lists(TEXT, max_size=3),
+    sft=st.booleans(),
+)
+@settings(max_examples=30)
+def test_a_run_survives_the_trip(scratch, seed, system, ratio, rate, on_update, stop, sft):
+    raw = yaml.safe_load(BASE)
+    raw |= {"seed": seed, "learner": {"optimizer": {"learning_rate": rate}}}
+    raw["tasks"][0]["system"] = system
+    raw["rollout"] |= {"async_ratio": ratio, "on_update": on_update}
+    raw["rollout"]["sampling"]["stop"] = stop
+    raw["sft"] = {"steps": 3} if sft else None
+    config = RunConfig.model_validate(raw)
+    assert returned(config, scratch) == config
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_recipe_loads_and_survives_the_trip(path, scratch):
+    config = load(path, model=RunConfig)
+    assert returned(config, scratch) == config
+
+
+# --- lightness ---------------------------------------------------------------------------------------------------------
+
+
+def test_reading_a_configuration_imports_no_torch():
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in ROOT.glob("antiphon/*/config.py")
+    ]
+    script = f"""
+import importlib, sys, tempfile
+for module in {modules}: importlib.import_module(module)
+from antiphon.core.config import load
+from antiphon.run.config import RunConfig
+with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+    file.write({BASE!r}); file.flush()
+    load(file.name, model=RunConfig)
+print(*({{"torch", "ray", "transformers", "datasets"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_folder_of_a_file_is_importable(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_the_yaml.py").write_text("answer = 42\n")
+    import_folder(tmp_path / "config.yaml")
+    import_folder(tmp_path / "config.yaml")
+    assert sys.path.count(str(tmp_path)) == 1
+    from beside_the_yaml import answer
+
+    assert answer == 42
+
+
+@pytest.mark.parametrize(
+    ("given", "samples", "temperature"),
+    [(None, 1, 0.0), (None, 2, 1.0), (None, 8, 1.0), (0.0, 8, 0.0), (0.6, 1, 0.6), (0.6, 8, 0.6)],
+)
+def test_evaluation_temperature_goes_by_the_samples(given, samples, temperature):
+    assert EvaluationConfig(temperature=given).resolve_temperature(samples) == temperature
