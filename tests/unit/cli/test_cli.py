@@ -11,7 +11,7 @@ from antiphon import __version__
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 CONFIG = """\
 name: demo

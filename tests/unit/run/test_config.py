@@ -16,7 +16,7 @@ from antiphon.core.config import Config, dump, import_folder, load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.run.config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
 
 BASE = """\
@@ -524,10 +524,7 @@ def test_every_recipe_loads_and_survives_the_trip(path, scratch):
 
 
 def test_reading_a_configuration_imports_no_torch():
-    modules = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in ROOT.glob("antiphon/*/config.py")
-    ]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("antiphon/*/config.py")]
     script = f"""
 import importlib, sys, tempfile
 for module in {modules}: importlib.import_module(module)
