@@ -91,7 +91,7 @@ def texts(data: Path) -> dict[str, list[Row]]:
 
 def serve_texts() -> None:
     """Grade the rows of each line in a grading process, and tell the seconds that took and the scores."""
-    from antiphon.core.deadlines import Waits
+    from antiphon.core.deadlines import Deadlines
     from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
     from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
@@ -100,7 +100,7 @@ def serve_texts() -> None:
     async def grade() -> None:
         prompts = PromptsConfig(source="jsonl")
         tasks = [TaskConfig(name=n, prompts=prompts, reward=n, reward_options=o) for n, o in OTHERS.items()]
-        async with Graders(tasks, GradingConfig(deadline=60.0), Waits()) as graders:
+        async with Graders(tasks, GradingConfig(deadline=60.0), Deadlines()) as graders:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 asked = [
                     graders.score(

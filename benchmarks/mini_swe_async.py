@@ -24,7 +24,7 @@ import numpy as np
 from _common import table, write_result
 
 from antiphon.core.config import dump
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import Models
@@ -126,7 +126,7 @@ class Silent:
 
     def start(self, name: str, note: str = "") -> None: ...
 
-    def step(self, step: int, steps: int, metrics: Any, waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Any, waits: Deadlines) -> None:
         self.steps.append(dict(metrics))
 
     def message(self, text: str) -> None: ...
@@ -148,7 +148,7 @@ async def play(
         checkpoint={"every": 0},
         record={"directory": str(root), "trackers": (), "live": "off"},
     )
-    loop, waits, script, view = asyncio.get_running_loop(), Waits(), Script(instances), Silent()
+    loop, waits, script, view = asyncio.get_running_loop(), Deadlines(), Script(instances), Silent()
     events = Events(loop.time, None)
     engine = SimulatedEngine(ENGINE, lambda request: round(TOKENS.draw(request.sampling.seed)))
     pool = EnginePool([engine], waits, config.rollout, events=events)

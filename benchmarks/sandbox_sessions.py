@@ -17,7 +17,7 @@ from pathlib import Path
 
 from _common import table, write_result
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
@@ -30,7 +30,7 @@ TREE = "for d in {1..50}; do mkdir d$d; for f in {1..20}; do head -c 10000 /dev/
 async def session_command_ms(rooms: Rooms, commands: int) -> dict[str, float]:
     """Milliseconds of a command, and of a new shell, a new box, a snapshot and its restoration (1,000 files, 10 MB)."""
     began = time.perf_counter()
-    async with await Box.start(rooms, BoxConfig(), Waits()) as box:
+    async with await Box.start(rooms, BoxConfig(), Deadlines()) as box:
         session, files = Session(box), Files(box)
         await session.run("true")
         figures = {"first_command_ms": time.perf_counter() - began}
@@ -66,7 +66,7 @@ async def _commands(session: Session, commands: int) -> dict[str, float]:
 
 async def boxes_alive(rooms: Rooms, number: int) -> dict[str, float]:
     """Boxes at once: seconds until all have answered, memory of each, and seconds until all are gone."""
-    waits, began = Waits(), time.perf_counter()
+    waits, began = Deadlines(), time.perf_counter()
     boxes = [await Box.start(rooms, BoxConfig(), waits) for _ in range(number)]
     sessions = [Session(box) for box in boxes]
     answers = await asyncio.gather(*(session.run("echo $((6 * 7))") for session in sessions))

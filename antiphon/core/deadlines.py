@@ -45,7 +45,7 @@ class Wait:
     expired: bool = False
 
 
-class Waits:
+class Deadlines:
     """The waits of one run.
 
     Waits of equal deadlines end in the order they began, so each deadline has one queue and one timer, whatever waits.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
@@ -92,7 +92,7 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
         built = run / "model"
         model = await model_directory(cluster, str(built) if has_model(run) else config.model.path, built, config.seed)
         renderer = Renderer(model)
-        async with graders(cluster, config, Waits()) as (grading, _):
+        async with graders(cluster, config, Deadlines()) as (grading, _):
 
             async def one(known: dict[str, Any], trajectory: Trajectory) -> Regraded:
                 async with seats:

@@ -18,7 +18,7 @@ from typing import Any
 
 from antiphon.algorithms.rewards import Controllers, restored
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, RecordError
 from antiphon.core.types import (
     AttemptId,
@@ -310,7 +310,7 @@ class _Again:
             next_prompt=self._mixture.next,
             episodes=attempts,
             keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
-            waits=Waits(),
+            waits=Deadlines(),
             ledger=Ledger(store, Events(), run=at_once),
         )
         self._learning = False

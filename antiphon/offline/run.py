@@ -22,7 +22,7 @@ import numpy as np
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.config import dump
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
@@ -112,7 +112,7 @@ class Offline:
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
-    waits: Waits = field(default_factory=Waits)
+    waits: Deadlines = field(default_factory=Deadlines)
     workers: list[WorkerHandle] = field(default_factory=list)
 
     def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:

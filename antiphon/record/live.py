@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.deadlines import Wait, Waits
+from antiphon.core.deadlines import Wait, Deadlines
 
 HISTORY = 48  # steps that a trend shows
 
@@ -30,7 +30,7 @@ class View(Protocol):
     def start(self, name: str, note: str = "") -> None:
         """Begin; `note` says in a line what kind of run it is."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
         """Show step `step` (from 1) of `steps` with its reduced metrics, and who waits for whom from now on."""
 
     def message(self, text: str) -> None:
@@ -82,7 +82,7 @@ class PlainView:
         """Print what begins."""
         self.message(f"{name}: {note}" if note else name)
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
         """Print the step's line."""
         self.message(line(step, steps, metrics))
 
@@ -157,7 +157,7 @@ class LiveView:
         self._steps = 0
         self._metrics: dict[str, float] = {}
         self._history: dict[str, deque[float]] = {}
-        self._waits: Waits | None = None
+        self._waits: Deadlines | None = None
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)
 
     def start(self, name: str, note: str = "") -> None:
@@ -165,7 +165,7 @@ class LiveView:
         self._name, self._note = name, note
         self._live.start()
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
         """Take the step's numbers; those that a step does not have stay as they were."""
         self._step, self._steps, self._waits = step, steps, waits
         self._metrics = {**self._metrics, **metrics}

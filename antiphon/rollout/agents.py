@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 from antiphon.core.config import environment
-from antiphon.core.deadlines import Waits, fail, succeed
+from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
 from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway.server import Gateway
@@ -158,7 +158,7 @@ class BoxedAgent:
 
     command: str
     rooms: Rooms
-    waits: Waits
+    waits: Deadlines
     config: BoxConfig = field(default_factory=BoxConfig)
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
@@ -213,13 +213,13 @@ def command_agent(
     command: str,
     *,
     rooms: Rooms | None = None,
-    waits: Waits | None = None,
+    waits: Deadlines | None = None,
     config: BoxConfig | None = None,
     unconfined: bool = False,
 ) -> Agent:
     """An agent that is a shell command. `ConfigError` unless there are `rooms` for a box, or it may run `unconfined`."""
     if rooms is not None:
-        return BoxedAgent(command=command, rooms=rooms, waits=waits or Waits(), config=config or BoxConfig())
+        return BoxedAgent(command=command, rooms=rooms, waits=waits or Deadlines(), config=config or BoxConfig())
     if not unconfined:
         raise ConfigError(
             f"agent {command!r} would run on this machine with all that you may do; give it a sandbox, or say that it may "

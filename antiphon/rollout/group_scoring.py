@@ -10,7 +10,7 @@ them. Nobody judges less than a whole group: what an earlier life of the run has
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from antiphon.core.deadlines import Waits, succeed
+from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Prompt, Sampling, Score, Trajectory
 from antiphon.rollout.episode import Played
 from antiphon.rollout.scheduler import Player
@@ -24,7 +24,7 @@ class Siblings:
     """Plays attempts as `episodes` does, and scores those of `tasks` together."""
 
     def __init__(
-        self, episodes: Player, judge: Judge, tasks: frozenset[str], group_size: int, waits: Waits, timeout: float
+        self, episodes: Player, judge: Judge, tasks: frozenset[str], group_size: int, waits: Deadlines, timeout: float
     ) -> None:
         """`timeout` is what an attempt may wait for its siblings, in seconds."""
         self._episodes = episodes

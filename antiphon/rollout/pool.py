@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from antiphon.core.deadlines import Waits, fail
+from antiphon.core.deadlines import Deadlines, fail
 from antiphon.core.errors import StallError, WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
@@ -44,7 +44,7 @@ class EnginePool:
     def __init__(
         self,
         engines: Sequence[InferenceEngine],
-        waits: Waits,
+        waits: Deadlines,
         config: RolloutConfig,
         *,
         events: Events,

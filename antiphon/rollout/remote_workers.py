@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
 from antiphon.core.rpc import Asked, Word
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
@@ -88,7 +88,7 @@ class Shards:
     def __init__(
         self,
         shards: Sequence[Shard],
-        waits: Waits,
+        waits: Deadlines,
         config: RolloutConfig,
         *,
         start: Callable[[int], Awaitable[Shard]],

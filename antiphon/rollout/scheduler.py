@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import RolloutError
 from antiphon.core.types import (
     AttemptId,
@@ -76,7 +76,7 @@ class Scheduler:
         episodes: Player,
         sampler: SamplingLoop | None = None,
         keep: KeepGroup | None,
-        waits: Waits,
+        waits: Deadlines,
         ledger: Ledger,
     ) -> None:
         self.config = config

@@ -11,7 +11,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement
 from antiphon.core.config import dump
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
@@ -194,7 +194,7 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         place = stack.enter_context(shared_directory(config.name, config.weights.directory))
         exchange = Exchange(place, config.weights.channel, config.weights.host)
 
-        waits = Waits()
+        waits = Deadlines()
         stack.push_async_exit(ending.pop_all())  # workers end before what they write to
         model = await _model(cluster, directory, config)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
@@ -320,7 +320,7 @@ def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
         mixture = Mixture.load(config.tasks, config.seed)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         try:
-            async with graders(cluster, config, Waits()) as (grading, _):
+            async with graders(cluster, config, Deadlines()) as (grading, _):
                 return [finding async for finding in findings(config, mixture, grading, prompts, attack=True)]
         finally:
             await cluster.close()
@@ -343,7 +343,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")
     async with AsyncExitStack() as stack:
-        waits = Waits()
+        waits = Deadlines()
         cluster, placement = await stack.enter_async_context(_cluster(config, None))
         directory = await model_directory(cluster, model, Path(), config.seed)
         grading, judges = await stack.enter_async_context(graders(cluster, config, waits, placement=placement))

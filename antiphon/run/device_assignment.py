@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDied
 from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
@@ -229,7 +229,7 @@ class EngineStarter:
         self._seated: dict[int, Engine] = {}
         self.turn: Turn = nullcontext  # of a pool, once there is one
 
-    async def first(self, waits: Waits, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
+    async def first(self, waits: Deadlines, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
         """As many as can be within `deadline` seconds, each on its seat. Raises what went wrong if those are too few."""
 
         def start(seat: int) -> Awaitable[Engine]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from antiphon.cluster.base import Cluster
 from antiphon.cluster.placement import Placement, gpus_of
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
@@ -105,7 +105,7 @@ async def start_models(
 
 
 async def start_trainer(
-    cluster: Cluster, model: Path, config: RunConfig, directory: RunDirectory, waits: Waits, placement: Placement
+    cluster: Cluster, model: Path, config: RunConfig, directory: RunDirectory, waits: Deadlines, placement: Placement
 ) -> RemoteTrainer:
     """What starts the models with `start_models`, on the learner's node."""
     at = placement.place("learner")
@@ -200,7 +200,7 @@ def check_shares(model: Path, learner: LearnerConfig, at: str = "learner.mesh") 
 async def graders(
     cluster: Cluster,
     config: RunConfig,
-    waits: Waits,
+    waits: Deadlines,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
     events: Events | None = None,
@@ -233,7 +233,7 @@ async def graders(
 async def start_engines(
     starter: EngineStarter,
     rollout: RolloutConfig,
-    waits: Waits,
+    waits: Deadlines,
     events: Events,
     tell: Callable[[str], None],
     prefers: Mapping[str, str] | None = None,
@@ -260,7 +260,7 @@ async def start_rollouts(
     model: Path,
     grading: Graders,
     config: RunConfig,
-    waits: Waits,
+    waits: Deadlines,
     events: Events,
     stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
@@ -287,7 +287,7 @@ async def start_rollouts(
     return pool, episodes, renderer
 
 
-def together(episodes: Episodes, grading: Graders, config: RunConfig, waits: Waits) -> Siblings | None:
+def together(episodes: Episodes, grading: Graders, config: RunConfig, waits: Deadlines) -> Siblings | None:
     """What plays the attempts of tasks whose siblings are judged together, and all others, if there are such tasks."""
     rollout, tasks = config.rollout, config.judged_together
     if not tasks:
@@ -301,7 +301,7 @@ async def start_shards(
     model: Path,
     config: RunConfig,
     life: Life,
-    waits: Waits,
+    waits: Deadlines,
     events: Events,
     tell: Callable[[str], None],
 ) -> Shards:
@@ -337,7 +337,7 @@ async def start_shards(
 
 
 async def _start_agents(
-    pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, waits: Waits, stack: AsyncExitStack
+    pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, waits: Deadlines, stack: AsyncExitStack
 ) -> dict[str, PlayAgent]:
     """What plays the attempts of each task that has an agent: all of them ask at one gateway."""
     tasks = {task.name: task.agent for task in config.tasks if task.agent is not None}

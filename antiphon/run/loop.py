@@ -33,7 +33,7 @@ import numpy as np
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import restored
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import NonFiniteError, StallError
 from antiphon.core.failpoints import reach
 from antiphon.core.types import (
@@ -92,7 +92,7 @@ class Parts:
     """What `build` makes of a configuration, and a run is made of."""
 
     config: RunConfig
-    waits: Waits
+    waits: Deadlines
     workers: Sequence[WorkerHandle | RemoteTrainer]  # whose death is the run's; that of an engine is the pool's to mend
     models: Models | RemoteTrainer
     training: Training | RemoteTrainer

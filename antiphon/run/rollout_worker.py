@@ -16,7 +16,7 @@ from typing import Any
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.devices import as_seen
 from antiphon.cluster.placement import Placement, gpus_of
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.rpc import STARTED, AnsweringWorker, Does
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.engines.base import InferenceEngine
@@ -66,7 +66,7 @@ class RolloutWorker(AnsweringWorker):
         return Counts(pool.version, pool.engines, pool.generated_tokens, pool.requeued_tokens)
 
     async def _live(self) -> None:
-        waits, config, (directory, lineage) = Waits(), self._config, self._record
+        waits, config, (directory, lineage) = Deadlines(), self._config, self._record
         name = f"rollout-{self._serial}"
         async with AsyncExitStack() as stack:
             cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, directory.logs / name)

@@ -12,7 +12,7 @@ from typing import Any
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import load
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.engines.config import EngineConfig
 from antiphon.inspect.recorded_config import load_recorded
@@ -77,7 +77,7 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        waits, cluster = Waits(), LocalCluster(ClusterConfig())
+        waits, cluster = Deadlines(), LocalCluster(ClusterConfig())
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, target, Path(), 0)
         renderer = Renderer(directory)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, RolloutError, WorkerDied
 from antiphon.core.rng import generator
 from antiphon.rollout.config import RolloutConfig
@@ -166,13 +166,13 @@ def _drawn_faults(draw: np.random.Generator, agents: bool) -> list[dict[str, Any
     return [fault for fault in possible if draw.random() < 0.4]
 
 
-class _CheckedWaits(Waits):
+class _CheckedWaits(Deadlines):
     """Waits whose deadlines are looked at from outside: none may end later than it says."""
 
     async def wait(
         self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float, key: str = ""
     ) -> T:
-        """See `Waits.wait`."""
+        """See `Deadlines.wait`."""
         began = asyncio.get_running_loop().time()
         try:
             return await super().wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)

@@ -20,7 +20,7 @@ import numpy as np
 from antiphon.cluster.config import PlacementConfig
 from antiphon.cluster.devices import this_machine
 from antiphon.core.config import dump
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.types import Group, Trajectory
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View
@@ -62,7 +62,7 @@ class Watch:
     def start(self, name: str, note: str = "") -> None:
         """See `View.start`."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
         """See `View.step`."""
         self._shown.step(step, steps, metrics, waits)
         if self.run is not None and step >= FEWEST and asyncio.get_running_loop().time() >= self._until:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import Config, dump
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
@@ -157,7 +157,7 @@ class _Silent:
 
     def start(self, name: str, note: str = "") -> None: ...
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Waits) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
         self.steps.append(dict(metrics))
 
     def message(self, text: str) -> None: ...
@@ -168,7 +168,7 @@ class _Silent:
 def simulate(
     scenario: ScenarioConfig,
     events: TextIO | None = None,
-    waits: Waits | None = None,
+    waits: Deadlines | None = None,
     keep: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
@@ -176,11 +176,11 @@ def simulate(
     directory is left in `keep`, if that is given; with `resume` the run that lies there goes on."""
     with ExitStack() as stack:
         directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return run(_play(scenario, directory, stack, events, waits or Waits(), resume))
+        return run(_play(scenario, directory, stack, events, waits or Deadlines(), resume))
 
 
 async def _play(
-    scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Waits, resume: bool
+    scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Deadlines, resume: bool
 ) -> Outcome:
     config, loop = scenario.run_config(root), asyncio.get_running_loop()
     events = Events(loop.time, sink)

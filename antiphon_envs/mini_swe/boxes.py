@@ -24,7 +24,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.sessions.box import Box
@@ -81,7 +81,7 @@ def turn() -> asyncio.Semaphore:
 
 async def open_box(tar: bytes) -> Box:
     """A box with a tree in its work directory."""
-    box = await Box.start(*_shared(), Waits())
+    box = await Box.start(*_shared(), Deadlines())
     try:
         result = await Session(box).run("tar -xf -", seconds=MOVE_SECONDS, stdin=tar)
         if result.status is not Status.OK:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError
 from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
@@ -41,7 +41,7 @@ def containers():
 
 def test_a_session_in_a_container(docker_image, rooms, tmp_path):
     async def body():
-        async with await Box.start(rooms, BoxConfig(limits=LIMITS, image=docker_image), Waits()) as box:
+        async with await Box.start(rooms, BoxConfig(limits=LIMITS, image=docker_image), Deadlines()) as box:
             assert len(containers()) == 1
             session, files = Session(box), Files(box)
             await session.run("x=5; cd /tmp; f() { echo $x; }")
@@ -89,7 +89,7 @@ def test_programs_and_code_rewards(docker_image):
 def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms):
     async def body():
         with pytest.raises(SandboxError, match="no-such-image"):
-            await Box.start(rooms, BoxConfig(image="no-such-image"), Waits())
+            await Box.start(rooms, BoxConfig(image="no-such-image"), Deadlines())
 
     before = containers()  # one of another test may be on its way out
     asyncio.run(body())

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.engines.config import EngineConfig
@@ -260,7 +260,7 @@ def captured(directory, agents):
     """What comes of agents that play at the same time, on an engine of ours."""
 
     async def run():
-        waits, cluster = Waits(), LocalCluster(ClusterConfig())
+        waits, cluster = Deadlines(), LocalCluster(ClusterConfig())
         rollout = RolloutConfig.model_validate({"groups_per_step": 1, "sampling": {"max_tokens": 40}})
         starter = EngineStarter(cluster, "engine", directory, EngineConfig(slots=4, device="cpu"))
         try:

@@ -12,7 +12,7 @@ from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import load
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt
 from antiphon.inspect.audit import audit
@@ -89,7 +89,7 @@ def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idl
     transcript = Transcript([Message("assistant", "2")])
 
     async def main():
-        logs, events, waits = project.folder / "logs", Heard(), Waits()
+        logs, events, waits = project.folder / "logs", Heard(), Deadlines()
         cluster = LocalCluster(ClusterConfig(), logs)
         started, ended = [], []
         try:
@@ -131,7 +131,7 @@ def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
 
     async def seen(config):
         cluster = LocalCluster(ClusterConfig())
-        async with graders(cluster, config, Waits(), placement=placed(nodes, config)) as (grading, _):
+        async with graders(cluster, config, Deadlines(), placement=placed(nodes, config)) as (grading, _):
             return (await grading.score(prompt, Transcript([]))).detail
 
     found = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
@@ -126,7 +126,7 @@ async def grade_and_train(folder, address):
         timeout=240,
         sampling={"max_tokens": 4},
     )
-    waits, store = Waits(), Store(folder)
+    waits, store = Deadlines(), Store(folder)
     begin(store)
     ledger = Ledger(store, Events(), run=at_once)
     async with Graders(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), waits) as graders:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, StallError
 from antiphon.core.workers import WorkerHandle
 from antiphon.sandbox.service.config import ServiceConfig
@@ -48,7 +48,7 @@ class Environments:
         self._metrics = metrics
         self._spawn = spawn
         self._all: dict[str, World] = {}
-        self._waits = Waits()
+        self._waits = Deadlines()
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:

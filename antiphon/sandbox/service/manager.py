@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError, StallError, UnsupportedError
 from antiphon.sandbox.base import Limits
 from antiphon.sandbox.service.config import ServiceConfig
@@ -53,7 +53,7 @@ class Sandboxes:
         self._all: dict[str, Sandbox] = {}
         self._warm: list[Box] = []
         self._warming = 0
-        self._waits = Waits()
+        self._waits = Deadlines()
         self._making = asyncio.Semaphore(STARTS)
         self._tasks = asyncio.TaskGroup()
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from antiphon.core.deadlines import Waits, succeed
+from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.sessions import bubblewrap, docker
@@ -62,7 +62,7 @@ class Box:
 
     level = Level.ISOLATED
 
-    def __init__(self, rooms: Rooms, config: BoxConfig, waits: Waits) -> None:
+    def __init__(self, rooms: Rooms, config: BoxConfig, waits: Deadlines) -> None:
         """See `start`."""
         self._egress = Egress(config.network)
         self.config = config
@@ -75,7 +75,7 @@ class Box:
         self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
 
     @classmethod
-    async def start(cls, rooms: Rooms, config: BoxConfig, waits: Waits) -> Self:
+    async def start(cls, rooms: Rooms, config: BoxConfig, waits: Deadlines) -> Self:
         """A new box. `UnsupportedError` where there is no bubblewrap or docker, `SandboxError` if it fails."""
         box = cls(rooms, config, waits)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import (
     LINK_READ,
@@ -73,7 +73,7 @@ class BoxedPython(PythonSandbox):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _run(self, program: str, stdin: str, files: Mapping[str, bytes], limits: Limits) -> Result:
-        async with await Box.start(self._rooms, replace(self._config, limits=limits), Waits()) as box:
+        async with await Box.start(self._rooms, replace(self._config, limits=limits), Deadlines()) as box:
             place = Files(box)
             for name, content in files.items():
                 await place.write(name, content)
@@ -82,8 +82,8 @@ class BoxedPython(PythonSandbox):
     async def _run_linked(self, judge: str, partner: str, stdin: str, limits: Limits) -> Result:
         configs = [replace(self._config, limits=each) for each in linked_limits(limits)]
         async with (
-            await Box.start(self._rooms, configs[0], Waits()) as ours,
-            await Box.start(self._rooms, configs[1], Waits()) as theirs,
+            await Box.start(self._rooms, configs[0], Deadlines()) as ours,
+            await Box.start(self._rooms, configs[1], Deadlines()) as theirs,
         ):
             for pipe in ("to_judge", "to_partner"):  # the same in both boxes
                 os.mkfifo(ours.room / pipe)

@@ -35,7 +35,7 @@ from typing import Any, Self
 import msgspec
 
 import antiphon
-from antiphon.core.deadlines import Waits, fail, succeed
+from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.sandbox.base import Level
@@ -155,7 +155,7 @@ class GradingPool:
         self,
         rewards: Named,
         config: GradingConfig,
-        waits: Waits,
+        waits: Deadlines,
         group_rewards: Named | None = None,
         cores: Sequence[int] = (),
         gpus: Gpus | None = None,

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import MARK, AsyncReward, Generate, Transcript, Unreachable, as_score
@@ -114,7 +114,7 @@ class Graders:
         self,
         tasks: Sequence[TaskConfig],
         config: GradingConfig,
-        waits: Waits,
+        waits: Deadlines,
         generate: Mapping[str, Generate] | None = None,
         cores: Sequence[int] = (),
         gpus: Sequence[str] | None = None,

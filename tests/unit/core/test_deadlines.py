@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError
 
 
 def test_the_result_passes_through():
     async def run():
-        waits = Waits()
+        waits = Deadlines()
         future = asyncio.get_running_loop().create_future()
         future.set_result(7)
         return await waits.wait(future, name="n", owner="o", on="x", deadline=60), waits.open()
@@ -20,7 +20,7 @@ def test_the_result_passes_through():
 
 def test_a_stall_names_the_waiter_and_everybody_else():
     async def run():
-        waits = Waits()
+        waits = Deadlines()
         never = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             other = tasks.create_task(
@@ -46,7 +46,7 @@ def test_a_timeout_of_what_is_awaited_is_no_stall():
         raise TimeoutError("the socket's own")
 
     async def run():
-        await Waits().wait(broken(), name="n", owner="o", on="x", deadline=60)
+        await Deadlines().wait(broken(), name="n", owner="o", on="x", deadline=60)
 
     with pytest.raises(TimeoutError, match="the socket's own"):
         asyncio.run(run())
@@ -54,7 +54,7 @@ def test_a_timeout_of_what_is_awaited_is_no_stall():
 
 def test_errors_and_cancellation_close_the_wait():
     async def run():
-        waits = Waits()
+        waits = Deadlines()
 
         async def broken():
             raise KeyError("x")
@@ -74,7 +74,7 @@ def test_errors_and_cancellation_close_the_wait():
 
 def test_time_spent_is_kept_by_owner_and_name():
     async def run():
-        waits = Waits()
+        waits = Deadlines()
         loop = asyncio.get_running_loop()
         before = loop.time()
         for _ in range(3):
@@ -87,12 +87,12 @@ def test_time_spent_is_kept_by_owner_and_name():
 
 
 def test_a_table_of_no_waits_says_so():
-    assert Waits().table(0.0).strip() == "nobody"
+    assert Deadlines().table(0.0).strip() == "nobody"
 
 
 def test_calm_comes_when_only_the_patient_wait():
     async def run():
-        waits, order, work, patience = Waits(), [], asyncio.Event(), asyncio.Event()
+        waits, order, work, patience = Deadlines(), [], asyncio.Event(), asyncio.Event()
 
         async def worker():
             await waits.wait(work.wait(), name="step", owner="a", on="x", deadline=60)

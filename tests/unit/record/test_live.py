@@ -3,7 +3,7 @@
 import asyncio
 import io
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.record.live import LiveView, PlainView, make_view
 
 METRICS = {
@@ -23,8 +23,8 @@ def test_a_pipe_gets_one_line_a_step():
     view = make_view("auto", stream)
     assert isinstance(view, PlainView)
     view.start("demo", "synchronous")
-    view.step(7, 100, METRICS, Waits())
-    view.step(8, 100, {}, Waits())
+    view.step(7, 100, METRICS, Deadlines())
+    view.step(8, 100, {}, Deadlines())
     view.message("saved [bold]")
     view.close()
     assert stream.getvalue().splitlines() == [
@@ -44,7 +44,7 @@ def test_the_panel_shows_numbers_and_who_waits_for_whom():
     stream = io.StringIO()
 
     async def run():
-        view, waits = make_view("on", stream), Waits()
+        view, waits = make_view("on", stream), Deadlines()
         view.start("demo", "groups alive 12")
         never = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

@@ -12,7 +12,7 @@ from queue import Queue
 import httpx
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, play
@@ -129,13 +129,13 @@ def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
         elsewhere = (
             "; curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:9/ || true" if shutil.which("curl") else ""
         )
-        agent = BoxedAgent(command=f"python3 -c '{ASK}'{elsewhere}", rooms=rooms, waits=Waits())
+        agent = BoxedAgent(command=f"python3 -c '{ASK}'{elsewhere}", rooms=rooms, waits=Deadlines())
         outcome = played(renderer, agent)
         assert outcome.failure is None, outcome.failure
         assert outcome.result.startswith("42 [") and (not elsewhere or outcome.result.endswith("403"))
-        crashed = played(renderer, BoxedAgent(command="echo no >&2; exit 3", rooms=rooms, waits=Waits()))
+        crashed = played(renderer, BoxedAgent(command="echo no >&2; exit 3", rooms=rooms, waits=Deadlines()))
         assert crashed.failure.source == "agent" and "exit code 3: no" in crashed.failure.message
-        late = played(renderer, BoxedAgent(command="sleep 1000", rooms=rooms, waits=Waits()), seconds=1.0)
+        late = played(renderer, BoxedAgent(command="sleep 1000", rooms=rooms, waits=Deadlines()), seconds=1.0)
         assert late.failure.source == "agent" and "took more than 1 s" in late.failure.message
         assert not [path for path in rooms.path.iterdir() if path.is_dir()]
     finally:

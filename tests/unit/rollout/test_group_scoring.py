@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError
 from antiphon.core.types import AttemptId, AttemptStatus, Message, PolicyVersion, Prompt, Score
 from antiphon.rollout.group_scoring import Siblings
@@ -23,7 +23,7 @@ class Together:
         self.gate = asyncio.Event()
         self.gate.set()
         self.siblings = Siblings(
-            episodes_of(world=world, max_turns=4), self.judge, frozenset(tasks), 3, Waits(), timeout
+            episodes_of(world=world, max_turns=4), self.judge, frozenset(tasks), 3, Deadlines(), timeout
         )
 
     async def judge(self, prompt, transcripts, scores):

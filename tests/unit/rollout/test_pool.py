@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
@@ -97,7 +97,7 @@ async def settle():
 
 
 def pool_of(*engines):
-    return EnginePool(engines, Waits(), SCHEDULE, events=Events())
+    return EnginePool(engines, Deadlines(), SCHEDULE, events=Events())
 
 
 def test_requests_wait_for_room_and_go_by_priority():
@@ -237,7 +237,7 @@ def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have
     async def main():
         one, two = HeldEngine(), HeldEngine()
         told = []
-        pool = EnginePool([one, two], Waits(), SCHEDULE, events=Events(), on_loss=told.append)
+        pool = EnginePool([one, two], Deadlines(), SCHEDULE, events=Events(), on_loss=told.append)
         task = asyncio.create_task(pool.generate(request("a")))
         await settle()
         one.started[0].die()
@@ -320,7 +320,7 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
         watch = asyncio.create_task(pool.watch())
         for victim, (made, alive) in enumerate([(3, 2), (4, 2), (4, 1)]):
             engines[victim].kill()
@@ -343,7 +343,7 @@ def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_re
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
         pool = EnginePool(
-            engines[:1], Waits(), schedule, events=Events(), on_loss=told.append, respawn=respawn, wanted=3
+            engines[:1], Deadlines(), schedule, events=Events(), on_loss=told.append, respawn=respawn, wanted=3
         )
         watch = asyncio.create_task(pool.watch())
         await asyncio.sleep(300.0)
@@ -368,7 +368,7 @@ class Scaled:
         self.engines, self.closed = [HeldEngine(capacity=1)], []
         self.pool = EnginePool(
             self.engines,
-            Waits(),
+            Deadlines(),
             SCHEDULE.model_copy(update={"engine_restarts": restarts, "engine_timeout": 1.0, "timeout": 600.0}),
             events=Events(),
             respawn=self.another,
@@ -495,7 +495,7 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn, on_loss=told.append)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn, on_loss=told.append)
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(600.0)
@@ -526,7 +526,7 @@ def test_a_replacement_that_hangs_as_it_starts_is_given_up_and_tried_again():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Waits(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(2 * SCHEDULE.timeout)
@@ -543,7 +543,7 @@ def test_an_engine_that_cannot_load_is_done_without():
         one.may_load.set()
         two.may_load.set()
         told = []
-        pool = EnginePool([one, two], Waits(), SCHEDULE, events=Events(), on_loss=told.append)
+        pool = EnginePool([one, two], Deadlines(), SCHEDULE, events=Events(), on_loss=told.append)
         await pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP)
         assert one.dead and pool.engines == 1 and "a wrong digest" in told[0]
 
@@ -554,7 +554,7 @@ def test_a_pinned_group_goes_whole_to_an_engine_with_room_for_all_of_it():
     async def main():
         one, two = HeldEngine(capacity=5), HeldEngine(capacity=5)
         schedule = SCHEDULE.model_copy(update={"placement": "pinned", "group_size": 3})
-        pool = EnginePool([one, two], Waits(), schedule, events=Events())
+        pool = EnginePool([one, two], Deadlines(), schedule, events=Events())
         names = [f"{group}{i}" for group in "abcd" for i in range(3)]
         tasks = [asyncio.create_task(pool.generate(request(name, affinity=(name[0],)))) for name in names]
         await settle()
@@ -615,7 +615,7 @@ def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
     async def main():
         lent, kept = HeldEngine(capacity=2), HeldEngine(capacity=2)
         lent.lent = True
-        pool = EnginePool([lent, kept], Waits(), SCHEDULE, events=Events())
+        pool = EnginePool([lent, kept], Deadlines(), SCHEDULE, events=Events())
         tasks = [asyncio.create_task(pool.generate(request(str(number)))) for number in range(4)]
         await settle()
         assert (len(lent.started), len(kept.started)) == (2, 2)
@@ -651,7 +651,7 @@ def test_lent_engines_wake_with_the_weights_they_are_to_have():
     async def main():
         engine = HeldEngine()
         engine.lent = True
-        pool = EnginePool([engine], Waits(), SCHEDULE, events=Events())
+        pool = EnginePool([engine], Deadlines(), SCHEDULE, events=Events())
         await pool.lend()
         task = asyncio.create_task(pool.generate(request("0")))
         loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
@@ -670,7 +670,7 @@ def test_lent_engines_wake_with_the_weights_they_are_to_have():
 
 def test_an_engine_that_joins_while_devices_are_lent_sleeps():
     async def main():
-        pool = EnginePool([HeldEngine()], Waits(), SCHEDULE, events=Events())
+        pool = EnginePool([HeldEngine()], Deadlines(), SCHEDULE, events=Events())
         await pool.lend()
         late = HeldEngine()
         late.lent = True
@@ -690,7 +690,7 @@ def test_an_engine_that_joins_while_devices_are_lent_sleeps():
 
 def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_it_meanwhile():
     async def main():
-        pool = EnginePool([HeldEngine()], Waits(), SCHEDULE, events=Events())
+        pool = EnginePool([HeldEngine()], Deadlines(), SCHEDULE, events=Events())
         await pool.lend()
         begun, may_end = asyncio.Event(), asyncio.Event()
 
@@ -716,7 +716,7 @@ def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_
 def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
     async def main():
         reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
-        pool = EnginePool([reads, writes], Waits(), SCHEDULE, events=Events(), prefers={"long": "h800"})
+        pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), prefers={"long": "h800"})
         tasks = [
             asyncio.create_task(pool.generate(request(str(n), task="long" if n < 3 else "short"))) for n in range(6)
         ]

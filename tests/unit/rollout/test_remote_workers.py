@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import WorkerDied
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt
 from antiphon.record.events import Events
@@ -34,7 +34,7 @@ def with_shards(test, engines=(1, 1), **config):
         made = [await start(number) for number in range(len(engines))]
         schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, **config)
         try:
-            shards = Shards(made, Waits(), schedule, start=start, on_loss=told.append)
+            shards = Shards(made, Deadlines(), schedule, start=start, on_loss=told.append)
             await asyncio.wait_for(test(shards, made), 60)
         finally:
             await cluster.close()

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import RolloutError, StallError
 from antiphon.core.types import (
     AttemptStatus,
@@ -87,7 +87,7 @@ class Stage:
             next_prompt=self.prompt,
             episodes=self,
             keep=keep,
-            waits=Waits(),
+            waits=Deadlines(),
             ledger=Ledger(store, Events(), run=at_once),
         )
 

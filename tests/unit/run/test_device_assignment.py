@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
 from antiphon.engines.config import EngineConfig
 from antiphon.run.device_assignment import EngineStarter, Seat
@@ -36,7 +36,7 @@ def started(folder, minimum, then):
             await cluster.spawn("first", "tests.unit.cluster.workers_for_tests:Counter").call("pid")
             told = []
             starter = EngineStarter(cluster, "engine", folder, config)
-            engines = await starter.first(Waits(), DEADLINE, told.append)
+            engines = await starter.first(Deadlines(), DEADLINE, told.append)
             await then(starter, engines, told)
         finally:
             await cluster.close()

@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.sessions.archives import checked_tar
@@ -55,7 +55,7 @@ def boxed(test):
 
     def run(rooms, tmp_path):
         async def body():
-            async with await Box.start(rooms, BoxConfig(limits=LIMITS), Waits()) as box:
+            async with await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines()) as box:
                 known = {"box": box, "session": Session(box), "files": Files(box), "tmp_path": tmp_path}
                 await test(**{name: known[name] for name in inspect.signature(test).parameters})
 
@@ -350,7 +350,7 @@ class SessionModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.box = self.loop.run_until_complete(Box.start(self.rooms, BoxConfig(limits=LIMITS), Waits()))
+        self.box = self.loop.run_until_complete(Box.start(self.rooms, BoxConfig(limits=LIMITS), Deadlines()))
         self.session = Session(self.box)
         self.forget()
         self.shell = 0
@@ -739,7 +739,7 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
 
         async def body():
             config = BoxConfig(limits=LIMITS, network=(here,))
-            async with await Box.start(rooms, config, Waits()) as box:
+            async with await Box.start(rooms, config, Deadlines()) as box:
                 session = Session(box)
                 await Files(box).write("get.py", GET.encode())
                 assert (await session.run(f"python3 get.py http://{here}/a?b")).stdout == f"/a?b for {here}\n"
@@ -797,7 +797,7 @@ def test_closing_leaves_nothing(rooms):
     mark = f"10{secrets.randbelow(10**9)}"
 
     async def body():
-        box = await Box.start(rooms, BoxConfig(limits=LIMITS), Waits())
+        box = await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines())
         session = Session(box)
         await session.run(f"sleep {mark} & setsid sleep {mark} & (trap '' HUP TERM; sleep {mark}) & disown -a")
         running = asyncio.create_task(session.run("echo; sleep 1000"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, StateError
 from antiphon.simulate.clock import run
 
@@ -44,7 +44,7 @@ def test_deadlines_are_virtual():
     async def main():
         never = asyncio.get_running_loop().create_future()
         with pytest.raises(StallError, match="the learner waited more than 600 s for groups"):
-            await Waits().wait(never, name="step", owner="the learner", on="groups", deadline=600)
+            await Deadlines().wait(never, name="step", owner="the learner", on="groups", deadline=600)
         return asyncio.get_running_loop().time()
 
     assert run(main()) == 600

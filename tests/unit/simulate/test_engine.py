@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -166,7 +166,7 @@ def test_a_crash_keeps_what_was_made_and_another_engine_makes_the_rest():
     async def main():
         speed = EngineSpeed(slots=2, iteration=1.0)
         first, second = (SimulatedEngine(speed, length=lambda r: 6) for _ in range(2))
-        pool = EnginePool([first, second], Waits(), SCHEDULE, events=Events())
+        pool = EnginePool([first, second], Deadlines(), SCHEDULE, events=Events())
         task = asyncio.create_task(pool.generate(request("a")))
         await asyncio.sleep(2.5)
         first.crash()
@@ -183,7 +183,7 @@ def test_a_hung_engine_is_killed_and_its_requests_go_on_elsewhere():
         speed = EngineSpeed(slots=1, iteration=1.0)
         engines = [SimulatedEngine(speed, length=lambda r: 6) for _ in range(2)]
         told = []
-        pool = EnginePool(engines, Waits(), SCHEDULE, events=Events(), on_loss=told.append)
+        pool = EnginePool(engines, Deadlines(), SCHEDULE, events=Events(), on_loss=told.append)
         watch = asyncio.create_task(pool.watch())
         tasks = [asyncio.create_task(pool.generate(request(name))) for name in "ab"]
         await asyncio.sleep(2.5)

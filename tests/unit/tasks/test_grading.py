@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, WorkerDied
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
@@ -29,7 +29,7 @@ Rewards = dict[str, tuple[str, dict[str, Any]]]
 
 def pool(workers: int = 1, deadline: float = 2.0, rewards: Rewards | None = None) -> GradingPool:
     config = GradingConfig(workers=workers, deadline=deadline)
-    return GradingPool(rewards or {"obey": OBEY}, config, Waits())
+    return GradingPool(rewards or {"obey": OBEY}, config, Deadlines())
 
 
 def prompt(payload: Any, task: str = "obey") -> Prompt:
@@ -299,7 +299,7 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(turns: int) -> N
 )
 def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], status: str, detail: str) -> None:
     together = {"obey": ("tests.unit.tasks.hostile_rewards:places", {})}
-    grading = GradingPool({"obey": OBEY}, GradingConfig(workers=1, deadline=1.0), Waits(), together)
+    grading = GradingPool({"obey": OBEY}, GradingConfig(workers=1, deadline=1.0), Deadlines(), together)
     alone = [Score.of(value) for value in (0.9, 0.1, 0.5)]
 
     async def body(grading: GradingPool) -> Any:
@@ -313,9 +313,9 @@ def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], 
 def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
     together = {"obey": ("duplicates", {"penalt": 1.0})}
     with pytest.raises(ConfigError, match=r"group reward 'duplicates' is called with .* argument 'penalt'"):
-        graded(GradingPool({"obey": OBEY}, GradingConfig(), Waits(), together))
+        graded(GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), together))
     with pytest.raises(ConfigError, match="unknown group reward 'duplicate': did you mean 'duplicates'"):
-        GradingPool({"obey": OBEY}, GradingConfig(), Waits(), {"obey": ("duplicate", {})})
+        GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), {"obey": ("duplicate", {})})
 
 
 def in_one_batch(tmp_path: Any, *payloads: str) -> tuple[list[Score], list[str]]:

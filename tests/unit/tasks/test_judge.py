@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
@@ -41,7 +41,7 @@ def judged(address: str, *responses: str, deadline: float = 20.0, asked: str = "
     task = TaskConfig(name="t", prompts=PromptsConfig(source="jsonl"), reward="judge", reward_options=options)
 
     async def run() -> list[Score]:
-        async with Graders([task], GradingConfig(deadline=deadline), Waits()) as graders:
+        async with Graders([task], GradingConfig(deadline=deadline), Deadlines()) as graders:
             question = Message("user", asked)
             prompt = Prompt(id="t/1", task="t", messages=(question,), payload={"best": "the good answer"})
             transcripts = [Transcript([question, Message("assistant", response)]) for response in responses]

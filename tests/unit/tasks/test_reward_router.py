@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript, Unreachable
@@ -28,7 +28,7 @@ def task(name: str, reward: str = OBEY[0], grading: GradingConfig | None = None,
 
 def with_graders(tasks: list[TaskConfig], body: Callable[[Graders], Awaitable[Any]], **config: Any) -> Any:
     async def run() -> Any:
-        async with Graders(tasks, GradingConfig(**config), Waits()) as graders:
+        async with Graders(tasks, GradingConfig(**config), Deadlines()) as graders:
             return await body(graders)
 
     return asyncio.run(run())
@@ -81,7 +81,7 @@ async def until(graders: GradingPool, done: Callable[[], bool]) -> None:
 def test_a_pool_grows_while_gradings_queue_and_shrinks_when_there_is_nothing_to_do() -> None:
     async def run() -> tuple[list[int], set[float | None]]:
         config = GradingConfig(workers=1, max_workers=3, idle_seconds=0.3, deadline=60.0)
-        async with GradingPool({"obey": ("tests.unit.tasks.hostile_rewards:Slow", {})}, config, Waits()) as pool:
+        async with GradingPool({"obey": ("tests.unit.tasks.hostile_rewards:Slow", {})}, config, Deadlines()) as pool:
             sizes = [len(children())]
             queue = [asyncio.ensure_future(pool.score(prompt(n), EMPTY)) for n in range(400)]
             await until(pool, lambda: len(children()) == 3)
@@ -108,7 +108,7 @@ def test_a_pool_whose_additional_worker_cannot_start_stays_as_it_is(tmp_path: An
     async def run() -> tuple[list[Score], GradingPool]:
         config = GradingConfig(workers=1, max_workers=4, deadline=60.0)
         rewards = {"obey": ("tests.unit.tasks.hostile_rewards:OnlyOne", {"path": str(tmp_path / "lock")})}
-        async with GradingPool(rewards, config, Waits()) as pool:
+        async with GradingPool(rewards, config, Deadlines()) as pool:
             first = [asyncio.ensure_future(pool.score(prompt(n), EMPTY)) for n in range(30)]
             await until(pool, lambda: bool(pool.stats.failed_starts))
             return await asyncio.gather(*first), pool
@@ -127,7 +127,7 @@ def test_a_worker_that_cannot_come_back_at_once_is_tried_again(tmp_path: Any, mo
         rewards = {"obey": ("tests.unit.tasks.hostile_rewards:Flaky", {"path": str(path), "failures": failures})}
 
         async def run() -> list[Score]:
-            async with GradingPool(rewards, GradingConfig(deadline=60.0), Waits()) as pool:
+            async with GradingPool(rewards, GradingConfig(deadline=60.0), Deadlines()) as pool:
                 return await asyncio.gather(*(pool.score(prompt(payload), EMPTY) for payload in (1, "exit", 2)))
 
         return asyncio.run(run())
@@ -259,7 +259,7 @@ def test_what_goes_wrong_in_them_is_never_a_score() -> None:
 
 def test_they_are_closed_and_then_ask_nobody() -> None:
     async def run() -> None:
-        async with Graders([task("c", f"{HERE}:Closing")], GradingConfig(), Waits()) as graders:
+        async with Graders([task("c", f"{HERE}:Closing")], GradingConfig(), Deadlines()) as graders:
             assert (await graders.score(prompt(1, "c"), EMPTY)).value == 1.0
         with pytest.raises(WorkerDied, match="closed"):
             await graders.score(prompt(1, "c"), EMPTY)
@@ -278,7 +278,7 @@ def seen(gpus: Any, workers: int, own: bool = False) -> Counter[str]:
         tasks = [task("a"), task("b", grading=GradingConfig(deadline=60.0))] if own else [task("a")]
         said: dict[float | None, str] = {}
         config = GradingConfig(workers=workers, deadline=60.0)
-        async with Graders(tasks, config, Waits(), gpus=gpus) as graders:
+        async with Graders(tasks, config, Deadlines(), gpus=gpus) as graders:
             while len(said) < workers + own:
                 asked = (graders.score(prompt("gpus", each.name), EMPTY) for each in tasks for _ in range(4))
                 said |= {score.value: score.detail for score in await asyncio.gather(*asked)}
@@ -306,7 +306,7 @@ def test_a_process_in_the_place_of_another_sees_its_gpu() -> None:
         return [before.detail, after.detail]
 
     async def run() -> list[str]:
-        async with GradingPool({"obey": OBEY}, GradingConfig(), Waits(), gpus=Gpus(["0", "1"])) as pool:
+        async with GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), gpus=Gpus(["0", "1"])) as pool:
             return await body(pool)
 
     assert asyncio.run(run()) == ["0", "0"]

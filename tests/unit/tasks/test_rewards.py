@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.core.deadlines import Waits
+from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import Message, Prompt, Sampling, Score, ScoreStatus, Turn
 from antiphon.tasks.base import Transcript
@@ -87,7 +87,7 @@ def test_an_answer_that_hangs_the_verifier_is_ungraded_and_the_others_are_scored
 
     async def run() -> list[Score]:
         config = GradingConfig(workers=1, deadline=1.5)
-        async with GradingPool({"t": (f"{__name__}:hangs_on_seven", {})}, config, Waits()) as pool:
+        async with GradingPool({"t": (f"{__name__}:hangs_on_seven", {})}, config, Deadlines()) as pool:
             prompt = ask({"answer": "5"})
             return await asyncio.gather(*(pool.score(prompt, answer(rf"\boxed{{{text}}}")) for text in responses))
 
