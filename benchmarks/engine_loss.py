@@ -19,7 +19,7 @@ from _runs import Finished, run
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
-from antiphon.simulate.chaos import Books
+from antiphon.simulate.chaos import InvariantChecker
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 SETTINGS = (
@@ -87,7 +87,7 @@ def engine_process(run_pid: int) -> psutil.Process:
 
 def describe(finished: Finished, steps: int) -> dict[str, float]:
     """Counts of a run whose books close."""
-    books = Books(load(finished.directory / "config.yaml", model=RunConfig).rollout)
+    books = InvariantChecker(load(finished.directory / "config.yaml", model=RunConfig).rollout)
     with (finished.directory / "events.jsonl").open() as lines:
         books.read(lines)
     books.close(steps)

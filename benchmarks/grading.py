@@ -95,12 +95,12 @@ def serve_texts() -> None:
     from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
     from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-    from antiphon.tasks.grading.router import Graders
+    from antiphon.tasks.grading.router import RewardRouter
 
     async def grade() -> None:
         prompts = PromptsConfig(source="jsonl")
         tasks = [TaskConfig(name=n, prompts=prompts, reward=n, reward_options=o) for n, o in OTHERS.items()]
-        async with Graders(tasks, GradingConfig(deadline=60.0), Deadlines()) as graders:
+        async with RewardRouter(tasks, GradingConfig(deadline=60.0), Deadlines()) as graders:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 asked = [
                     graders.score(

@@ -22,7 +22,7 @@ import matplotlib
 from _common import ROOT, table, write_result
 from _runs import Finished, run
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.run.build import evaluate_model
 from antiphon.run.config import RunConfig
 
@@ -79,7 +79,7 @@ def describe(finished: Finished) -> str:
 def tried(finished: Finished, game: str, seed: int = 0) -> dict[str, Any]:
     """How the model that a run has ended with does at a game."""
     path = RECIPE / f"{game}.yaml"
-    import_folder(path)
+    add_import_folder(path)
     config = load(path, [f"seed={seed}"], model=RunConfig)
     temperature = config.evaluation.temperature
     found = evaluate_model(str(finished.checkpoint), config, samples=ATTEMPTS, temperature=temperature, limit=0)

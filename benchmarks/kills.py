@@ -24,7 +24,7 @@ from pathlib import Path
 
 from _common import ROOT, table, write_result
 
-from antiphon.core.config import import_folder
+from antiphon.core.config import add_import_folder
 from antiphon.core.registry import import_path
 from antiphon.inspect.audit import audit
 
@@ -88,7 +88,7 @@ def main() -> None:
     arguments.add_argument("--roles", nargs="*", default=[*BESIDE, *SHARDED], choices=[*BESIDE, *SHARDED])
     arguments.add_argument("--runs", type=Path, default=Path("runs/kills"))
     options = arguments.parse_args()
-    import_folder(CONFIG)
+    add_import_folder(CONFIG)
     build = import_path("parts:build")
     figures: dict[str, float] = {}
     violations = 0

@@ -33,7 +33,7 @@ from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, Sample, TrainBatch, Update
-from antiphon.learning.batch import build_batch, lone
+from antiphon.learning.batch import build_batch, single_response
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.host_device_copy import sent
 from antiphon.learning.model.attention import Reader, trained
@@ -138,7 +138,7 @@ class Way:
 
 def sample(rng: np.random.Generator, number: int, prompt: np.ndarray, length: int, vocabulary: int) -> Sample:
     """A response of so many tokens, each as likely as any other when it was sampled."""
-    (made,) = lone(number, prompt, rng.integers(0, vocabulary, length).astype(np.int32))
+    (made,) = single_response(number, prompt, rng.integers(0, vocabulary, length).astype(np.int32))
     mask = made.segment.loss_mask
     segment = replace(made.segment, logprobs=np.where(mask, -np.log(vocabulary), 0).astype(np.float32))
     return replace(made, segment=segment, advantages=np.where(mask, rng.normal(), 0).astype(np.float32))

@@ -30,7 +30,7 @@ import numpy as np
 from _common import ROOT, table, write_result
 
 from antiphon.core.rng import generator
-from antiphon.run.build import built
+from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 
@@ -163,7 +163,7 @@ async def tick_until_told() -> Lags:
 
 async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
     """One run with so many episodes alive."""
-    async with built(configuration(live, steps, runs), overwrite=True) as run:
+    async with open_run(configuration(live, steps, runs), overwrite=True) as run:
         from live_episodes import DistantLake as Lake  # the one that the run knows: this file is not __main__ to it
 
         before_lags, before = await idle(IDLE_SECONDS), pss()

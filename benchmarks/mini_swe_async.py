@@ -27,16 +27,16 @@ from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
-from antiphon.learning.learner import Models
+from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import begin
 from antiphon.record.run_dir import RunDirectory
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import RunConfig
-from antiphon.run.loop import Parts, Run, training_of
+from antiphon.run.loop import Components, Run, make_step_pipeline
 from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.simulate.faults import Faults
@@ -45,7 +45,7 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.tasks.rewards.environment_return import environment_return
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 from antiphon_envs.mini_swe.packages import Instance, package_of, read_instances
 
 TASK, SEED, TURNS = "mini_swe", 0, 30
@@ -126,7 +126,7 @@ class Silent:
 
     def start(self, name: str, note: str = "") -> None: ...
 
-    def step(self, step: int, steps: int, metrics: Any, waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Any, deadlines: Deadlines) -> None:
         self.steps.append(dict(metrics))
 
     def message(self, text: str) -> None: ...
@@ -148,10 +148,10 @@ async def play(
         checkpoint={"every": 0},
         record={"directory": str(root), "trackers": (), "live": "off"},
     )
-    loop, waits, script, view = asyncio.get_running_loop(), Deadlines(), Script(instances), Silent()
+    loop, deadlines, script, view = asyncio.get_running_loop(), Deadlines(), Script(instances), Silent()
     events = Events(loop.time, None)
     engine = SimulatedEngine(ENGINE, lambda request: round(TOKENS.draw(request.sampling.seed)))
-    pool = EnginePool([engine], waits, config.rollout, events=events)
+    pool = EnginePool([engine], deadlines, config.rollout, events=events)
     learner = SimulatedLearner(LEARNER, Faults((), SEED, events), lambda: [engine])
     directory = RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
@@ -176,7 +176,7 @@ async def play(
         )
         for instance in instances
     ]
-    episodes = Episodes(
+    episodes = EpisodeRunner(
         tokenizer=script,
         generate=generate,
         grade=grade,
@@ -185,12 +185,12 @@ async def play(
         max_length=1 << 40,
         seed=SEED,
     )
-    parts = Parts(
+    parts = Components(
         config=config,
-        waits=waits,
+        deadlines=deadlines,
         workers=(),
-        models=Models(learner=learner),
-        training=training_of(config, learner),
+        models=ModelRoles(learner=learner),
+        training=make_step_pipeline(config, learner),
         pool=pool,
         episodes=episodes,
         mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], SEED),
@@ -202,7 +202,7 @@ async def play(
         directory=directory,
         ledger=ledger,
         resumption=None,
-        exchange=Exchange(root),
+        exchange=TransferContext(root),
         metrics=stack.enter_context(Metrics(directory.metrics, lineage=0)),
         trackers=(),
         view=view,

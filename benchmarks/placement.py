@@ -30,7 +30,7 @@ from _common import ROOT, table, write_result
 from _runs import Peak, run
 
 from antiphon.cluster.devices import this_machine
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
@@ -72,7 +72,7 @@ def main() -> None:
     options = arguments.parse_args()
     warm = run("sft", RECIPE, "warm", runs=options.runs)
     common = ("sft=null", f"model.path={warm.checkpoint}", "evaluation.minimum_accuracy=0", "record.events=true")
-    import_folder(RECIPE)
+    add_import_folder(RECIPE)
     config = load(RECIPE, (*common, f"record.directory={options.runs}", "record.live=off"), model=RunConfig)
     on_gpu = bool(this_machine().gpus)
     speeds = None if on_gpu else measure_devices(config, SECONDS, 2)

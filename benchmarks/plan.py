@@ -13,7 +13,7 @@ from statistics import median
 from _common import ROOT, table, write_result
 from _runs import run
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import WARM_UP, predict
@@ -39,7 +39,7 @@ def main() -> None:
     common = ("sft=null", f"model.path={warm.checkpoint}", "evaluation.minimum_accuracy=0", "record.events=true")
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in SETTINGS}
     for number in range(options.rounds):
-        import_folder(RECIPE)
+        add_import_folder(RECIPE)
         base = (*common, f"record.directory={options.runs}", "record.live=off", f"seed={number}")
         speeds = measure(load(RECIPE, base, model=RunConfig), SECONDS)
         for name, overrides in SETTINGS.items():

@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 from _common import ROOT, smollm2, table, write_result
 
-from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.ledger import Ledger, Store, run_synchronously
 
 TINY, SMOLLM2 = (ROOT / "recipes" / name / "config.yaml" for name in ("tiny_arithmetic", "smollm2_arithmetic"))
 WARM_UP = 5  # steps
@@ -158,7 +158,7 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
     async def write() -> None:
         store = Store(place)
         begin(store)
-        ledger, dispatched = Ledger(store, Events(), run=at_once), 0
+        ledger, dispatched = Ledger(store, Events(), run=run_synchronously), 0
         for step in range(attempts // (groups * siblings)):
             version, taken = PolicyVersion(0, step), range(step * groups, (step + 1) * groups)
             names = [AttemptId(group, sibling, 0) for group in taken for sibling in range(siblings)]

@@ -21,13 +21,13 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 
 TREE = "for d in {1..50}; do mkdir d$d; for f in {1..20}; do head -c 10000 /dev/urandom > d$d/f$f; done; done"
 
 
-async def session_command_ms(rooms: Rooms, commands: int) -> dict[str, float]:
+async def session_command_ms(rooms: RuntimeDirs, commands: int) -> dict[str, float]:
     """Milliseconds of a command, and of a new shell, a new box, a snapshot and its restoration (1,000 files, 10 MB)."""
     began = time.perf_counter()
     async with await Box.start(rooms, BoxConfig(), Deadlines()) as box:
@@ -64,10 +64,10 @@ async def _commands(session: Session, commands: int) -> dict[str, float]:
     }
 
 
-async def boxes_alive(rooms: Rooms, number: int) -> dict[str, float]:
+async def boxes_alive(rooms: RuntimeDirs, number: int) -> dict[str, float]:
     """Boxes at once: seconds until all have answered, memory of each, and seconds until all are gone."""
-    waits, began = Deadlines(), time.perf_counter()
-    boxes = [await Box.start(rooms, BoxConfig(), waits) for _ in range(number)]
+    deadlines, began = Deadlines(), time.perf_counter()
+    boxes = [await Box.start(rooms, BoxConfig(), deadlines) for _ in range(number)]
     sessions = [Session(box) for box in boxes]
     answers = await asyncio.gather(*(session.run("echo $((6 * 7))") for session in sessions))
     assert all(answer.stdout == "42\n" for answer in answers)
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--boxes", type=int, default=200)
     parser.add_argument("--no-result", action="store_true", help="print only")
     arguments = parser.parse_args()
-    rooms = Rooms()
+    rooms = RuntimeDirs()
     try:
         figures = asyncio.run(session_command_ms(rooms, arguments.commands))
         figures |= asyncio.run(boxes_alive(rooms, arguments.boxes))

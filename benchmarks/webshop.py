@@ -20,7 +20,7 @@ import matplotlib
 from _common import ROOT, interval, table, write_result
 from _runs import Finished, run
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.run.build import evaluate_model
 from antiphon.run.config import RunConfig
 
@@ -39,7 +39,7 @@ def main() -> None:
     arguments.add_argument("--runs", type=Path, default=Path("runs/webshop"))
     arguments.add_argument("--resume", action="store_true", help="take runs that have ended as they are")
     options = arguments.parse_args()
-    import_folder(CONFIG)
+    add_import_folder(CONFIG)
     finished, measured = [], []
     for seed in range(options.seeds):
         overrides = (f"seed={seed}", "checkpoint.every=100000")  # which keeps the model that the warm start came to

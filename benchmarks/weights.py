@@ -28,7 +28,7 @@ from antiphon.core.workers import Worker
 from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.weights.base import CHANNELS, Exchange, shared_directory
+from antiphon.weights.base import CHANNELS, TransferContext, shared_directory
 
 
 class Copier(Worker):
@@ -74,12 +74,12 @@ async def measure(rounds: int, engines: int) -> tuple[dict[str, list[float]], in
         for cluster in (local, ray)
     }
     ways = {
-        "shared_memory": ("plain", local, Exchange(folders[0])),
-        "files": ("plain", local, Exchange(folders[2])),
-        "device_memory": ("plain", local, Exchange(folders[0], "device_memory")),
-        "distributed": ("plain", local, Exchange(folders[0], "distributed")),
-        "object_store": ("ray", ray, Exchange(folders[0], "object_store")),
-        "adapters": ("adapted", local, Exchange(folders[1])),
+        "shared_memory": ("plain", local, TransferContext(folders[0])),
+        "files": ("plain", local, TransferContext(folders[2])),
+        "device_memory": ("plain", local, TransferContext(folders[0], "device_memory")),
+        "distributed": ("plain", local, TransferContext(folders[0], "distributed")),
+        "object_store": ("ray", ray, TransferContext(folders[0], "object_store")),
+        "adapters": ("adapted", local, TransferContext(folders[1])),
     }
     found: dict[str, list[float]] = {name: [] for name in ("two_copies", *ways)}
     try:

@@ -5,9 +5,9 @@ A trajectory is one sample or several, which follow one another: a turn each, or
 here are those that were sampled, in that order; what the environment or a prompt said between them is passed over. Scores of
 usable trajectories always have a value: a trajectory without a verdict never reaches a group.
 
-An advantage of a whole trajectory is given to all its tokens. Where the divergence from the reference is taken off rewards
-(`kl.place: reward`), the stage has done that with `with_kl` before: `Sample.reward` has all of it. The functions here take it
-token by token instead, beside `Sample.task_reward`: each token has what follows from it on.
+An advantage of a whole trajectory is given to all its tokens. With `kl.place: reward` the stage has already subtracted the
+divergence from the reference (`add_kl_rewards`), and `Sample.reward` includes all of it. The functions here use the
+divergence of each token instead, beside `Sample.task_reward`: a token gets what follows from it on.
 """
 
 from collections import defaultdict
@@ -117,7 +117,7 @@ def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
     array([[ 0., -1.],
            [ 0.,  1.]])
     """
-    return whitened(groups, reinforce(groups, config))
+    return whiten(groups, reinforce(groups, config))
 
 
 def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -129,7 +129,7 @@ def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Ar
     array([[ 0.  , -1.41],
            [ 0.  ,  1.41]])
     """
-    return whitened(groups, dr_grpo(groups, config))
+    return whiten(groups, dr_grpo(groups, config))
 
 
 def turn_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -211,7 +211,7 @@ def nothing(groups: Samples, config: AlgorithmConfig) -> Arrays:
     return _returns(groups, [0 * task_rewards(group) for group in groups], config)
 
 
-def with_teachers(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
+def add_teacher_rewards(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
     """Advantages, and `coefficient` (log teacher - log policy) of each sampled token: a token is as good as its teachers think
     it more likely. The policy is that of before the step if it is known, else the one that sampled.
 
@@ -375,7 +375,7 @@ def _turns(samples: Sequence[Sample]) -> list[tuple[Turn, int]]:
     ]
 
 
-def with_kl(groups: Samples, config: KlConfig) -> list[list[Sample]]:
+def add_kl_rewards(groups: Samples, config: KlConfig) -> list[list[Sample]]:
     """Take the divergence from the reference off rewards: that of each token is its `KL_REWARD`, and that of a whole trajectory
     part of its `Sample.reward`; `Sample.task_reward` is the reward without it.
 
@@ -415,7 +415,7 @@ def mean_values(samples: Sequence[Sample]) -> np.ndarray:
     return _sampled(samples, [sample.streams.named(VALUES).mean(axis=-1, dtype=np.float64) for sample in samples])
 
 
-def whitened(groups: Samples, arrays: Arrays) -> Arrays:
+def whiten(groups: Samples, arrays: Arrays) -> Arrays:
     """Less their mean and divided by their deviation over all sampled tokens of the batch; the rest stays 0."""
     values = of_all(groups, arrays)
     return _on_all(groups, normalised(values, correction=0)) if len(values) else arrays

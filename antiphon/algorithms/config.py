@@ -69,7 +69,7 @@ class RewardConfig(Config):
         return tuple(key for key, on in used.items() if on)
 
 
-class WeightConfig(Config):
+class LossWeightConfig(Config):
     """How much each trajectory counts in the loss."""
 
     by: Literal["none", "difficulty", "length"] = "none"
@@ -82,7 +82,7 @@ class WeightConfig(Config):
     """Give completions no weight that score 0 or less and have more tokens than this; 0 gives all some."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "WeightConfig":
+    def _possible(self) -> "LossWeightConfig":
         if self.mask_difficulty is not None and self.mask_difficulty[0] >= self.mask_difficulty[1]:
             raise ValueError(f"mask_difficulty {list(self.mask_difficulty)} has nothing between its ends")
         return self
@@ -175,7 +175,7 @@ class AlgorithmConfig(Config):
     recipe: str = "grpo"
     """What is not given here is that of `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
     reward: RewardConfig = RewardConfig()
-    weight: WeightConfig = WeightConfig()
+    weight: LossWeightConfig = LossWeightConfig()
     advantage: str = "grpo"
     """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)

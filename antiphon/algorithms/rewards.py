@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig, Over, RewardConfig, WeightConfig
+from antiphon.algorithms.config import KlConfig, LossWeightConfig, Over, RewardConfig
 from antiphon.algorithms.normalization import EPSILON, centred, deviation, mean_of
 from antiphon.core.types import FloatArray, TrajectoryMeta
 
@@ -70,7 +70,7 @@ class Controllers:
         )
 
 
-def restored(state: dict[str, Any] | None) -> Controllers:
+def restore_controllers(state: dict[str, Any] | None) -> Controllers:
     """Of what `dataclasses.asdict` made of them; new ones of None."""
     return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
@@ -82,7 +82,7 @@ class Shaped(NamedTuple):
     turn_divisor: float | None
 
 
-def shaped(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[Shaped]:
+def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[Shaped]:
     """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
     before it is used. `max_tokens` is the limit of a completion.
 
@@ -134,7 +134,7 @@ def _divisors(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[floa
     return [each + EPSILON if each > EPSILON else 1.0 for each in found]
 
 
-def weights(groups: Metas, config: WeightConfig) -> list[FloatArray]:
+def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
     """How much each trajectory counts: 0 if it is masked; the others according to `config.by`, their mean over the batch 1.
 
     By difficulty: from 0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for

@@ -1,8 +1,10 @@
 """Credit from the rhythm of attention: some tokens of a response have their advantage amplified. Pure numpy.
 
-Two numbers a token are read from the model's attention (`learning/model/attention_rhythm.py`). WAAD says how far back the
-heads that look nearby look from it: it rises where a chunk of text begins, and falls inside it. FAI says how much later tokens look back on
-it through the heads that look far: it is high at anchors, which the rest of the response hangs on.
+Two numbers a token are read from the model's attention (`learning/model/attention_rhythm.py`):
+
+- WAAD is how far back the local heads look from the token. It rises where a chunk of text begins, and falls inside it.
+- FAI is how much later tokens look back at the token through the global heads. It is high at anchors, on which the rest of
+  the response depends.
 
 Arrays here are those of one response: its R sampled tokens in order, several turns end to end. A function chooses tokens by
 a weight w each, and gamma = 1 + (amplification - 1) w is what a token's advantage is multiplied with. A value of 0 is no
@@ -19,7 +21,7 @@ from antiphon.core.rng import generator
 from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 
 
-def amplified(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
+def amplify(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
     """The sample's advantages [L] times gamma where it was sampled; with `positive_only` those below 0 as they are."""
     if config.kind is None:
         return advantages

@@ -69,7 +69,7 @@ class _Attached(torch.autograd.Function):
         return gradient[0], torch.ones_like(gradient[0][0, 0])
 
 
-def routers_of(model: nn.Module) -> list[nn.Module]:
+def find_routers(model: nn.Module) -> list[nn.Module]:
     """The routers of a model of transformers, one a layer that has experts, from the first to the last."""
     return [module for module in model.modules() if _NAME.search(type(module).__name__)]
 

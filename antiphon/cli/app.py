@@ -407,7 +407,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI and Anthropic do, to clients that have the token."""
     with _outcome(Path(model)):
-        from antiphon.core.config import import_folder, set_environment
+        from antiphon.core.config import add_import_folder, set_environment
 
         set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         token, given = _token(token_file, SERVE_TOKEN_VARIABLE)
@@ -415,7 +415,7 @@ def serve(
         from antiphon.service.model_server import serve as run
 
         if config is not None and not config.resolve().is_relative_to(Path(model).resolve()):
-            import_folder(config)
+            add_import_folder(config)
         target, settings = configured(model, config, overrides or (), _say)
         _require_model(target)
         if not given:
@@ -442,14 +442,14 @@ def serve_sandboxes(
 ) -> None:
     """Serve sandboxes and environments over HTTP, as ROCK does, to clients that have the token."""
     with _outcome():
-        from antiphon.core.config import import_folder, load
+        from antiphon.core.config import add_import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
         from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, needs
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
-            import_folder(config)
+            add_import_folder(config)
         token, given = _token(token_file, TOKEN_VARIABLE)
         names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
         names += [name for name in environment or () if "prompt" not in needs(name)]
@@ -554,11 +554,11 @@ def _load_to_evaluate(path: Path, overrides: list[str], code: Path | None, trust
     recorded_by = path.parent if _is_recorded(path) else None
     if recorded_by is not None:
         _forbid_imports_from(recorded_by)
-    from antiphon.core.config import import_folder, set_environment
+    from antiphon.core.config import add_import_folder, set_environment
 
     set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     if code is not None:
-        import_folder(code / "config.yaml")
+        add_import_folder(code / "config.yaml")
     if recorded_by is None:
         return _load(str(path), overrides)
     from antiphon.inspect import recorded_config as recorded
@@ -572,13 +572,13 @@ def _load_to_evaluate(path: Path, overrides: list[str], code: Path | None, trust
 def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     # Before numpy or torch start threads of their own: workers set their number themselves, and what the controller
     # computes is small.
-    from antiphon.core.config import import_folder, load, set_environment
+    from antiphon.core.config import add_import_folder, load, set_environment
 
     set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     from antiphon.run.config import RunConfig
 
     run = load(path, overrides or (), model=RunConfig)
-    import_folder(path)
+    add_import_folder(path)
     return run
 
 
@@ -631,13 +631,13 @@ def _token(file: Path | None, variable: str) -> tuple[str, bool]:
 def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_run: bool, overwrite: bool) -> None:
     """Run the verb of `antiphon.offline.run` with a configuration of this kind."""
     with _outcome():
-        from antiphon.core.config import dump, import_folder, load, set_environment
+        from antiphon.core.config import add_import_folder, dump, load, set_environment
 
         set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         from antiphon.offline import config as offline_config
 
         config = load(path, overrides or (), model=getattr(offline_config, kind))
-        import_folder(path)
+        add_import_folder(path)
         if dry_run:
             print(dump(config), end="")
             print("\n# What this amounts to:")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.base import Gpu, Node, Place
-from antiphon.core.config import see_gpus, visible_gpus
+from antiphon.core.config import set_visible_gpus, visible_gpus
 
 _DRIVER = Path("/proc/driver/nvidia")
 
@@ -44,7 +44,7 @@ def occupy(cores: Sequence[int], gpus: Sequence[str]) -> None:
     """Hold this process, and the threads that it will start, to its place. Without GPUs it sees none."""
     if cores:
         os.sched_setaffinity(0, cores)
-    see_gpus(gpus)
+    set_visible_gpus(gpus)
 
 
 def as_seen(place: Place, gpus: Sequence[str]) -> Place:

@@ -7,19 +7,19 @@ import torch
 
 from antiphon.cluster.ray import find, keep
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, Exchange
-from antiphon.weights.tensors import Memory, Named, lay, unlay
+from antiphon.weights.base import Adapters, TransferContext
+from antiphon.weights.tensors import Memory, NamedTensors, pack_tensors, unpack_tensors
 
 
 class ObjectStore:
     """A `WeightChannel` between Ray's workers. The store keeps one version."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: TransferContext) -> None:
         self._copy = Memory()
 
-    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+    def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
-        manifest = lay(named, self._copy, adapters)
+        manifest = pack_tensors(named, self._copy, adapters)
         return WeightsUpdate(version=version, location=keep("weights", self._copy.content.numpy()), manifest=manifest)
 
     @staticmethod
@@ -28,4 +28,4 @@ class ObjectStore:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it cannot be written, which nobody does
             content = torch.from_numpy(find(update.location))
-        yield from unlay(update, content)
+        yield from unpack_tensors(update, content)

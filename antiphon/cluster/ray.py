@@ -25,7 +25,7 @@ from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import gpu_class, occupy, this_machine
 from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
-from antiphon.core.config import see_gpus, set_environment
+from antiphon.core.config import set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
@@ -267,7 +267,7 @@ def holding(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
     import ray
 
     try:
-        see_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=HOLDER_SECONDS))
+        set_visible_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=HOLDER_SECONDS))
     except ray.exceptions.GetTimeoutError as error:
         raise WorkerDied(
             f"Ray has not said within {HOLDER_SECONDS:g} s which GPUs are reserved for this worker"

@@ -82,7 +82,7 @@ def read_yaml(path: Path) -> Any:
     return _Document.read(path).data
 
 
-def import_folder(path: str | Path) -> None:
+def add_import_folder(path: str | Path) -> None:
     """Put the folder of the file `path` on the import path, so that its YAML can name `module:attribute` beside it."""
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
@@ -373,12 +373,12 @@ def visible_gpus() -> list[str] | None:
     return None if named is None else [part.strip() for part in named.split(",") if part.strip()]
 
 
-def see_gpus(gpus: Sequence[str]) -> None:
+def set_visible_gpus(gpus: Sequence[str]) -> None:
     """Have this process see these GPUs alone, by the names of `visible_gpus`; to be called before CUDA is."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
 
-def secret(variable: str) -> str:
+def read_secret(variable: str) -> str:
     """The value of an environment variable that holds what no file should; `ConfigError` if it is not set."""
     value = os.environ.get(variable, "")
     if not value:

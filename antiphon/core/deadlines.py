@@ -16,7 +16,7 @@ from antiphon.core.errors import StallError
 
 T = TypeVar("T")
 
-CALM = 16  # turns of the event loop without a wait that begins or ends, after which nothing else is under way
+IDLE_TURNS = 16  # turns of the event loop without a wait that begins or ends, after which nothing else is under way
 
 
 def succeed(future: asyncio.Future[T], value: T) -> None:
@@ -100,11 +100,11 @@ class Deadlines:
         else:
             del self._queues[deadline]
 
-    async def calm(self, *patient: str) -> None:
+    async def quiesce(self, *patient: str) -> None:
         """Return once nothing happens any more: every wait in progress has one of these names, and the loop has run dry."""
         while True:
             before = self._changes
-            for _ in range(CALM):
+            for _ in range(IDLE_TURNS):
                 await asyncio.sleep(0)
             if self._changes == before:
                 if all(wait.name in patient for wait in self._open.values()):

@@ -30,7 +30,7 @@ def watch(look: Look | None) -> None:
     _look = look
 
 
-def reach(point: str, path: Path | None = None) -> None:
+def hit(point: str, path: Path | None = None) -> None:
     """Say that the process is at a point."""
     if _look is not None:
         _look(point, path)

@@ -1,6 +1,6 @@
 """Workers that are asked several things at once: each has an event loop of its own, and answers as it is done.
 
-The worker is an `AnsweringWorker`, what the controller holds of it an `Asked`. All that goes from one to the other is `Word`s.
+The worker is an `AsyncWorker`, what the controller holds of it an `Client`. All that goes from one to the other is `Reply`s.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, WorkerDied
 from antiphon.core.workers import Worker, WorkerHandle
 
-Does = Callable[..., Coroutine[Any, Any, Any]]  # what answers a question
+Handler = Callable[..., Coroutine[Any, Any, Any]]  # what answers a question
 STARTED = 0  # the question that every worker is asked first: has it started?
 
 
-class Word(NamedTuple):
+class Reply(NamedTuple):
     """What a worker says."""
 
     kind: str  # result, error or died; what else there is is known to those who say and hear it
@@ -28,7 +28,7 @@ class Word(NamedTuple):
     state: Any  # of the worker, as it says this
 
 
-class AnsweringWorker(Worker):
+class AsyncWorker(Worker):
     """The worker's side. All that it says, its loop says."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class AnsweringWorker(Worker):
     def _state(self) -> Any:
         """What is said with every word."""
 
-    async def _serve(self, owner: asyncio.TaskGroup, does: Mapping[str, Does]) -> None:
+    async def _serve(self, owner: asyncio.TaskGroup, does: Mapping[str, Handler]) -> None:
         """Answer questions, by their names, until it is closed."""
         self._owner, self._does = owner, does
         self._say("result")
@@ -52,7 +52,7 @@ class AnsweringWorker(Worker):
 
     def _say(self, kind: str, key: int = STARTED, value: Any = None) -> None:
         """Tell the controller."""
-        self.emit(Word(kind, key, value, self._state()))
+        self.emit(Reply(kind, key, value, self._state()))
 
     # --- what the controller sends -------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class AnsweringWorker(Worker):
             task.cancel()
 
 
-class Asked:
+class Client:
     """The controller's side."""
 
     def __init__(self, handle: WorkerHandle) -> None:
@@ -141,7 +141,7 @@ class Asked:
         """End it by force."""
         self._handle.kill()
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, word: Reply) -> None:
         """The worker has said something."""
         match word.kind:
             case "result" | "error" if (answer := self._answers.get(word.key)) is not None:

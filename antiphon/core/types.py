@@ -408,7 +408,7 @@ class AttemptId(NamedTuple):
         return f"{self.group}.{self.sibling}.{self.attempt}"
 
 
-class Wording(NamedTuple):
+class TextStatistics(NamedTuple):
     """What is known of the tokens that were sampled, where these are not at hand; see `rollout.reward_monitor`."""
 
     repetition: float
@@ -434,7 +434,7 @@ class TrajectoryMeta:
     """A limit cut it off: the last reply hit its limit of tokens; or the episode ended by its length, tokens, turns or seconds,
     or because its environment said `truncated`, before the environment terminated."""
     timing: Timing = Timing()
-    wording: Wording | None = None  # if its payload does not travel with it
+    wording: TextStatistics | None = None  # if its payload does not travel with it
 
 
 @dataclass(frozen=True, slots=True)

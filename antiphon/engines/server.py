@@ -21,7 +21,7 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from antiphon.core.config import secret
+from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
@@ -73,7 +73,7 @@ class ServerEngine:
         self._loads = options.flavour in LOADING
         self._dialect = DIALECTS[options.flavour](self.url)
         self._decoder = read_decoder(str(model))
-        headers = {"Authorization": f"Bearer {secret(options.key)}"} if options.key else {}
+        headers = {"Authorization": f"Bearer {read_secret(options.key)}"} if options.key else {}
         # A connection that is kept may be closed by the server at any time, which would look like its death.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, RecordError
 from antiphon.engines.config import SERVERS
 from antiphon.record import reading
@@ -85,7 +85,7 @@ def vouch(
         given: Keys that the user gave, which are not the run's.
     """
     if code is not None:
-        import_folder(code / "config.yaml")
+        add_import_folder(code / "config.yaml")
     if trust:
         return
     refused: dict[str, list[str]] = {}

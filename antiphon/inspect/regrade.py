@@ -23,9 +23,9 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
 from antiphon.record import reading, schema, trajectories
-from antiphon.record.run_dir import staged, writable
+from antiphon.record.run_dir import lock_run, write_whole
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import graders, model_directory
+from antiphon.run.launch import model_directory, start_graders
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
@@ -66,11 +66,11 @@ class Agreement:
 def regrade(run: Path, config: RunConfig, name: str) -> Agreement:
     """Grade all recorded attempts of a run with the rewards of `config`, and write `regraded/<name>.parquet` beside the
     record. `RecordError` for a run without one, `DataError` if its prompts are not to be had any more."""
-    with writable(run):
+    with lock_run(run):
         found = asyncio.run(_graded(run, config))
         path = reading.path_inside(run, f"regraded/{name}.parquet")
         path.parent.mkdir(exist_ok=True)
-        with staged(path) as file:
+        with write_whole(path) as file:
             pq.write_table(_table(found), file)
     return _agreement(path, found)
 
@@ -92,7 +92,7 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
         built = run / "model"
         model = await model_directory(cluster, str(built) if has_model(run) else config.model.path, built, config.seed)
         renderer = Renderer(model)
-        async with graders(cluster, config, Deadlines()) as (grading, _):
+        async with start_graders(cluster, config, Deadlines()) as (grading, _):
 
             async def one(known: dict[str, Any], trajectory: Trajectory) -> Regraded:
                 async with seats:

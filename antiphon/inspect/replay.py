@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from antiphon.algorithms.rewards import Controllers, restored
+from antiphon.algorithms.rewards import Controllers, restore_controllers
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, RecordError
@@ -36,19 +36,19 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.inspect.recorded_config import has_model
-from antiphon.learning.learner import Learner, Models
+from antiphon.learning.learner import Learner, ModelRoles
 from antiphon.record import reading, schema, trajectories
-from antiphon.record.checkpoint import name_of, read_state
+from antiphon.record.checkpoint import checkpoint_name, read_state
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.record.resume import Returning, begin, returning
+from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.resume import ReusableRollouts, begin, returning
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import model_directory, start_models
-from antiphon.run.loop import supervised, training_of
+from antiphon.run.loop import make_step_pipeline, run_supervised
 from antiphon.tasks.mixture import Mixture
-from antiphon.weights.base import Exchange, shared_directory
+from antiphon.weights.base import TransferContext, shared_directory
 
 SETTLE = 12  # turns of the event loop after which nothing is under way that does not wait for an arrival
 
@@ -89,7 +89,7 @@ class _Life:
 
 
 class _Recorded:
-    """A `Player` whose attempts end when they arrived."""
+    """A `AttemptRunner` whose attempts end when they arrived."""
 
     def __init__(self) -> None:
         self.running: dict[AttemptId, asyncio.Future[Trajectory]] = {}
@@ -147,7 +147,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
     async with AsyncExitStack() as stack:
         db = stack.enter_context(closing(schema.open_to_read(run)))
         models = await stack.enter_async_context(_models(run, config, weights))
-        exchange = Exchange(stack.enter_context(shared_directory("replay")))
+        exchange = TransferContext(stack.enter_context(shared_directory("replay")))
         again = _Again(run, config, db, models, exchange if weights else None)
         for life in _lives(db, run):
             done = await again.live(life)
@@ -162,7 +162,7 @@ def needs_models(config: RunConfig, weights: bool) -> bool:
 
 
 @asynccontextmanager
-async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[Models | None]:
+async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[ModelRoles | None]:
     """The models that a replay needs: for the weights, if they are compared, and for what others said than the policy."""
     if not needs_models(config, weights):
         yield None
@@ -253,7 +253,12 @@ class _Again:
     """The real orchestration, once more."""
 
     def __init__(
-        self, run: Path, config: RunConfig, db: sqlite3.Connection, models: Models | None, exchange: Exchange | None
+        self,
+        run: Path,
+        config: RunConfig,
+        db: sqlite3.Connection,
+        models: ModelRoles | None,
+        exchange: TransferContext | None,
     ) -> None:
         """Weights are compared at the exchange, if there is one."""
         self._run = run
@@ -264,7 +269,7 @@ class _Again:
         self._learning = False  # the weights are those of the run
         self._readers = [_Reader() for _ in range(1 + (config.critic.count if config.critic else 0))]
         reference, teachers = (models.reference, models.teachers) if models else (None, [])
-        self._training = training_of(config, self._readers[0], reference, self._readers[1:], teachers)
+        self._training = make_step_pipeline(config, self._readers[0], reference, self._readers[1:], teachers)
         self._mixture = Mixture.load(config.tasks, config.seed)
         self._beginning = self._mixture.state()
 
@@ -272,7 +277,7 @@ class _Again:
         """Replay one lineage; returns its steps."""
         with tempfile.TemporaryDirectory() as place, closing(Store(Path(place))) as store:
             begin(store)
-            return await supervised((), lambda owner: self._live(life, store, owner))
+            return await run_supervised((), lambda owner: self._live(life, store, owner))
 
     async def _live(self, life: _Life, store: Store, owner: asyncio.TaskGroup) -> int:
         attempts, steps = _Recorded(), 0
@@ -298,7 +303,7 @@ class _Again:
         return steps
 
     def _scheduler(self, life: _Life, attempts: _Recorded, store: Store) -> Scheduler:
-        config, back = self._config, Returning()
+        config, back = self._config, ReusableRollouts()
         if life.parent is not None and not config.rollout.deterministic:
             oldest = life.version - config.rollout.max_age
             with reading.damaged(self._run / "ledger.db"):
@@ -310,14 +315,16 @@ class _Again:
             next_prompt=self._mixture.next,
             episodes=attempts,
             keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
-            waits=Deadlines(),
-            ledger=Ledger(store, Events(), run=at_once),
+            deadlines=Deadlines(),
+            ledger=Ledger(store, Events(), run=run_synchronously),
         )
         self._learning = False
         for reader in self._readers:
             reader.learner = None
         with reading.damaged(f"{self._run / 'ledger.db'}: the state of lineage {life.lineage}"):
-            self._training.controllers = restored(life.state.get("controllers")) if life.state else Controllers()
+            self._training.controllers = (
+                restore_controllers(life.state.get("controllers")) if life.state else Controllers()
+            )
             self._mixture.restore(life.state["mixture"] if life.state else self._beginning)
             if life.state:
                 scheduler.restore(life.state["scheduler"], self._mixture.find, back)
@@ -330,7 +337,7 @@ class _Again:
 
     async def _load(self, life: _Life, step: int) -> None:
         """Begin to train where the first checkpoint lies."""
-        directory = reading.path_inside(self._run, f"checkpoints/{name_of(step)}")
+        directory = reading.path_inside(self._run, f"checkpoints/{checkpoint_name(step)}")
         if self._models is None or self._learning or not directory.is_dir():
             return
         if step > life.step and read_state(directory)["lineage"] != life.lineage:  # of another life, which undid this
@@ -339,7 +346,7 @@ class _Again:
         config = self._config
         await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)
         await self._models.restore(directory)
-        self._training.controllers = restored(read_state(directory).get("controllers"))
+        self._training.controllers = restore_controllers(read_state(directory).get("controllers"))
         for reader, learner in zip(self._readers, [self._models.learner, *self._models.critics], strict=True):
             reader.learner = learner
         self._learning = True

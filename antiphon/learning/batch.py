@@ -175,7 +175,7 @@ def _shared(packs: Sequence[Pack], ranks: int) -> tuple[tuple[Pack, ...], ...]:
     """
     if ranks == 1 or not packs:
         return (tuple(packs),) * ranks
-    filled = [*packs, *[nothing(packs[0])] * (-len(packs) % ranks)]
+    filled = [*packs, *[padding_pack(packs[0])] * (-len(packs) % ranks)]
     work = sorted(((_work(pack), index) for index, pack in enumerate(filled)), reverse=True)
     # Ways to divide some of the packs among ranks: of each rank, its work and its packs.
     ways = [[(cost, [index]) for cost, index in work[i : i + ranks]] for i in range(0, len(work), ranks)]
@@ -194,7 +194,7 @@ def _work(pack: Pack) -> float:
     return float(pack.lengths.sum() + (pack.lengths * through).sum() / PAIRS)
 
 
-def nothing(pack: Pack) -> Pack:
+def padding_pack(pack: Pack) -> Pack:
     """A token of a pack, and no loss."""
     first = {name: getattr(pack, name)[:1] for name in _ARRAYS}
     alone = {name: np.full(1, value, np.int32) for name, value in _ALONE.items()}
@@ -390,7 +390,9 @@ def _temperatures(segment: Segment) -> FloatArray:
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
     """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
-    return token_mean([lone(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks)
+    return token_mean(
+        [single_response(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks
+    )
 
 
 def token_mean(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
@@ -431,7 +433,7 @@ def scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntAr
     ]
 
 
-def lone(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
+def single_response(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
     """The one response to a prompt, tokens [P] and [C]."""
     return [_written(AttemptId(number, 0, 0), prompt, response)]
 

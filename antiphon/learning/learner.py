@@ -15,7 +15,7 @@ from antiphon.core.types import FloatArray, Pack, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.record.checkpoint import CRITICS
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 
 SAVED = ""  # what a learner worker emits when its part of a checkpoint is written; else why it is not
 LEARNERS = Registry(
@@ -36,7 +36,7 @@ class Scorer(Protocol):
         """What it says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
 
 
-class Resident(Scorer, Protocol):
+class Offloadable(Scorer, Protocol):
     """A model that is asked, and has a device which others may use too."""
 
     async def offload(self) -> None:
@@ -56,13 +56,13 @@ class Trainer(Scorer, Protocol):
         """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_rhythm`."""
 
 
-class Learner(Trainer, Resident, Protocol):
+class Learner(Trainer, Offloadable, Protocol):
     """Holds a model; turns batches into updates of it."""
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser; returns the number of trained parameters."""
 
-    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """Make the weights of now known to engines."""
 
     async def save(self, place: Path) -> asyncio.Future[None]:
@@ -74,13 +74,13 @@ class Learner(Trainer, Resident, Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Models:
+class ModelRoles:
     """What learns, and what it is compared with."""
 
     learner: Learner
-    reference: Resident | None = None
+    reference: Offloadable | None = None
     critics: Sequence[Learner] = ()
-    teachers: Sequence[Resident] = ()
+    teachers: Sequence[Offloadable] = ()
 
     async def begin(
         self, algorithm: AlgorithmConfig, config: LearnerConfig, critic: CriticConfig | None, steps: int
@@ -101,14 +101,14 @@ class Models:
         await asyncio.gather(*(learner.restore(part) for learner, part in self._parts(checkpoint)))
 
     async def offload(self) -> None:
-        """As `Resident.offload`, of all."""
+        """As `Offloadable.offload`, of all."""
         await asyncio.gather(*(model.offload() for model in self._all()))
 
     async def reload(self) -> None:
-        """As `Resident.reload`, of all."""
+        """As `Offloadable.reload`, of all."""
         await asyncio.gather(*(model.reload() for model in self._all()))
 
-    def _all(self) -> Sequence[Resident]:
+    def _all(self) -> Sequence[Offloadable]:
         reference = () if self.reference is None else (self.reference,)
         return (self.learner, *self.critics, *reference, *self.teachers)
 
@@ -153,7 +153,7 @@ class WorkerLearner:
         scored: list[FloatArray] = await self._handle.call("score_base", list(packs))
         return scored
 
-    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """See `Learner.publish`."""
         update: WeightsUpdate = await self._handle.call("publish", version, exchange)
         return update
@@ -170,11 +170,11 @@ class WorkerLearner:
         await self._handle.call("restore", directory)
 
     async def offload(self) -> None:
-        """See `Resident.offload`."""
+        """See `Offloadable.offload`."""
         await self._handle.call("offload")
 
     async def reload(self) -> None:
-        """See `Resident.reload`."""
+        """See `Offloadable.reload`."""
         await self._handle.call("reload")
 
     def _saved(self, outcome: str) -> None:
@@ -189,7 +189,7 @@ class WorkerLearner:
             fail(self._saving.popleft(), error)
 
 
-class BaseOf:
+class LoraBaseReference:
     """The model that a learner's adapters were added to, as a reference: no second copy of it is held."""
 
     def __init__(self, learner: WorkerLearner) -> None:

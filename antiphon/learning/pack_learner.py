@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.routing import Balance, Routers, routers_of
+from antiphon.algorithms.routing import Balance, Routers, find_routers
 from antiphon.core.errors import DataError, NonFiniteError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.core.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
 from antiphon.core.workers import Worker
 from antiphon.learning.checkpoint_writer import Writer
@@ -42,11 +42,11 @@ from antiphon.learning.model.hf_checkpoint import (
     write_weights,
 )
 from antiphon.learning.model.loading import Checkpoint, resolve_device
-from antiphon.learning.model.memory_efficient_layers import make_lean
+from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
 from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.weights.rendezvous import open_store
-from antiphon.weights.tensors import Known
+from antiphon.weights.tensors import TensorSpec
 
 Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
@@ -100,13 +100,13 @@ class PackLearner(Worker):
         torch.manual_seed(self.seed)
         self.model = self._load()
         self._kind = type(self.model)  # before it is sharded, which makes it another
-        self._layers_with_experts = routers_of(self.model)
+        self._layers_with_experts = find_routers(self.model)
         if config.lora is not None:
             lora.adapt(self.model, config.lora)
             for parameter in self._beside_adapters():
                 parameter.requires_grad_(True)
         self.model.train()
-        make_lean(self.model)
+        use_memory_efficient_layers(self.model)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.shards = self.sharded(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
@@ -241,7 +241,7 @@ class PackLearner(Worker):
                 write_index(cut.sizes, place)
                 write_config(self.model, self._kind, place)
                 copy_tokenizer(self.model_path, place)
-        reach("learner.saved")
+        hit("learner.saved")
 
     def _merged(self, weights: State) -> State:
         """Without adapters of their own."""
@@ -291,7 +291,7 @@ class PackLearner(Worker):
         self.shards.take(name, piece, whole)
         return piece
 
-    def _kept(self) -> Iterator[tuple[str, Known]]:
+    def _kept(self) -> Iterator[tuple[str, TensorSpec]]:
         """What a checkpoint has of the layers of this rank, under the names of a state dict."""
         yield from self.shards.here()
         for name, tensor in self.model.state_dict(keep_vars=True).items():

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from antiphon.algorithms.advantages import (
     Advantages,
     Arrays,
+    add_kl_rewards,
+    add_teacher_rewards,
     lowest,
     of_all,
     trajectories,
     value_targets,
-    whitened,
-    with_kl,
-    with_teachers,
+    whiten,
 )
-from antiphon.algorithms.config import Aggregation, AlgorithmConfig, RewardConfig, WeightConfig
-from antiphon.algorithms.rewards import Controllers, shaped, weights
-from antiphon.algorithms.rhythm import amplified
+from antiphon.algorithms.config import Aggregation, AlgorithmConfig, LossWeightConfig, RewardConfig
+from antiphon.algorithms.rewards import Controllers, shape_rewards, weights
+from antiphon.algorithms.rhythm import amplify
 from antiphon.core.registry import Registry
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
@@ -70,7 +70,7 @@ async def _at_will(work: Awaitable[Any]) -> Any:
 
 
 @dataclass(slots=True, kw_only=True)
-class Training:
+class StepPipeline:
     """What makes updates of groups, from step to step."""
 
     learner: Trainer
@@ -104,7 +104,7 @@ class Step:
     number: int  # from 1
     version: int  # before the step
     samples: list[list[Sample]]  # of each group, those of a trajectory one after another
-    training: Training
+    training: StepPipeline
     algorithm: AlgorithmConfig = field(init=False)  # with the coefficients of this step
     metrics: dict[str, float] = field(default_factory=dict)
     batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
@@ -201,10 +201,10 @@ async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list
 async def rewards(step: Step) -> None:
     """Make each trajectory's reward of its score, and of each turn's accordingly, and decide how much it counts."""
     training, algorithm = step.training, step.training.algorithm
-    if (algorithm.reward, algorithm.weight) == (RewardConfig(), WeightConfig()):
+    if (algorithm.reward, algorithm.weight) == (RewardConfig(), LossWeightConfig()):
         return  # scores as they are
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    of_scores = shaped(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
+    of_scores = shape_rewards(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
     weighed = weights(metas, algorithm.weight)
     given = {
         meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}
@@ -228,14 +228,14 @@ async def advantages(step: Step) -> None:
     _take_off_kl(step)
     estimated = step.training.estimate(step.samples, algorithm)
     if algorithm.teacher_coefficient:
-        estimated = with_teachers(step.samples, estimated, algorithm.teacher_coefficient)
+        estimated = add_teacher_rewards(step.samples, estimated, algorithm.teacher_coefficient)
     if algorithm.advantage_whiten:
-        estimated = whitened(step.samples, estimated)
+        estimated = whiten(step.samples, estimated)
     if algorithm.advantage_clip:
         bound = algorithm.advantage_clip
         estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
     estimated = [
-        [amplified(sample, array, algorithm.rhythm).astype(np.float32) for sample, array in zip(*pair, strict=True)]
+        [amplify(sample, array, algorithm.rhythm).astype(np.float32) for sample, array in zip(*pair, strict=True)]
         for pair in zip(step.samples, estimated, strict=True)
     ]
     _mask_by_spread(step, estimated)
@@ -249,7 +249,7 @@ def _take_off_kl(step: Step) -> None:
     kl = step.algorithm.kl
     if not kl.in_reward or all(KL_REWARD in sample.streams for sample in step.flat):
         return
-    step.samples = with_kl(step.samples, kl)
+    step.samples = add_kl_rewards(step.samples, kl)
     paid = of_all(step.samples, [[sample.streams[KL_REWARD] for sample in group] for group in step.samples])
     apart = float(-paid.mean() / kl.coefficient)
     step.metrics |= {"reward/kl": apart, "reward/kl_coefficient": kl.coefficient}

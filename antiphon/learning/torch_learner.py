@@ -18,7 +18,7 @@ from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
 from antiphon.weights.adapters import flat
-from antiphon.weights.base import Adapters, Exchange, channel
+from antiphon.weights.base import Adapters, TransferContext, channel
 
 
 class TorchLearner(PackLearner):
@@ -39,7 +39,7 @@ class TorchLearner(PackLearner):
         self.loss = LOSSES.resolve(algorithm.loss)
         return super().begin(algorithm, optimizer, total_updates)
 
-    def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+    def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """Make the weights of now known as `version`."""
         trim_memory()
         named, base = self.shards.named(), None

@@ -27,16 +27,16 @@ from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.batch import lone, pack_samples, pair, pair_mean, scored_pair, split_packs, token_mean
+from antiphon.learning.batch import pack_samples, pair, pair_mean, scored_pair, single_response, split_packs, token_mean
 from antiphon.learning.learner import WorkerLearner
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
-from antiphon.record.checkpoint import TRAINING_STATE, draft, publish
+from antiphon.record.checkpoint import TRAINING_STATE, publish, staging_dir
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.run_dir import RunDirectory, writable
+from antiphon.record.run_dir import RunDirectory, lock_run
 from antiphon.record.trackers import Tracker, open_trackers
 from antiphon.run.launch import check_tokenizers, model_directory
-from antiphon.run.loop import named_step, supervised
+from antiphon.run.loop import name_step_in_errors, run_supervised
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 
@@ -87,7 +87,7 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
 
         await run.train(learner, taught)
 
-    asyncio.run(_run(config, overwrite, lone, main))
+    asyncio.run(_run(config, overwrite, single_response, main))
 
 
 class WorkerOfflineLearner(WorkerLearner):
@@ -112,7 +112,7 @@ class Offline:
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
-    waits: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     workers: list[WorkerHandle] = field(default_factory=list)
 
     def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
@@ -128,7 +128,7 @@ class Offline:
     async def wait(self, awaitable: Awaitable[T], name: str, on: str = "the learner") -> T:
         """Wait for a worker, which may hang."""
         deadline, key = self.config.timeout, "timeout"
-        return await self.waits.wait(awaitable, name=name, owner="run", on=on, deadline=deadline, key=key)
+        return await self.deadlines.wait(awaitable, name=name, owner="run", on=on, deadline=deadline, key=key)
 
     async def pair_mean(self, pairs: Sequence[Group]) -> TrainBatch:
         """An update on pairs."""
@@ -152,7 +152,7 @@ class Offline:
         async def main(owner: asyncio.TaskGroup) -> None:
             await self._train(owner, learner, batch_of)
 
-        await supervised([worker.died() for worker in self.workers], main)
+        await run_supervised([worker.died() for worker in self.workers], main)
 
     async def _train(self, owner: asyncio.TaskGroup, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> None:
         config, began = self.config, time.monotonic()
@@ -166,7 +166,7 @@ class Offline:
             batch = await following
             if step < steps:
                 following = owner.create_task(batch_of(next(draws)))
-            with named_step(f"step {step}"):
+            with name_step_in_errors(f"step {step}"):
                 trained = await self.wait(learner.step(batch), "step")
             metrics = {f"learner/{name}": value for name, value in trained.items()}
             due = step == steps or (config.evaluate_every and step % config.evaluate_every == 0)
@@ -194,11 +194,11 @@ class Offline:
         reduced = self.metrics.flush(step)
         for tracker in self.trackers:
             tracker.log(step, reduced)
-        self.view.step(step, steps, reduced, self.waits)
+        self.view.step(step, steps, reduced, self.deadlines)
 
     async def _save(self, learner: WorkerOfflineLearner, steps: int) -> None:
         place = self.directory.path / "model"
-        aside = draft(place)
+        aside = staging_dir(place)
         saving = await self.wait(learner.save(aside), "save")
         await self.wait(saving, "save")
         shutil.rmtree(aside / TRAINING_STATE)  # for going on, which an offline run cannot
@@ -228,7 +228,7 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         # What can be wrong with the input is found before anything is started.
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
-        stack.enter_context(writable(Path(config.record.directory, config.name)))
+        stack.enter_context(lock_run(Path(config.record.directory, config.name)))
         directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
         directory.write_config(dump(config))
         view = make_view(config.record.live)

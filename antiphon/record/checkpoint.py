@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from antiphon.core.errors import RecordError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.record import reading
 from antiphon.record.run_dir import sync, unwritable, write_json
 
@@ -31,12 +31,12 @@ CRITICS = "critics"
 TRAINING_STATE = "training_state"  # a folder: of each rank that learns, a part
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """The directory of a step's checkpoint."""
     return f"step_{step:06d}"
 
 
-def draft(directory: Path) -> Path:
+def staging_dir(directory: Path) -> Path:
     """The empty directory in which the checkpoint `directory` is written, until `publish` puts it in place."""
     aside = directory.with_name(directory.name + ".partial")
     with written(aside):
@@ -57,7 +57,7 @@ def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
                 )
     with written(aside):
         write_json(aside / STATE, state)
-        reach("checkpoint.write")
+        hit("checkpoint.write")
         listed = {}
         for file in sorted(file for file in aside.rglob("*") if file.is_file()):
             sync(file)
@@ -65,10 +65,10 @@ def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
         write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
         for folder in (*(path for path in aside.rglob("*") if path.is_dir()), aside):
             sync(folder)
-        reach("checkpoint.publish")
+        hit("checkpoint.publish")
         aside.rename(directory)
         sync(directory.parent)
-        reach("checkpoint.published")
+        hit("checkpoint.published")
 
 
 @contextmanager
@@ -106,15 +106,15 @@ def check_model(directory: Path) -> None:
         reading.check_model_files(directory, confined=(directory / MANIFEST).exists())
 
 
-def in_place(checkpoints: Path) -> list[Path]:
+def list_checkpoints(checkpoints: Path) -> list[Path]:
     """All checkpoints, the newest last; each was whole once."""
     return sorted(checkpoints.glob("step_??????"))
 
 
-def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path:
+def newest_checkpoint(checkpoints: Path, tell: Callable[[str], None]) -> Path:
     """The newest checkpoint that is whole; `tell` hears of those that are passed over. `RecordError` if there is none: a run
     never silently begins again."""
-    for directory in reversed(in_place(checkpoints)):
+    for directory in reversed(list_checkpoints(checkpoints)):
         try:
             verify(directory)
         except RecordError as error:
@@ -129,7 +129,7 @@ def export(checkpoints: Path, target: Path, tell: Callable[[str], None] = print)
     those that are passed over."""
     if target.exists():
         raise RecordError(f"{target} exists already; give another place")
-    source = newest(reading.path_inside(checkpoints.parent, checkpoints.name), tell)
+    source = newest_checkpoint(reading.path_inside(checkpoints.parent, checkpoints.name), tell)
     for name in _listed(source):  # and nothing else that may lie there
         if Path(name).parts[0] not in (STATE, TRAINING_STATE, CRITICS):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def export(checkpoints: Path, target: Path, tell: Callable[[str], None] = print)
 
 def set_aside_later(directory: Path) -> None:
     """Take the checkpoints after `directory` out of the way: they are torn, and kept to be looked at."""
-    for later in in_place(directory.parent):
+    for later in list_checkpoints(directory.parent):
         if later.name > directory.name:
             torn = later.with_name(later.name + ".torn")
             shutil.rmtree(torn, ignore_errors=True)
@@ -155,12 +155,12 @@ def read_state(directory: Path) -> dict[str, Any]:
 def prune(checkpoints: Path, keep_last: int, keep_every: int) -> None:
     """Remove all but the last so many, and those of steps that `keep_every` divides, if it is not 0. The names go first, so
     that a crash halfway leaves none that stands for a part. What crashes left is removed, drafts among it: none is open now."""
-    for old in in_place(checkpoints)[:-keep_last]:
+    for old in list_checkpoints(checkpoints)[:-keep_last]:
         step = int(old.name.removeprefix("step_"))
         if not (keep_every and step % keep_every == 0):
             old.rename(old.with_name(old.name + ".pruned"))
     sync(checkpoints)
-    reach("checkpoint.prune")
+    hit("checkpoint.prune")
     for gone in (*checkpoints.glob("*.pruned"), *checkpoints.glob("*.partial")):
         shutil.rmtree(gone)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from antiphon.core.errors import RecordError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -72,8 +72,8 @@ class Store:
         try:
             with self.connection as transaction:
                 self._write(transaction, lineage, batch)
-                reach("ledger.commit")
-            reach("ledger.committed")
+                hit("ledger.commit")
+            hit("ledger.committed")
         except (OSError, sqlite3.Error) as error:
             raise unwritable(self.rollouts.parent / "ledger.db", error) from error
 
@@ -111,10 +111,10 @@ class Store:
         name = f"{self._files:06d}.parquet"
         if kept:
             trajectories.write(self.rollouts / name, lineage, kept)
-            reach("rollouts.write")
+            hit("rollouts.write")
             sync(self.rollouts / name)
             sync(self.rollouts)
-            reach("rollouts.written")
+            hit("rollouts.written")
             self._files += 1
         return [
             (
@@ -307,7 +307,7 @@ class Ledger:
             raise
 
 
-async def at_once(function: Callable[..., None], *args: Any) -> None:
+async def run_synchronously(function: Callable[..., None], *args: Any) -> None:
     """What runs the store in virtual time."""
     function(*args)
 

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.deadlines import Wait, Deadlines
+from antiphon.core.deadlines import Deadlines, Wait
 
 HISTORY = 48  # steps that a trend shows
 
@@ -30,7 +30,7 @@ class View(Protocol):
     def start(self, name: str, note: str = "") -> None:
         """Begin; `note` says in a line what kind of run it is."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         """Show step `step` (from 1) of `steps` with its reduced metrics, and who waits for whom from now on."""
 
     def message(self, text: str) -> None:
@@ -82,7 +82,7 @@ class PlainView:
         """Print what begins."""
         self.message(f"{name}: {note}" if note else name)
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         """Print the step's line."""
         self.message(line(step, steps, metrics))
 
@@ -157,7 +157,7 @@ class LiveView:
         self._steps = 0
         self._metrics: dict[str, float] = {}
         self._history: dict[str, deque[float]] = {}
-        self._waits: Deadlines | None = None
+        self._deadlines: Deadlines | None = None
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)
 
     def start(self, name: str, note: str = "") -> None:
@@ -165,9 +165,9 @@ class LiveView:
         self._name, self._note = name, note
         self._live.start()
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         """Take the step's numbers; those that a step does not have stay as they were."""
-        self._step, self._steps, self._waits = step, steps, waits
+        self._step, self._steps, self._deadlines = step, steps, deadlines
         self._metrics = {**self._metrics, **metrics}
         for _, ((_, name, _), *_) in ROWS:
             if name in metrics:
@@ -189,7 +189,7 @@ class LiveView:
                 history = self._history.get(cells[0][1], deque())
                 numbers = "   ".join(f"{label} {value}".strip() for label, value in known)
                 table.add_row(Text(title, style="bold"), Text(numbers), Text(trend(history), style="cyan"))
-        table.add_row(Text("waiting", style="bold"), Text(_waiting(self._waits.open() if self._waits else [])))
+        table.add_row(Text("waiting", style="bold"), Text(_waiting(self._deadlines.open() if self._deadlines else [])))
         progress = Table.grid(padding=(0, 1))
         progress.add_row(
             Text(f"step {self._step}/{self._steps or '?'}"),
@@ -199,10 +199,10 @@ class LiveView:
         return Panel(Group(progress, table), title=Text(self._name, style="bold"), title_align="left")
 
 
-def _waiting(waits: list[Wait]) -> str:
+def _waiting(deadlines: list[Wait]) -> str:
     """Who waits for whom; equal waits are counted, since hundreds of episodes may wait for one engine."""
     counts: dict[str, int] = {}
-    for wait in waits:
+    for wait in deadlines:
         what = f"{wait.owner.split(' ')[0]} → {wait.on}"
         counts[what] = counts.get(what, 0) + 1
     shown = [f"{what} ×{count}" if count > 1 else what for what, count in list(counts.items())[:4]]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.core.errors import RecordError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.core.types import AttemptId, Group, PayloadReference, Trajectory
 from antiphon.record import trajectories
-from antiphon.record.run_dir import staged, unwritable
+from antiphon.record.run_dir import unwritable, write_whole
 
 
-class Files:
+class PayloadFiles:
     """The files in which one process keeps trajectories: what ends while one is written goes into the next."""
 
     def __init__(self, rollouts: Path, name: str, lineage: int) -> None:
@@ -53,12 +53,12 @@ class Files:
 def _write_whole(path: Path, lineage: int, kept: Sequence[Trajectory]) -> None:
     """As `trajectories.write`, but the file is durable, or it is not there. `RecordError` if it cannot be written."""
     try:
-        with staged(path) as file:
+        with write_whole(path) as file:
             trajectories.write(file, lineage, kept)
-            reach("rollouts.write")
+            hit("rollouts.write")
     except OSError as error:
         raise unwritable(path, error) from error
-    reach("rollouts.written")
+    hit("rollouts.written")
 
 
 class Payloads:

@@ -1,8 +1,8 @@
 """Going on with a run that has ended in any way: at the newest checkpoint that is whole, with all that its ledger has.
 
-What earlier lives did after that step is undone. Attempts that were alive are lost, and their prompts are offered again. But
-a trajectory that was finished, and whose tokens come from versions that still stand, is not made again: `Returning` hands it
-to the group that asks for its prompt.
+What earlier lives did after that step is undone. Attempts that were alive are lost, and their prompts are offered again. A
+finished trajectory whose tokens come from versions that still stand is not sampled again: `ReusableRollouts` hands it to the
+group that asks for its prompt.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from antiphon import __version__
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, PayloadReference, Prompt, Trajectory
 from antiphon.record import reading, schema, trajectories
-from antiphon.record.checkpoint import newest, read_state, set_aside_later
+from antiphon.record.checkpoint import newest_checkpoint, read_state, set_aside_later
 from antiphon.record.ledger import Store
 
 Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReusableRollout:
     """A trajectory that an earlier life of the run has finished."""
 
     started: int  # version
@@ -39,29 +39,29 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Returning:
+class ReusableRollouts:
     """Trajectories that wait for their prompts to be offered again."""
 
-    kept: dict[Identity, dict[int, Kept]] = field(default_factory=dict)  # by prompt and sibling
+    kept: dict[Identity, dict[int, ReusableRollout]] = field(default_factory=dict)  # by prompt and sibling
 
     def forget(self, tasks: Collection[str]) -> None:
         """Do without those of `tasks`."""
         self.kept = {identity: found for identity, found in self.kept.items() if identity[0] not in tasks}
 
-    def of(self, prompt: Prompt, oldest: int) -> Mapping[int, Kept]:
+    def of(self, prompt: Prompt, oldest: int) -> Mapping[int, ReusableRollout]:
         """Hand out those of a prompt that started at version `oldest` or later, by sibling."""
         found = self.kept.pop((prompt.task, prompt.id, prompt.epoch), {})
         return {sibling: kept for sibling, kept in found.items() if kept.started >= oldest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
+class ResumeState:
     """Where a run goes on."""
 
     checkpoint: Path
     lineage: int  # the new one
     state: Mapping[str, Any]  # that the checkpoint was saved with
-    returning: Returning
+    returning: ReusableRollouts
     lost: int  # attempts
 
 
@@ -93,10 +93,10 @@ def begin(store: Store) -> None:
 
 def resume(
     store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None], *, refer: bool = False
-) -> Resumption:
+) -> ResumeState:
     """Open the next lineage. `max_age` is the age up to which a trajectory may be trained on; `tell` hears what was passed
     over; with `refer` the payloads of what returns stay where they are. `RecordError` if no checkpoint is whole."""
-    checkpoint = newest(checkpoints, tell)
+    checkpoint = newest_checkpoint(checkpoints, tell)
     set_aside_later(checkpoint)
     state = read_state(checkpoint)
     if "scheduler" not in state:
@@ -116,7 +116,7 @@ def resume(
         db.execute(
             "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?)", (lineage, parent, step, version, code_version(), kept)
         )
-    return Resumption(
+    return ResumeState(
         checkpoint=checkpoint,
         lineage=lineage,
         state=state,
@@ -127,7 +127,7 @@ def resume(
 
 def returning(
     db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
-) -> Returning:
+) -> ReusableRollouts:
     """What lives before `lineage` have finished with versions up to `newest_version` that still stand, started at
     `oldest_start` or later; with `refer`, by reference."""
     rows = db.execute("SELECT lineage, parent, version FROM lineages").fetchall()
@@ -141,7 +141,7 @@ def returning(
     )
     content = cache(lambda file: trajectories.read(reading.file_inside(rollouts, file)))
     metas = cache(lambda file: trajectories.read_metas(reading.file_inside(rollouts, file)))
-    found_all = Returning()
+    found_all = ReusableRollouts()
     for life, group, sibling, attempt, started, newest_token, file, digest, origin, *identity in finished:
         if not lineages.stands(life, newest_token, lineage):
             continue
@@ -149,7 +149,7 @@ def returning(
         made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
         lies = PayloadReference(file, made_by, digest)
         found = Trajectory(meta=metas(file)[made_by], payload=lies) if refer else content(file)[made_by]
-        kept = Kept(started, origin, file, found)
+        kept = ReusableRollout(started, origin, file, found)
         task, name, epoch = identity
         found_all.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
     return found_all

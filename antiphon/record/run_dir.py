@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from antiphon.core.errors import ConfigError, RecordError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 
 FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 
@@ -102,7 +102,7 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Keep the resolved configuration."""
-        with staged(self.config) as file:
+        with write_whole(self.config) as file:
             file.write(text.encode())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def _clear(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. Numbers that are not finite become null: JSON has no name for them."""
-    with staged(path) as file:
+    with write_whole(path) as file:
         file.write(json.dumps(finite(value), indent=2, allow_nan=False).encode() + b"\n")
 
 
@@ -144,7 +144,7 @@ def finite(value: Any) -> Any:
 
 
 @contextmanager
-def staged(path: Path) -> Iterator[BinaryIO]:
+def write_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends, and never before it is whole and on disk. When the
     block raises, or the process dies in it, `path` keeps what it had."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -153,7 +153,7 @@ def staged(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        reach("sync", draft)
+        hit("sync", draft)
         draft.replace(path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -163,7 +163,7 @@ def staged(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def writable(path: Path) -> Iterator[None]:
+def lock_run(path: Path) -> Iterator[None]:
     """`RecordError` if a disk that is full, or is not to be written to, ends what is done meanwhile for the run in `path`."""
     try:
         yield
@@ -188,4 +188,4 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    reach("sync", path)
+    hit("sync", path)

@@ -29,11 +29,11 @@ from antiphon.core.types import (
     Segment,
     Streams,
     StreamSpec,
+    TextStatistics,
     Timing,
     Trajectory,
     TrajectoryMeta,
     Turn,
-    Wording,
 )
 from antiphon.record import reading
 
@@ -155,7 +155,7 @@ def _meta(text: str) -> TrajectoryMeta:
             "score": msgspec.convert(fields["score"], Score),
             "failure": fields["failure"] and Failure(**fields["failure"]),
             "timing": Timing(**fields["timing"]),
-            "wording": Wording(*found) if (found := fields.get("wording")) else None,
+            "wording": TextStatistics(*found) if (found := fields.get("wording")) else None,
         }
     )
 

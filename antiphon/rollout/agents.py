@@ -26,7 +26,7 @@ from antiphon.rollout.gateway.sessions import Captured
 from antiphon.sandbox.base import Status
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Transcript
 
@@ -157,8 +157,8 @@ class BoxedAgent:
     Its clients have to honour `http_proxy`, as all do by default."""
 
     command: str
-    rooms: Rooms
-    waits: Deadlines
+    rooms: RuntimeDirs
+    deadlines: Deadlines
     config: BoxConfig = field(default_factory=BoxConfig)
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
@@ -168,7 +168,7 @@ class BoxedAgent:
             network=(*self.config.network, urlsplit(access.address).netloc),
             environment={**self.config.environment, **access.environment(prompt)},
         )
-        async with await Box.start(self.rooms, config, self.waits) as box:
+        async with await Box.start(self.rooms, config, self.deadlines) as box:
             session = Session(box)
             try:
                 result = await session.run(self.command, seconds=LONGEST, output=KEPT)
@@ -212,14 +212,16 @@ class UnconfinedAgent:
 def command_agent(
     command: str,
     *,
-    rooms: Rooms | None = None,
-    waits: Deadlines | None = None,
+    rooms: RuntimeDirs | None = None,
+    deadlines: Deadlines | None = None,
     config: BoxConfig | None = None,
     unconfined: bool = False,
 ) -> Agent:
     """An agent that is a shell command. `ConfigError` unless there are `rooms` for a box, or it may run `unconfined`."""
     if rooms is not None:
-        return BoxedAgent(command=command, rooms=rooms, waits=waits or Deadlines(), config=config or BoxConfig())
+        return BoxedAgent(
+            command=command, rooms=rooms, deadlines=deadlines or Deadlines(), config=config or BoxConfig()
+        )
     if not unconfined:
         raise ConfigError(
             f"agent {command!r} would run on this machine with all that you may do; give it a sandbox, or say that it may "

@@ -17,7 +17,7 @@ class Pending:
     priority: int
     number: int
     request: GenerateRequest = field(compare=False)
-    placed: asyncio.Future["Member"] = field(compare=False)
+    placed: asyncio.Future["EngineState"] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Scaling:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class EngineState:
     """An engine of the pool."""
 
     number: int
@@ -43,7 +43,7 @@ class Member:
     open: bool = True  # takes requests; False once it is dead or retiring
     asleep: bool = False  # has left its device to what trains
     handles: set[GenerationHandle] = field(default_factory=set)  # of the requests that run there
-    noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `Free`
+    noted: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `LeastLoaded`
     timer: asyncio.TimerHandle | None = None  # while nothing runs there, in a pool that lets engines go
     spare: bool = False  # for so long that it may go
     groups: Counter[str] = field(default_factory=Counter)  # pinned: requests of each group there
@@ -58,7 +58,7 @@ class Member:
         return self.awake and self.running < self.limit and self.version >= version
 
 
-class Free:
+class LeastLoaded:
     """Engines with room, the least loaded first, by the version they hold.
 
     A heap a version of (requests running, number, member). An entry that is not true any more stays until it comes to the
@@ -66,21 +66,21 @@ class Free:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[int, list[tuple[int, int, Member]]] = {}
+        self._heaps: dict[int, list[tuple[int, int, EngineState]]] = {}
 
-    def note(self, member: Member) -> None:
+    def note(self, member: EngineState) -> None:
         """A member has changed."""
         version, running = member.version, member.running
         if member.takes(version) and (version, running) not in member.noted:
             member.noted.add((version, running))
             heapq.heappush(self._heaps.setdefault(version, []), (running, member.number, member))
 
-    def best(self, version: int, share: float) -> Member | None:
+    def best(self, version: int, share: float) -> EngineState | None:
         """The least loaded engine with room that holds at least `version` and runs fewer than `share` requests."""
         tops = [top for held in list(self._heaps) if held >= version and (top := self._top(held, share))]
         return min(tops)[2] if tops else None
 
-    def _top(self, version: int, share: float) -> tuple[int, int, Member] | None:
+    def _top(self, version: int, share: float) -> tuple[int, int, EngineState] | None:
         heap = self._heaps[version]
         while heap:
             running, _, member = heap[0]

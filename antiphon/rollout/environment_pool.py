@@ -1,8 +1,8 @@
 """Environments that block, in processes: many to a process, as many processes as it takes, none that hangs kept for long.
 
-An attempt holds a `World`, whose methods can be awaited. What its environment raises, and the end of its process, is raised
-there. A call that nobody waits for any more has taken too long: the process it runs in takes no new environment and ends with
-the last that it has, and another is started in its place.
+An attempt holds a `RemoteEnvironment`, whose methods can be awaited. They raise what the environment raises, and an error when
+its process ends. A call whose caller has given up has taken too long: its process accepts no new environment, ends with the
+last one it has, and is replaced.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class _Host:
 
     def __init__(self, handle: WorkerHandle, forget: Callable[["_Host"], None]) -> None:
         self.handle = handle
-        self.worlds: set[World] = set()
+        self.worlds: set[RemoteEnvironment] = set()
         self.retired = False
         self._forget = forget
         self._numbers = itertools.count()
@@ -59,10 +59,10 @@ class _Host:
         self._calls.clear()
 
 
-class World:
+class RemoteEnvironment:
     """One environment in another process: an `Environment` whose methods are asynchronous."""
 
-    def __init__(self, pool: "Worlds", host: _Host, key: int) -> None:
+    def __init__(self, pool: "EnvironmentPool", host: _Host, key: int) -> None:
         self._pool = pool
         self._host = host
         self._key = key
@@ -96,7 +96,7 @@ class World:
                 self._pool.retire(self._host)
 
 
-class Worlds:
+class EnvironmentPool:
     """The processes for the environments of one task."""
 
     def __init__(self, config: EnvironmentPoolConfig, spawn: Spawn) -> None:
@@ -112,16 +112,16 @@ class Worlds:
         """How many there are now."""
         return len(self._hosts)
 
-    def make(self, prompt: Prompt) -> World:
+    def make(self, prompt: Prompt) -> RemoteEnvironment:
         """An environment for a prompt."""
         host = self._choose()
         key = next(self._keys)
-        world = World(self, host, key)
+        world = RemoteEnvironment(self, host, key)
         host.worlds.add(world)
         host.handle.send("open", key, prompt)
         return world
 
-    def give_back(self, world: World, host: _Host, key: int) -> None:
+    def give_back(self, world: RemoteEnvironment, host: _Host, key: int) -> None:
         """A world has ended. A process beyond those that are always there ends after a while without any."""
         host.worlds.discard(world)
         if host in self._hosts and not self._closed:

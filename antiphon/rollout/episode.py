@@ -219,7 +219,7 @@ class Played:
         return Trajectory(meta=meta, payload=self.segments)
 
 
-class Episodes:
+class EpisodeRunner:
     """Runs attempts; each call of `run` is one, and cancelling it aborts what it is waiting for."""
 
     def __init__(

@@ -13,25 +13,31 @@ from collections.abc import Awaitable, Callable, Sequence
 from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Prompt, Sampling, Score, Trajectory
 from antiphon.rollout.episode import Played
-from antiphon.rollout.scheduler import Player
+from antiphon.rollout.scheduler import AttemptRunner
 from antiphon.tasks.base import Transcript
 
 Judge = Callable[[Prompt, Sequence[Transcript], Sequence[Score]], Awaitable[Sequence[Score]]]
 _Waiting = tuple[Played, Score, asyncio.Future[Score]]
 
 
-class Siblings:
+class GroupScoring:
     """Plays attempts as `episodes` does, and scores those of `tasks` together."""
 
     def __init__(
-        self, episodes: Player, judge: Judge, tasks: frozenset[str], group_size: int, waits: Deadlines, timeout: float
+        self,
+        episodes: AttemptRunner,
+        judge: Judge,
+        tasks: frozenset[str],
+        group_size: int,
+        deadlines: Deadlines,
+        timeout: float,
     ) -> None:
         """`timeout` is what an attempt may wait for its siblings, in seconds."""
         self._episodes = episodes
         self._judge = judge
         self._tasks = tasks
         self._group_size = group_size
-        self._waits = waits
+        self._deadlines = deadlines
         self._timeout = timeout
         self._groups: dict[int, dict[AttemptId, _Waiting]] = {}  # those of the next round
 
@@ -61,7 +67,7 @@ class Siblings:
             if len(waiting) == self._group_size:
                 await self._judge_round(self._groups.pop(attempt.group))
             on, deadline = f"the siblings of attempt {attempt}", self._timeout
-            return await self._waits.wait(
+            return await self._deadlines.wait(
                 verdict, name="siblings", owner="attempt", on=on, deadline=deadline, key="rollout.timeout"
             )
         finally:

@@ -9,7 +9,7 @@ from antiphon.rollout.pool import EnginePool
 from antiphon.tasks.base import Generate
 
 
-def asking(pool: EnginePool, tokenizer: Tokenizer, max_length: int, max_tokens: int) -> Generate:
+def make_generate(pool: EnginePool, tokenizer: Tokenizer, max_length: int, max_tokens: int) -> Generate:
     """What asks the model of `pool`, greedily, for replies of at most `max_tokens`. `ValueError` for a question that leaves no
     room for a reply."""
     numbers = itertools.count()

@@ -24,7 +24,7 @@ from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpd
 from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.engine_state import Free, Member, Pending, Scaling
+from antiphon.rollout.engine_state import EngineState, LeastLoaded, Pending, Scaling
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class EnginePool:
     def __init__(
         self,
         engines: Sequence[InferenceEngine],
-        waits: Deadlines,
+        deadlines: Deadlines,
         config: RolloutConfig,
         *,
         events: Events,
@@ -62,8 +62,8 @@ class EnginePool:
         self._prefers = dict(prefers or {})
         self.generated_tokens = 0
         self.requeued_tokens = 0  # sampled by engines that died or were lent, and read again by those that went on
-        self._members: list[Member] = []
-        self._waits = waits
+        self._members: list[EngineState] = []
+        self._deadlines = deadlines
         self._config = config
         self._pinned = config.placement == "pinned"
         self._seats = config.group_size + config.redundancy  # of a group that is pinned
@@ -77,14 +77,14 @@ class EnginePool:
         self._due = asyncio.Event()  # engines are to come or to go
         # Least version -> a heap. What waits for a version that no engine has yet is not looked at.
         self._pending: dict[int, list[Pending]] = {}
-        self._free: dict[str, Free] = defaultdict(Free)  # by class of device
+        self._free: dict[str, LeastLoaded] = defaultdict(LeastLoaded)  # by class of device
         self._outstanding = 0  # requests that wait or run
         self._orders = itertools.count()
         self._sleepers = 0  # engines
         self._ours = asyncio.Event()  # devices that are shared are not with what trains
         self._ours.set()
         self._starting = asyncio.Lock()  # held while an engine starts on one
-        self._homes: OrderedDict[str, Member] = OrderedDict()  # affinity -> where it was served last
+        self._homes: OrderedDict[str, EngineState] = OrderedDict()  # affinity -> where it was served last
         for engine in engines:
             self.add(engine)
 
@@ -108,12 +108,12 @@ class EnginePool:
             return math.inf
         return math.ceil(self._outstanding / max(len(self._members) - self._sleepers, 1))
 
-    def add(self, engine: InferenceEngine) -> Member:
+    def add(self, engine: InferenceEngine) -> EngineState:
         """One engine more. It serves what its version allows: if it comes with old weights, all once it has loaded."""
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
         now = asyncio.get_running_loop().time()
-        member = Member(next(self._events.numbers), engine, limit, engine.version, now)
+        member = EngineState(next(self._events.numbers), engine, limit, engine.version, now)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -136,7 +136,7 @@ class EnginePool:
     async def lend(self) -> None:
         """Have the engines sleep that share a device with what trains: what they run goes on elsewhere, or when they wake."""
 
-        async def lend_one(member: Member) -> None:
+        async def lend_one(member: EngineState) -> None:
             if member not in self._members:  # it went this very moment
                 return
             self._put(member, asleep=True)
@@ -162,20 +162,20 @@ class EnginePool:
         await asyncio.gather(*map(self._wake, self._members))
         self._dispatch()
 
-    async def _wake(self, member: Member) -> None:
+    async def _wake(self, member: EngineState) -> None:
         if member.asleep:
             await self._unless_dead(member, member.engine.wake())
             self._put(member, asleep=False)
             self._look_at(member)
 
-    def _put(self, member: Member, *, asleep: bool) -> None:
+    def _put(self, member: EngineState, *, asleep: bool) -> None:
         if member.asleep != asleep:
             member.asleep, member.since = asleep, asyncio.get_running_loop().time()
             self._sleepers += 1 if asleep else -1
             self._note_idle(member)
             self._events.add("sleep" if asleep else "wake", engine=member.number)
 
-    async def _emptied(self, member: Member) -> None:
+    async def _emptied(self, member: EngineState) -> None:
         """Return when nothing runs on an engine any more."""
         while member.running:
             member.idle.clear()
@@ -185,7 +185,7 @@ class EnginePool:
         """Give every engine new weights; returns when all sample from them. Each serves requests as soon as it has them, those
         that slept among them."""
 
-        async def load_one(member: Member) -> None:
+        async def load_one(member: EngineState) -> None:
             await self._with_weights(member, member.engine.load(update, mode))
             await self._wake(member)
             self._dispatch()
@@ -232,9 +232,9 @@ class EnginePool:
     async def _keep_sealing(self) -> None:
         """Send what is asked for in waves, one after another: each when nobody does anything but wait for it."""
         while True:
-            await self._waits.calm("queue", "groups", "health", "siblings")
+            await self._deadlines.quiesce("queue", "groups", "health", "siblings")
             self._seal()
-            await self._waits.change()
+            await self._deadlines.change()
 
     def _seal(self) -> None:
         """Place all that is pending, whatever the room, in one order and at one moment of each engine."""
@@ -273,7 +273,7 @@ class EnginePool:
         self._grow()
         return True
 
-    async def _with_weights(self, member: Member, load: Awaitable[None]) -> None:
+    async def _with_weights(self, member: EngineState, load: Awaitable[None]) -> None:
         """Let an engine load; do without it if it cannot."""
         try:
             await self._unless_dead(member, load)
@@ -283,17 +283,17 @@ class EnginePool:
         else:
             self._look_at(member)
 
-    async def _unless_dead(self, member: Member, work: Awaitable[None]) -> None:
+    async def _unless_dead(self, member: EngineState, work: Awaitable[None]) -> None:
         """Let an engine do something; do without it if it dies."""
         try:
             await work
         except WorkerDied as error:
             self._lose(member, error)
 
-    async def _check(self, member: Member) -> None:
+    async def _check(self, member: EngineState) -> None:
         timeout = self._config.engine_timeout
         try:
-            await self._waits.wait(
+            await self._deadlines.wait(
                 member.engine.health(), name="health", owner="pool", on="an engine", deadline=timeout
             )
         except WorkerDied as error:
@@ -302,7 +302,7 @@ class EnginePool:
             member.engine.kill()
             self._lose(member, WorkerDied(f"an engine did not answer for {timeout:g} s and was killed"))
 
-    def _lose(self, member: Member, error: WorkerDied) -> None:
+    def _lose(self, member: EngineState, error: WorkerDied) -> None:
         """Go on without an engine; raise `error` if it was the last and none will take its place."""
         member.open = False
         if member in self._members:
@@ -333,7 +333,7 @@ class EnginePool:
             self._events.add("grow", engines=self._wanted, asked=self._outstanding)
             self._due.set()
 
-    def _note_idle(self, member: Member) -> None:
+    def _note_idle(self, member: EngineState) -> None:
         """When nothing runs on an engine that is awake, its time begins."""
         if self._scaling is None:
             return
@@ -345,17 +345,17 @@ class EnginePool:
             seconds = self._scaling.idle_seconds
             member.timer = asyncio.get_running_loop().call_later(seconds, self._note_spare, member)
 
-    def _note_spare(self, member: Member) -> None:
+    def _note_spare(self, member: EngineState) -> None:
         member.spare = True
         self._due.set()
 
-    def _spare(self) -> Member | None:
+    def _spare(self) -> EngineState | None:
         """An engine that may go."""
         if len(self._members) <= self._least:
             return None
         return next((member for member in self._members if member.spare), None)
 
-    async def _let_go(self, member: Member) -> None:
+    async def _let_go(self, member: EngineState) -> None:
         assert self._scaling is not None
         await self.retire(member.engine)  # at once: nothing runs there
         await self._wait(self._scaling.close(member.engine), "close", "an engine that is not needed")
@@ -422,17 +422,17 @@ class EnginePool:
                 self._leave(placed.result(), request)
             self._dispatch()
 
-    def _enqueue(self, request: GenerateRequest, number: int) -> asyncio.Future[Member]:
+    def _enqueue(self, request: GenerateRequest, number: int) -> asyncio.Future[EngineState]:
         """Have a request wait for its place, which may be there at once."""
-        placed: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+        placed: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
         queue = self._pending.setdefault(request.min_version, [])
         heapq.heappush(queue, Pending(request.priority, number, request, placed))
         self._dispatch()
         return placed
 
     async def _wait_in_queue(
-        self, placed: asyncio.Future[Member], request: GenerateRequest, number: int
-    ) -> asyncio.Future[Member]:
+        self, placed: asyncio.Future[EngineState], request: GenerateRequest, number: int
+    ) -> asyncio.Future[EngineState]:
         """Wait for the place of a request; returns what has it or, if no engine could have taken it yet, what is to be waited
         for next."""
         try:
@@ -452,7 +452,7 @@ class EnginePool:
             for member in self._members
         )
 
-    def _seat(self, member: Member, request: GenerateRequest) -> None:
+    def _seat(self, member: EngineState, request: GenerateRequest) -> None:
         """Count a request that goes to an engine. A group that is pinned has all its seats from its first request to its
         last, as one request for that many answers would."""
         if not self._pinned:
@@ -464,7 +464,7 @@ class EnginePool:
         self._note_idle(member)
         self._free[member.engine.device].note(member)
 
-    def _leave(self, member: Member, request: GenerateRequest) -> None:
+    def _leave(self, member: EngineState, request: GenerateRequest) -> None:
         if not self._pinned:
             member.running -= 1
         else:
@@ -477,7 +477,7 @@ class EnginePool:
         if not member.running:
             member.idle.set()
 
-    def _look_at(self, member: Member) -> None:
+    def _look_at(self, member: EngineState) -> None:
         """A member may have changed: it may hold new weights, it may have room."""
         if member.version != member.engine.version:
             member.version, member.since = member.engine.version, asyncio.get_running_loop().time()
@@ -485,7 +485,7 @@ class EnginePool:
         self._note_idle(member)
         self._free[member.engine.device].note(member)
 
-    def _note_served(self, request: GenerateRequest, member: Member, completion: Completion) -> None:
+    def _note_served(self, request: GenerateRequest, member: EngineState, completion: Completion) -> None:
         versions = completion.versions
         self._events.add(
             "served",
@@ -498,7 +498,7 @@ class EnginePool:
 
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str) -> T:
         deadline, key = self._config.timeout, "rollout.timeout"
-        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
+        return await self._deadlines.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
 
     def _dispatch(self) -> None:
         """Place what can be placed, most urgent first; what no engine may take now keeps its turn."""
@@ -510,14 +510,14 @@ class EnginePool:
                 del self._pending[pending.request.min_version]
             self._place(pending, member)
 
-    def _place(self, pending: Pending, member: Member) -> None:
+    def _place(self, pending: Pending, member: EngineState) -> None:
         request = pending.request
         self._seat(member, request)
         self._remember(request, member)
         self._events.add("place", request=request.id, engine=member.number, prompt=len(request.tokens))
         pending.placed.set_result(member)
 
-    def _next(self) -> tuple[Pending, Member] | None:
+    def _next(self) -> tuple[Pending, EngineState] | None:
         """The most urgent request that can be placed, and where."""
         possible = []
         for version, queue in list(self._pending.items()):
@@ -529,7 +529,7 @@ class EnginePool:
                 possible.append((queue[0], member))
         return min(possible, key=lambda found: found[0], default=None)
 
-    def _place_for(self, request: GenerateRequest) -> Member | None:
+    def _place_for(self, request: GenerateRequest) -> EngineState | None:
         """Where the longest prefix is, if there is room; else where there is most room, on what the task prefers first."""
         for shared in request.affinity:
             home = self._homes.get(shared)
@@ -545,7 +545,7 @@ class EnginePool:
         found = [member for free in self._free.values() if (member := free.best(request.min_version, self._share))]
         return min(found, key=lambda member: (member.running, member.number), default=None)
 
-    def _remember(self, request: GenerateRequest, home: Member) -> None:
+    def _remember(self, request: GenerateRequest, home: EngineState) -> None:
         for shared in request.affinity:
             self._homes[shared] = home
             self._homes.move_to_end(shared)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
-from antiphon.core.rpc import Asked, Word
+from antiphon.core.rpc import Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     requeued_tokens: int = 0
 
 
-class Shard(Asked):
+class RolloutWorker(Client):
     """One worker. To `load`, it is like an engine."""
 
     def __init__(self, handle: WorkerHandle, number: int, events: Events, tell: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class Shard(Asked):
         self.number = number
         self.counts = Counts()
         self.open: Counter[str] = Counter()  # group -> its attempts there
-        self.on_stale: Callable[[Shard], None] = lambda shard: None  # an engine there lacks the newest weights
+        self.on_stale: Callable[[RolloutWorker], None] = lambda shard: None  # an engine there lacks the newest weights
         self._events = events
         self._tell = tell
         self._engines: set[int] = set()  # their numbers
@@ -60,7 +60,7 @@ class Shard(Asked):
             self._events.add("lost", engine=engine)
         self._engines.clear()
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, word: Reply) -> None:
         self.counts = word.state
         match word.kind:
             case "stale":
@@ -82,22 +82,22 @@ class Shard(Asked):
         self._events.add(event, **what)
 
 
-class Shards:
+class RolloutWorkers:
     """What the loop has in the place of an engine pool and of what runs episodes."""
 
     def __init__(
         self,
-        shards: Sequence[Shard],
-        waits: Deadlines,
+        shards: Sequence[RolloutWorker],
+        deadlines: Deadlines,
         config: RolloutConfig,
         *,
-        start: Callable[[int], Awaitable[Shard]],
+        start: Callable[[int], Awaitable[RolloutWorker]],
         on_loss: Callable[[str], None],
     ) -> None:
         """`start` makes a worker with the engines of this number, to take the place of one that died, while `watch` runs."""
-        self._shards: list[Shard] = []
-        self._ever: list[Shard] = []  # the dead among them
-        self._waits = waits
+        self._shards: list[RolloutWorker] = []
+        self._ever: list[RolloutWorker] = []  # the dead among them
+        self._deadlines = deadlines
         self._config = config
         self._start = start
         self._on_loss = on_loss
@@ -106,7 +106,7 @@ class Shards:
         self._lent = False  # devices that are shared are with what trains
         self._arrived = asyncio.Event()  # a worker has come
         self._lost: asyncio.Queue[int] = asyncio.Queue()  # numbers of workers
-        self._stale: asyncio.Queue[Shard] = asyncio.Queue()
+        self._stale: asyncio.Queue[RolloutWorker] = asyncio.Queue()
         for shard in shards:
             self._add(shard)
 
@@ -142,7 +142,7 @@ class Shards:
         self._lent = False
         await self._all("take_back")
 
-    async def watch(self, refresh: Callable[[Shard], Awaitable[None]]) -> None:
+    async def watch(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
         """Find workers that have died unnoticed or hang, and replace what is gone; `refresh` gives weights to who lacks them.
         Runs until it is cancelled. `WorkerDied` if no worker is left and none will come."""
         async with asyncio.TaskGroup() as owner:
@@ -156,7 +156,7 @@ class Shards:
         work = [self._unless_dead(shard, shard.ask(method, *args)) for shard in self._shards]
         await asyncio.gather(*work)
 
-    async def _unless_dead(self, shard: Shard, work: Awaitable[None]) -> None:
+    async def _unless_dead(self, shard: RolloutWorker, work: Awaitable[None]) -> None:
         try:
             await work
         except WorkerDied as error:
@@ -164,23 +164,23 @@ class Shards:
 
     async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> Any:
         deadline, key = self._config.timeout, "rollout.timeout"
-        return await self._waits.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
+        return await self._deadlines.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
 
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.gather(*map(self._check, self._shards))
             await asyncio.sleep(self._config.engine_timeout / 4)
 
-    async def _check(self, shard: Shard) -> None:
+    async def _check(self, shard: RolloutWorker) -> None:
         answer, deadline = shard.ask("health"), self._config.engine_timeout
         try:
-            await self._waits.wait(answer, name="health", owner="pool", on="a rollout worker", deadline=deadline)
+            await self._deadlines.wait(answer, name="health", owner="pool", on="a rollout worker", deadline=deadline)
         except WorkerDied as error:
             self._lose(shard, error)
         except StallError:
             self._lose(shard, WorkerDied(f"a rollout worker did not answer for {deadline:g} s and was killed"))
 
-    async def _keep_refreshing(self, refresh: Callable[[Shard], Awaitable[None]]) -> None:
+    async def _keep_refreshing(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
         while True:
             shard = await self._stale.get()
             await self._unless_dead(shard, refresh(shard))
@@ -207,13 +207,13 @@ class Shards:
             self._stale.put_nowait(shard)
             return
 
-    def _add(self, shard: Shard) -> None:
+    def _add(self, shard: RolloutWorker) -> None:
         shard.on_stale = self._stale.put_nowait
         self._shards.append(shard)
         self._ever.append(shard)
         self._arrived.set()
 
-    def _lose(self, shard: Shard, error: WorkerDied) -> None:
+    def _lose(self, shard: RolloutWorker, error: WorkerDied) -> None:
         """Go on without a worker; raise `error` if it was the last and none will take its place."""
         if shard in self._shards:
             self._shards.remove(shard)
@@ -236,17 +236,17 @@ class Shards:
         sampling: Sampling | None = None,
         priority: int = 0,
     ) -> Trajectory:
-        """As `Episodes.run` and, where siblings are judged together, as `Siblings.run`. What comes back is durable."""
+        """As `EpisodeRunner.run` and, where siblings are judged together, as `GroupScoring.run`. What comes back is durable."""
         return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
 
     async def play(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Played:
-        """See `Episodes.play`."""
+        """See `EpisodeRunner.play`."""
         return await self._ask(str(attempt.group), "play", prompt, attempt, started, sampling)
 
     async def score(self, played: Played) -> Trajectory:
-        """See `Episodes.score`. What comes back is durable."""
+        """See `EpisodeRunner.score`. What comes back is durable."""
         return await self._ask(str(played.attempt.group), "score", played)
 
     async def _ask(self, group: str, method: str, *args: Any) -> Any:
@@ -263,7 +263,7 @@ class Shards:
                 if not shard.open[group]:
                     del shard.open[group]
 
-    async def _home(self, group: str) -> Shard:
+    async def _home(self, group: str) -> RolloutWorker:
         """Where siblings are; else the worker with the fewest open attempts an engine."""
         while not self._shards:
             self._arrived.clear()

@@ -1,7 +1,7 @@
-"""What may be wrong with a reward, seen from the answers that it paid: an alarm is a name, a number and its threshold.
+"""Detect suspicious rewards from the responses they scored. An alarm is a name, a number and its threshold.
 
-A `Watch` sees what is graded and trained, task by task, and keeps the newest of it. Nothing here ends a run or changes a
-score: a person is told, once for each alarm.
+A `RewardMonitor` keeps the newest graded and trained responses of each task. Nothing here ends a run or changes a score: each
+alarm is shown to the user once.
 """
 
 import math
@@ -21,9 +21,9 @@ from antiphon.core.types import (
     PayloadReference,
     ScoreStatus,
     Segment,
+    TextStatistics,
     Trajectory,
     TrajectoryMeta,
-    Wording,
 )
 from antiphon.tasks.base import MARK
 
@@ -162,7 +162,7 @@ class _Task:
         return found | (measures(self.answers) if len(self.answers) >= FEWEST else {})
 
 
-class Watch:
+class RewardMonitor:
     """Looks at what is graded and trained."""
 
     def __init__(self) -> None:
@@ -198,11 +198,11 @@ class Watch:
         return self._tasks.setdefault(name, _Task())
 
 
-def wording(segments: Sequence[Segment]) -> Wording:
+def text_statistics(segments: Sequence[Segment]) -> TextStatistics:
     """All that is looked at of tokens."""
     sampled = [segment.tokens[segment.loss_mask] for segment in segments]
     tokens = np.concatenate(sampled)[:LONGEST] if sampled else np.empty(0, np.int32)
-    return Wording(repetition(tokens), crc32(tokens.tobytes()) if len(tokens) >= TELLING else None)
+    return TextStatistics(repetition(tokens), crc32(tokens.tobytes()) if len(tokens) >= TELLING else None)
 
 
 def _answer(trajectory: Trajectory) -> Answer | None:
@@ -210,7 +210,7 @@ def _answer(trajectory: Trajectory) -> Answer | None:
     if said is None:
         if isinstance(trajectory.payload, PayloadReference):  # of a life that had its payload at hand
             return None
-        said = wording(trajectory.payload)
+        said = text_statistics(trajectory.payload)
     return Answer(
         group=meta.id.group,
         turns=meta.turns,

@@ -22,11 +22,11 @@ from antiphon.core.types import (
     Trajectory,
 )
 from antiphon.record.ledger import Ledger
-from antiphon.record.resume import Kept, Returning
+from antiphon.record.resume import ReusableRollout, ReusableRollouts
 from antiphon.rollout.admission import Admission, Change
 from antiphon.rollout.config import Policy, RolloutConfig
 from antiphon.rollout.episode import Played
-from antiphon.rollout.reward_monitor import Watch
+from antiphon.rollout.reward_monitor import RewardMonitor
 from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
 from antiphon.rollout.selection_bias import BiasMeter
 
@@ -37,8 +37,8 @@ DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINIS
 KeepGroup = Callable[[Group], bool]
 
 
-class Player(Protocol):
-    """What the scheduler needs of `Episodes`."""
+class AttemptRunner(Protocol):
+    """What the scheduler needs of `EpisodeRunner`."""
 
     async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory: ...
 
@@ -73,16 +73,16 @@ class Scheduler:
         config: RolloutConfig,
         version: PolicyVersion,
         next_prompt: Callable[[], Prompt],
-        episodes: Player,
+        episodes: AttemptRunner,
         sampler: SamplingLoop | None = None,
         keep: KeepGroup | None,
-        waits: Deadlines,
+        deadlines: Deadlines,
         ledger: Ledger,
     ) -> None:
         self.config = config
         self.admission = Admission(config, version, self._changed_to)
         self.bias = BiasMeter()
-        self.watch = Watch()
+        self.watch = RewardMonitor()
         self.groups_ended: Counter[GroupOutcome] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
@@ -92,9 +92,9 @@ class Scheduler:
         self._episodes = episodes
         self._sampler = sampler
         self._keep = keep
-        self._waits = waits
+        self._deadlines = deadlines
         self._ledger = ledger
-        self._returning = Returning()
+        self._returning = ReusableRollouts()
         self._open: dict[int, _OpenGroup] = {}
         self._long_round = False
         self._deferred: deque[Prompt] = deque()  # tail batching: prompts that wait for a long round
@@ -115,7 +115,9 @@ class Scheduler:
             live, deferred = [], [identity for _, identity in live] + deferred
         return {"next_group": self.admission.next_group, "live": live, "deferred": deferred}
 
-    def restore(self, state: Mapping[str, Any], find: Callable[[str, str, int], Prompt], returning: Returning) -> None:
+    def restore(
+        self, state: Mapping[str, Any], find: Callable[[str, str, int], Prompt], returning: ReusableRollouts
+    ) -> None:
         """Go on where `state` was taken, before `start`: prompts of groups that were live are offered again, under their
         numbers. `find` gives the prompt of a task, id and epoch; `returning` what earlier lives have left to be trained on."""
         self._returning = returning
@@ -188,7 +190,7 @@ class Scheduler:
 
     async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> None:
         deadline, key = self.config.timeout, "rollout.timeout"
-        await self._waits.wait(awaitable, name=name, owner="learner", on=on, deadline=deadline, key=key)
+        await self._deadlines.wait(awaitable, name=name, owner="learner", on=on, deadline=deadline, key=key)
 
     def _next(self) -> tuple[int | None, Prompt]:
         """The prompt of the next group, with the group's number if it has one."""
@@ -198,7 +200,7 @@ class Scheduler:
 
     def _admit(self, number: int | None, prompt: Prompt) -> None:
         assert self._owner is not None
-        found: Mapping[int, Kept] = {}
+        found: Mapping[int, ReusableRollout] = {}
         if self._returning.kept and self._sampler is None:
             found = self._returning.of(prompt, self.admission.oldest_start)
         group, attempts = self.admission.admit(number, {sibling: kept.started for sibling, kept in found.items()})
@@ -213,7 +215,7 @@ class Scheduler:
         if self._sampler is not None:
             opened.loop = self._owner.create_task(self._sample(group, self._sampler), name=f"group {group}")
 
-    def _take_over(self, attempt: AttemptId, kept: Kept) -> None:
+    def _take_over(self, attempt: AttemptId, kept: ReusableRollout) -> None:
         """An attempt ends as it began: with what an earlier life of the run has finished."""
         trajectory = kept.trajectory(attempt)
         self.bias.dispatched(trajectory.meta.task, trajectory.meta.prompt_id)

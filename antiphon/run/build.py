@@ -18,46 +18,46 @@ from antiphon.core.rng import derive
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import MeshesConfig
-from antiphon.learning.learner import Models
+from antiphon.learning.learner import ModelRoles
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import Training
-from antiphon.record.checkpoint import in_place
+from antiphon.learning.stages import StepPipeline
+from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.events import Events, write_trace
 from antiphon.record.ledger import Ledger, Store
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import Resumption, begin
+from antiphon.record.resume import ResumeState, begin
 from antiphon.record.resume import resume as go_on
-from antiphon.record.run_dir import Life, RunDirectory, writable
+from antiphon.record.run_dir import Life, RunDirectory, lock_run
 from antiphon.record.trackers import open_trackers
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.evaluation import evaluate
 from antiphon.rollout.filters import FILTERS
-from antiphon.rollout.group_scoring import Siblings
+from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.remote_workers import Shards
+from antiphon.rollout.remote_workers import RolloutWorkers
 from antiphon.run.config import RunConfig, check_same, check_servers
-from antiphon.run.device_assignment import placed
-from antiphon.run.device_sharing import Lease
+from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch import (
     check_installed,
     check_model,
-    graders,
+    make_group_scorer,
     model_directory,
+    start_graders,
     start_models,
+    start_rollout_workers,
     start_rollouts,
-    start_shards,
     start_trainer,
-    together,
 )
-from antiphon.run.loop import Parts, Run, supervised, training_of
+from antiphon.run.loop import Components, Run, make_step_pipeline, run_supervised
 from antiphon.tasks.config import TaskConfig
-from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.reward_checks.checks import Finding, check
-from antiphon.weights.base import Exchange, shared_directory
+from antiphon.weights.base import TransferContext, shared_directory
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 
@@ -95,18 +95,18 @@ def _ended(run: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool = False) -> int:
-    with writable(Path(config.record.directory, config.name)):
-        return await _to_its_end(config, overwrite, main, resume)
+    with lock_run(Path(config.record.directory, config.name)):
+        return await _run_with_restarts(config, overwrite, main, resume)
 
 
-async def _to_its_end(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
+async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
     """Go on at the last checkpoint when a worker is lost that nothing takes the place of, as often as may be."""
     checkpoints, cut, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
     while True:
         try:
-            return await _once(config, overwrite, main, resume)
+            return await _run_once(config, overwrite, main, resume)
         except WorkerDied as error:
-            newest = in_place(checkpoints)[-1:]
+            newest = list_checkpoints(checkpoints)[-1:]
             left = left - 1 if newest == cut else config.checkpoint.restarts
             if not newest or left <= 0:
                 raise
@@ -115,8 +115,8 @@ async def _to_its_end(config: RunConfig, overwrite: bool, main: Callable[[Run], 
             overwrite, resume = False, True
 
 
-async def _once(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
-    async with built(config, overwrite=overwrite, resume=resume) as run:
+async def _run_once(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool) -> int:
+    async with open_run(config, overwrite=overwrite, resume=resume) as run:
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         demanded = config.evaluation.minimum_accuracy
@@ -138,7 +138,7 @@ async def _cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[
     """Where the workers of a run are to be. Its devices are its own until the end."""
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
     try:
-        placement = placed(cluster.nodes(), config)
+        placement = resolve_placement(cluster.nodes(), config)
         await cluster.reserve([place for role in placement.places for place in placement.there(role)])
         yield cluster, placement
     finally:
@@ -155,7 +155,7 @@ async def _model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -
 
 
 @asynccontextmanager
-async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
+async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
     """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
@@ -192,50 +192,52 @@ async def built(config: RunConfig, *, overwrite: bool = False, resume: bool = Fa
         ledger = Ledger(store, events, lineage=lineage, step=step)
         stack.push_async_callback(ledger.close)
         place = stack.enter_context(shared_directory(config.name, config.weights.directory))
-        exchange = Exchange(place, config.weights.channel, config.weights.host)
+        exchange = TransferContext(place, config.weights.channel, config.weights.host)
 
-        waits = Deadlines()
+        deadlines = Deadlines()
         stack.push_async_exit(ending.pop_all())  # workers end before what they write to
         model = await _model(cluster, directory, config)
         # Graders first: they start in no time, and a reward that cannot be built is found before models are loaded.
         beside = await stack.enter_async_context(AsyncExitStack())
         grading, judges = await beside.enter_async_context(
-            graders(cluster, config, waits, view.message, placement, events)
+            start_graders(cluster, config, deadlines, view.message, placement, events)
         )
         if not resume:
             await _check_at_start(config, mixture, grading, view.message)
         response = config.sft.response if config.sft else ""
         workers: Sequence[WorkerHandle | RemoteTrainer]
-        models: Models | RemoteTrainer
-        training: Training | RemoteTrainer
-        pool: EnginePool | Shards
-        episodes: Episodes | Shards
-        siblings: Siblings | None = None
+        models: ModelRoles | RemoteTrainer
+        training: StepPipeline | RemoteTrainer
+        pool: EnginePool | RolloutWorkers
+        episodes: EpisodeRunner | RolloutWorkers
+        siblings: GroupScoring | None = None
         if config.rollout.workers:
             await beside.aclose()  # each worker has graders of its own
             trainer, shards = await asyncio.gather(
-                start_trainer(cluster, model, config, directory, waits, placement),
-                start_shards(cluster, model, config, Life(directory, lineage), waits, events, view.message),
+                start_trainer(cluster, model, config, directory, deadlines, placement),
+                start_rollout_workers(
+                    cluster, model, config, Life(directory, lineage), deadlines, events, view.message
+                ),
             )
             models, training, workers = trainer, trainer, [trainer]
             pool, episodes, renderer = shards, shards, Renderer(model)
         else:
             models, workers = await start_models(cluster, model, config, placement)
-            training = training_of(config, models.learner, models.reference, models.critics, models.teachers)
+            training = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
             pool, episodes, renderer = await start_rollouts(
-                cluster, model, grading, config, waits, events, stack, view.message, placement
+                cluster, model, grading, config, deadlines, events, stack, view.message, placement
             )
-            siblings = together(episodes, grading, config, waits)
+            siblings = make_group_scorer(episodes, grading, config, deadlines)
 
         yield Run(
-            Parts(
+            Components(
                 config=config,
-                waits=waits,
+                deadlines=deadlines,
                 workers=workers,
                 models=models,
                 training=training,
                 pool=pool,
-                lease=Lease(models, pool, judges, shared=placement.shared),
+                lease=SharedDevices(models, pool, judges, shared=placement.shared),
                 judges=judges,
                 episodes=episodes,
                 siblings=siblings,
@@ -272,7 +274,7 @@ def _examples(config: RunConfig) -> Sequence[TaskConfig]:
     return (TaskConfig(name="sft", prompts=config.sft.prompts),)
 
 
-def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> Resumption:
+def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> ResumeState:
     """Go on with what the run directory has, and say so."""
     by_reference = config.rollout.workers > 0
     found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message, refer=by_reference)
@@ -287,7 +289,9 @@ def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View
     return found
 
 
-async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders, tell: Callable[[str], None]) -> None:
+async def _check_at_start(
+    config: RunConfig, mixture: Mixture, grading: RewardRouter, tell: Callable[[str], None]
+) -> None:
     """`ConfigError` if a reward is not what a run takes for granted."""
     found: list[Finding] = []
     try:
@@ -304,7 +308,7 @@ async def _check_at_start(config: RunConfig, mixture: Mixture, grading: Graders,
 
 
 async def findings(
-    config: RunConfig, mixture: Mixture, grading: Graders, prompts: int, *, attack: bool = False
+    config: RunConfig, mixture: Mixture, grading: RewardRouter, prompts: int, *, attack: bool = False
 ) -> AsyncIterator[Finding]:
     """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
@@ -320,7 +324,7 @@ def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
         mixture = Mixture.load(config.tasks, config.seed)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         try:
-            async with graders(cluster, config, Deadlines()) as (grading, _):
+            async with start_graders(cluster, config, Deadlines()) as (grading, _):
                 return [finding async for finding in findings(config, mixture, grading, prompts, attack=True)]
         finally:
             await cluster.close()
@@ -343,12 +347,14 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")
     async with AsyncExitStack() as stack:
-        waits = Deadlines()
+        deadlines = Deadlines()
         cluster, placement = await stack.enter_async_context(_cluster(config, None))
         directory = await model_directory(cluster, model, Path(), config.seed)
-        grading, judges = await stack.enter_async_context(graders(cluster, config, waits, placement=placement))
+        grading, judges = await stack.enter_async_context(
+            start_graders(cluster, config, deadlines, placement=placement)
+        )
         pool, episodes, _ = await start_rollouts(
-            cluster, directory, grading, config, waits, Events(), stack, placement=placement
+            cluster, directory, grading, config, deadlines, Events(), stack, placement=placement
         )
 
         async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
@@ -356,7 +362,7 @@ async def _evaluate(model: str, config: RunConfig, samples: int, temperature: fl
             return await episodes.run(prompt, attempt, PolicyVersion(0, 0), sampling)
 
         watches = [each.watch() for each in (pool, *judges)]
-        result = await supervised(watches, lambda _: evaluate(prompts, samples, run))
+        result = await run_supervised(watches, lambda _: evaluate(prompts, samples, run))
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     return {
         "prompts": len(prompts),

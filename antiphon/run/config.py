@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.algorithms.config import AlgorithmConfig, RewardConfig, WeightConfig
+from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig, RewardConfig
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.cluster.placement import ANYWHERE, problems
-from antiphon.core.config import Config, Problems, load, secret
+from antiphon.core.config import Config, Problems, load, read_secret
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
 from antiphon.core.types import OnUpdate
@@ -43,7 +43,7 @@ from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 from antiphon.weights.base import CHANNELS, weight_files
-from antiphon.weights.config import WeightsConfig
+from antiphon.weights.config import WeightSyncConfig
 
 
 class ModelConfig(Config):
@@ -98,7 +98,7 @@ class RunConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     """Which devices each role has."""
-    weights: WeightsConfig = WeightsConfig()
+    weights: WeightSyncConfig = WeightSyncConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     record: RecordConfig = RecordConfig()
@@ -374,7 +374,7 @@ def check_servers(config: RunConfig) -> None:
         if servers is None:
             continue
         if servers.key:
-            secret(servers.key)
+            read_secret(servers.key)
         if servers.flavour not in LOADING:
             raise ConfigError(
                 f"{at}.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for "
@@ -593,7 +593,7 @@ def _turn_pay(config: RunConfig) -> Found:
 def _stages(config: RunConfig) -> Found:
     """What is configured, and no stage looks at; rewards that come to nothing."""
     algorithm, stages = config.algorithm, config.learner.stages
-    if (algorithm.reward, algorithm.weight) != (RewardConfig(), WeightConfig()) and "rewards" not in stages:
+    if (algorithm.reward, algorithm.weight) != (RewardConfig(), LossWeightConfig()) and "rewards" not in stages:
         yield "learner.stages", "without 'rewards' nothing comes of algorithm.reward and algorithm.weight"
     if config.critic is not None and "update_critics" not in stages:
         yield "learner.stages", "without 'update_critics' no critic learns"

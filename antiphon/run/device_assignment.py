@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 
 
-def placed(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None) -> Placement:
+def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None) -> Placement:
     """What the run's placement comes to on these machines, the controller's first. `ConfigError` where it cannot be. Of the
     engines at `least` so many must have their devices; by default, as many as the run begins with."""
     if not config.placement.roles:
@@ -171,22 +171,22 @@ def _check_trainer(found: Placement, beside: Place) -> None:
             )
 
 
-class Seat(NamedTuple):
+class DeviceAssignment(NamedTuple):
     """What an engine is given to run on."""
 
     place: Place | None = None
     lent: bool = False  # to what trains there
 
 
-Seats = Callable[[int], Seat]  # of each engine, by its number
+AssignDevices = Callable[[int], DeviceAssignment]  # of each engine, by its number
 
 
-def seats_of(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> Seats:
+def device_assigner(cluster: Cluster, config: RunConfig, role: str, first: int = 0) -> AssignDevices:
     """The seats of a role's engines from `first` on, by their numbers from 0, on the nodes that there are when it is asked."""
 
-    def seat(number: int) -> Seat:
-        placement = placed(cluster.nodes(), config, least=0)
-        return Seat(placement.place(role, first + number), placement.lends(role, first + number))
+    def seat(number: int) -> DeviceAssignment:
+        placement = resolve_placement(cluster.nodes(), config, least=0)
+        return DeviceAssignment(placement.place(role, first + number), placement.lends(role, first + number))
 
     return seat
 
@@ -209,7 +209,7 @@ class EngineStarter:
         model: Path,
         config: EngineConfig,
         channel: str = "shared_memory",
-        seat_of: Seats = lambda number: Seat(),
+        seat_of: AssignDevices = lambda number: DeviceAssignment(),
         idle_seconds: float = 0.0,
     ) -> None:
         """New weights, if there are any, come by `channel`. With `idle_seconds`, only `config.minimum` engines are wanted at
@@ -229,12 +229,12 @@ class EngineStarter:
         self._seated: dict[int, Engine] = {}
         self.turn: Turn = nullcontext  # of a pool, once there is one
 
-    async def first(self, waits: Deadlines, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
+    async def first(self, deadlines: Deadlines, deadline: float, tell: Callable[[str], None]) -> list[Engine]:
         """As many as can be within `deadline` seconds, each on its seat. Raises what went wrong if those are too few."""
 
         def start(seat: int) -> Awaitable[Engine]:
             on = f"{self._name}-{seat} to load the model"
-            return waits.wait(
+            return deadlines.wait(
                 self._start(seat), name="start", owner="run", on=on, deadline=deadline, key="rollout.timeout"
             )
 
@@ -294,7 +294,7 @@ class EngineStarter:
             )
         return made
 
-    async def _reserved(self, seat: int) -> Seat:
+    async def _reserved(self, seat: int) -> DeviceAssignment:
         try:
             found = self._seat_of(seat)
             await self._cluster.reserve([found.place] if found.place else [])

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
-from antiphon.learning.learner import Models
+from antiphon.learning.learner import ModelRoles
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.remote_workers import Shards
+from antiphon.rollout.remote_workers import RolloutWorkers
 
 
-class Lease:
+class SharedDevices:
     """Takes turns between `models` and the engines that are lent to them. Where nothing is shared, neither waits for the
     other, and nothing here does anything.
 
@@ -18,7 +18,12 @@ class Lease:
     """
 
     def __init__(
-        self, models: Models | RemoteTrainer, pool: EnginePool | Shards, judges: Sequence[EnginePool], *, shared: bool
+        self,
+        models: ModelRoles | RemoteTrainer,
+        pool: EnginePool | RolloutWorkers,
+        judges: Sequence[EnginePool],
+        *,
+        shared: bool,
     ) -> None:
         self.shared = shared
         self._models = models

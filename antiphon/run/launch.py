@@ -18,39 +18,39 @@ from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
 from antiphon.core.workers import Worker, WorkerHandle
 from antiphon.learning.config import OPTIONS, LearnerConfig
-from antiphon.learning.learner import CRITIC, LEARNERS, BaseOf, Models, Resident, WorkerLearner
-from antiphon.learning.parallel.rank_group import Ranks
+from antiphon.learning.learner import CRITIC, LEARNERS, LoraBaseReference, ModelRoles, Offloadable, WorkerLearner
+from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.record.events import Events
 from antiphon.record.run_dir import Life, RunDirectory
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.environment_pool import Worlds
-from antiphon.rollout.episode import Episodes, MakeEnvironment, PlayAgent
+from antiphon.rollout.environment_pool import EnvironmentPool
+from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment, PlayAgent
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model as ModelBehind
-from antiphon.rollout.group_scoring import Siblings
-from antiphon.rollout.judge import asking
+from antiphon.rollout.group_scoring import GroupScoring
+from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.remote_workers import Shard, Shards
+from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.run.config import RunConfig, check_weights, model_shape
-from antiphon.run.device_assignment import EngineStarter, Seat, Seats, seats_of
+from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, EngineStarter, device_assigner
 from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.base import Generate
 from antiphon.tasks.config import TaskConfig
-from antiphon.tasks.environments import blocks, environment_factory
-from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.environments import environment_factory, is_blocking
+from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.rendering import Renderer
 
 NOWHERE = Placement()  # in particular
-ROLLOUT_WORKER = "antiphon.run.rollout_worker:RolloutWorker"
-TRAINER, TRAINER_WORKER = "trainer", "antiphon.run.trainer_process:TrainerWorker"
+ROLLOUT_WORKER = "antiphon.run.rollout_worker:RolloutWorkerProcess"
+TRAINER, TRAINER_WORKER = "trainer", "antiphon.run.trainer_process:TrainerProcess"
 
 
 async def start_models(
     cluster: Cluster, model: Path, config: RunConfig, placement: Placement = NOWHERE
-) -> tuple[Models, list[WorkerHandle]]:
+) -> tuple[ModelRoles, list[WorkerHandle]]:
     """Start the models that the algorithm needs, each in a process of its own. All begin as `model`, of which `check_model` has
     nothing to say, but for teachers and for critics with a path of theirs."""
     handles: list[WorkerHandle] = []
@@ -73,7 +73,7 @@ async def start_models(
         handles.extend(members)
         if ranks == 1:
             return WorkerLearner(members[0])
-        together = Ranks(members, settings.mesh)
+        together = RankGroup(members, settings.mesh)
         meetings.append(together.meet(config.weights.host))
         return WorkerLearner(together)
 
@@ -91,10 +91,10 @@ async def start_models(
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     learner = start("learner", kind, model)
-    reference: Resident | None = None
+    reference: Offloadable | None = None
     if "reference_logprobs" in config.algorithm.needed:
-        reference = BaseOf(learner) if config.learner.lora else start("reference", kind, model)
-    models = Models(
+        reference = LoraBaseReference(learner) if config.learner.lora else start("reference", kind, model)
+    models = ModelRoles(
         learner=learner,
         reference=reference,
         critics=[start(f"critic-{number}", CRITIC, began, critic) for number in range(critic.count if critic else 0)],
@@ -105,7 +105,12 @@ async def start_models(
 
 
 async def start_trainer(
-    cluster: Cluster, model: Path, config: RunConfig, directory: RunDirectory, waits: Deadlines, placement: Placement
+    cluster: Cluster,
+    model: Path,
+    config: RunConfig,
+    directory: RunDirectory,
+    deadlines: Deadlines,
+    placement: Placement,
 ) -> RemoteTrainer:
     """What starts the models with `start_models`, on the learner's node."""
     at = placement.place("learner")
@@ -114,7 +119,7 @@ async def start_trainer(
         cluster.spawn(TRAINER, TRAINER_WORKER, str(model), config, directory, placement, place=place)
     )
     on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
-    await waits.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
+    await deadlines.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
     return trainer
 
 
@@ -146,10 +151,10 @@ def check_layers(model: Path, learner: LearnerConfig, at: str = "learner.mesh") 
     """`UnsupportedError` unless the model in a directory has layers that can be divided on such a mesh, which is said `at` this
     place. Where that is to be seen from them alone, torch is imported."""
     if _divides_layers(learner):
-        from antiphon.learning.model.loading import outline
+        from antiphon.learning.model.loading import build_on_meta
         from antiphon.learning.parallel.sharding import check_division
 
-        check_division(outline(model), learner.mesh, at)
+        check_division(build_on_meta(model), learner.mesh, at)
 
 
 def check_meshes(config: RunConfig, model: Path) -> None:
@@ -197,14 +202,14 @@ def check_shares(model: Path, learner: LearnerConfig, at: str = "learner.mesh") 
 
 
 @asynccontextmanager
-async def graders(
+async def start_graders(
     cluster: Cluster,
     config: RunConfig,
-    waits: Deadlines,
+    deadlines: Deadlines,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
     events: Events | None = None,
-) -> AsyncIterator[tuple[Graders, list[EnginePool]]]:
+) -> AsyncIterator[tuple[RewardRouter, list[EnginePool]]]:
     """What grades the tasks of a run, started, and the engines of the judges among it. In a run with a placement it sees the
     GPUs that it has there, and no others."""
     events = events or Events()
@@ -217,32 +222,32 @@ async def graders(
             model = await model_directory(cluster, judge.path, Path(), config.seed)
             several = {"replicas": judge.replicas, "minimum": judge.minimum, "also": ()}
             engine = config.engine.model_copy(update=several)
-            seats, judges = seats_of(cluster, config, "judge", judges), judges + judge.replicas
+            seats, judges = device_assigner(cluster, config, "judge", judges), judges + judge.replicas
             name = f"judge-{task.name}"
             starter = EngineStarter(cluster, name, model, engine, seat_of=seats, idle_seconds=judge.idle_seconds)
-            pool, longest = await start_engines(starter, rollout, waits, events.aside(name), tell)
-            asked[task.name] = asking(pool, Renderer(model), longest, judge.max_tokens)
+            pool, longest = await start_engines(starter, rollout, deadlines, events.aside(name), tell)
+            asked[task.name] = make_generate(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     reward = placement.place("reward")
     cores = reward.cores if reward else ()
     gpus = reward.gpus if reward else () if placement.places else None
-    async with Graders(config.tasks, config.grading, waits, asked, cores, gpus) as grading:
+    async with RewardRouter(config.tasks, config.grading, deadlines, asked, cores, gpus) as grading:
         yield grading, pools
 
 
 async def start_engines(
     starter: EngineStarter,
     rollout: RolloutConfig,
-    waits: Deadlines,
+    deadlines: Deadlines,
     events: Events,
     tell: Callable[[str], None],
     prefers: Mapping[str, str] | None = None,
 ) -> tuple[EnginePool, int]:
     """A pool of engines, and the most tokens that one takes."""
-    engines = await starter.first(waits, rollout.timeout, tell)
+    engines = await starter.first(deadlines, rollout.timeout, tell)
     pool = EnginePool(
         engines,
-        waits,
+        deadlines,
         rollout,
         events=events,
         on_loss=tell,
@@ -258,28 +263,28 @@ async def start_engines(
 async def start_rollouts(
     cluster: Cluster,
     model: Path,
-    grading: Graders,
+    grading: RewardRouter,
     config: RunConfig,
-    waits: Deadlines,
+    deadlines: Deadlines,
     events: Events,
     stack: AsyncExitStack,
     tell: Callable[[str], None] = print,
     placement: Placement = NOWHERE,
-    seats: Seats | None = None,
-) -> tuple[EnginePool, Episodes, Renderer]:
+    seats: AssignDevices | None = None,
+) -> tuple[EnginePool, EpisodeRunner, Renderer]:
     """Engines, on `seats` or where they are placed, and what runs episodes on them; what is to be closed in the end is left to
     `stack`."""
     renderer = Renderer(model)
-    seats = seats or seats_of(cluster, config, "engine")
+    seats = seats or device_assigner(cluster, config, "engine")
     prefers = {task.name: task.prefers for task in config.tasks if task.prefers}
     starter = EngineStarter(cluster, "engine", model, config.engine, config.weights.channel, seats)
-    pool, longest = await start_engines(starter, config.rollout, waits, events, tell, prefers)
-    episodes = Episodes(
+    pool, longest = await start_engines(starter, config.rollout, deadlines, events, tell, prefers)
+    episodes = EpisodeRunner(
         tokenizer=renderer,
         generate=pool.generate,
         grade=grading.score,
         environments=dict(_environments(cluster, placement, config)),
-        agents=await _start_agents(pool, renderer, longest, config, waits, stack),
+        agents=await _start_agents(pool, renderer, longest, config, deadlines, stack),
         config=config.rollout,
         max_length=longest,
         seed=config.seed,
@@ -287,31 +292,33 @@ async def start_rollouts(
     return pool, episodes, renderer
 
 
-def together(episodes: Episodes, grading: Graders, config: RunConfig, waits: Deadlines) -> Siblings | None:
+def make_group_scorer(
+    episodes: EpisodeRunner, grading: RewardRouter, config: RunConfig, deadlines: Deadlines
+) -> GroupScoring | None:
     """What plays the attempts of tasks whose siblings are judged together, and all others, if there are such tasks."""
     rollout, tasks = config.rollout, config.judged_together
     if not tasks:
         return None
     longest = rollout.timeout + config.learner.timeout + config.weights.timeout  # a step may come in between
-    return Siblings(episodes, grading.score_group, tasks, rollout.group_size, waits, longest)
+    return GroupScoring(episodes, grading.score_group, tasks, rollout.group_size, deadlines, longest)
 
 
-async def start_shards(
+async def start_rollout_workers(
     cluster: Cluster,
     model: Path,
     config: RunConfig,
     life: Life,
-    waits: Deadlines,
+    deadlines: Deadlines,
     events: Events,
     tell: Callable[[str], None],
-) -> Shards:
+) -> RolloutWorkers:
     """Rollout workers, each with its share of the engines, which it starts with `start_rollouts`."""
     share = config.engine.replicas // config.rollout.workers
     own = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": share})})
     serials = itertools.count()
 
-    async def start(number: int) -> Shard:
-        seat_of = seats_of(cluster, config, "engine", number * share)
+    async def start(number: int) -> RolloutWorker:
+        seat_of = device_assigner(cluster, config, "engine", number * share)
         try:
             seats = [seat_of(engine) for engine in range(share)]
         except ConfigError as error:  # at the start it could be placed: a node has left since
@@ -322,7 +329,7 @@ async def start_shards(
         name = f"rollout-{serial}"
         args = (serial, str(model), own, seats, life, events.on)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
-        shard = Shard(handle, number, events, tell)
+        shard = RolloutWorker(handle, number, events, tell)
         try:
             await shard.started()
         except BaseException:  # it is nobody's, and hangs perhaps
@@ -332,12 +339,12 @@ async def start_shards(
 
     ready = asyncio.gather(*map(start, range(config.rollout.workers)))
     on, deadline, key = "rollout workers to start their engines", config.rollout.timeout, "rollout.timeout"
-    shards = await waits.wait(ready, name="start", owner="run", on=on, deadline=deadline, key=key)
-    return Shards(shards, waits, config.rollout, start=start, on_loss=tell)
+    shards = await deadlines.wait(ready, name="start", owner="run", on=on, deadline=deadline, key=key)
+    return RolloutWorkers(shards, deadlines, config.rollout, start=start, on_loss=tell)
 
 
 async def _start_agents(
-    pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, waits: Deadlines, stack: AsyncExitStack
+    pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, deadlines: Deadlines, stack: AsyncExitStack
 ) -> dict[str, PlayAgent]:
     """What plays the attempts of each task that has an agent: all of them ask at one gateway."""
     tasks = {task.name: task.agent for task in config.tasks if task.agent is not None}
@@ -347,9 +354,9 @@ async def _start_agents(
         generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.rollout.tool_format
     )
     gateway = await stack.enter_async_context(Gateway(answering, seed=config.seed))
-    rooms: Rooms | None = None
+    rooms: RuntimeDirs | None = None
     if any(agent.command and not agent.unconfined for agent in tasks.values()):
-        rooms = Rooms()
+        rooms = RuntimeDirs()
         stack.callback(rooms.close)
     found: dict[str, PlayAgent] = {}
     for name, settings in tasks.items():
@@ -359,7 +366,9 @@ async def _start_agents(
         else:
             box = BoxConfig(image=settings.image, network=settings.network)
             own = None if settings.unconfined else rooms
-            agent = command_agent(settings.command, rooms=own, waits=waits, config=box, unconfined=settings.unconfined)
+            agent = command_agent(
+                settings.command, rooms=own, deadlines=deadlines, config=box, unconfined=settings.unconfined
+            )
         found[name] = partial(play, agent, gateway, seconds=settings.seconds)
     return found
 
@@ -369,14 +378,16 @@ def _environments(cluster: Cluster, placement: Placement, config: RunConfig) -> 
     for task in config.tasks:
         if task.environment:
             make: MakeEnvironment = environment_factory(task.environment, task.environment_options)
-            if blocks(task.environment) and not config.rollout.deterministic:
+            if is_blocking(task.environment) and not config.rollout.deterministic:
                 placed = "environment" in placement.places
-                seat_of = seats_of(cluster, config, "environment") if placed else lambda number: Seat()
-                make = Worlds(task.environment_pool, _spawn_hosts(cluster, seat_of, task)).make
+                seat_of = (
+                    device_assigner(cluster, config, "environment") if placed else lambda number: DeviceAssignment()
+                )
+                make = EnvironmentPool(task.environment_pool, _spawn_hosts(cluster, seat_of, task)).make
             yield task.name, make
 
 
-def _spawn_hosts(cluster: Cluster, seat_of: Seats, task: TaskConfig) -> Callable[[], WorkerHandle]:
+def _spawn_hosts(cluster: Cluster, seat_of: AssignDevices, task: TaskConfig) -> Callable[[], WorkerHandle]:
     numbers = itertools.count()
     factory = "antiphon.tasks.environments.host:EnvironmentHost"
 

@@ -32,10 +32,10 @@ import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.algorithms.rewards import restored
+from antiphon.algorithms.rewards import restore_controllers
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import NonFiniteError, StallError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.core.types import (
     AttemptId,
     Group,
@@ -51,28 +51,28 @@ from antiphon.core.types import (
 from antiphon.core.workers import WorkerHandle
 from antiphon.engines.base import InferenceEngine
 from antiphon.learning.batch import supervised_batch
-from antiphon.learning.learner import Models, Scorer, Trainer
+from antiphon.learning.learner import ModelRoles, Scorer, Trainer
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import STAGES, Training
-from antiphon.record.checkpoint import draft, name_of, prune, publish
+from antiphon.learning.stages import STAGES, StepPipeline
+from antiphon.record.checkpoint import checkpoint_name, prune, publish, staging_dir
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import Resumption, code_version
+from antiphon.record.resume import ResumeState, code_version
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import Tracker
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
-from antiphon.rollout.group_scoring import Siblings
+from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.remote_workers import Shard, Shards
+from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run.config import RunConfig
-from antiphon.run.device_sharing import Lease
+from antiphon.run.device_sharing import SharedDevices
 from antiphon.tasks.base import MARK
 from antiphon.tasks.mixture import Mixture
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 
 T = TypeVar("T")
 
@@ -88,19 +88,19 @@ DEADLINES = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class Components:
     """What `build` makes of a configuration, and a run is made of."""
 
     config: RunConfig
-    waits: Deadlines
+    deadlines: Deadlines
     workers: Sequence[WorkerHandle | RemoteTrainer]  # whose death is the run's; that of an engine is the pool's to mend
-    models: Models | RemoteTrainer
-    training: Training | RemoteTrainer
-    pool: EnginePool | Shards
-    lease: Lease
+    models: ModelRoles | RemoteTrainer
+    training: StepPipeline | RemoteTrainer
+    pool: EnginePool | RolloutWorkers
+    lease: SharedDevices
     judges: Sequence[EnginePool] = ()  # that rewards ask
-    episodes: Episodes | Shards
-    siblings: Siblings | None = None  # plays attempts instead, where scores need each other
+    episodes: EpisodeRunner | RolloutWorkers
+    siblings: GroupScoring | None = None  # plays attempts instead, where scores need each other
     mixture: Mixture
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
@@ -109,23 +109,23 @@ class Parts:
     sampler: SamplingLoop | None
     directory: RunDirectory
     ledger: Ledger
-    resumption: Resumption | None = None
-    exchange: Exchange  # where weights pass from learner to engines
+    resumption: ResumeState | None = None
+    exchange: TransferContext  # where weights pass from learner to engines
     metrics: Metrics
     trackers: Sequence[Tracker]
     view: View
     in_thread: Callable[..., Awaitable[None]] = asyncio.to_thread  # what writes to disk and takes a while
 
 
-def training_of(
+def make_step_pipeline(
     config: RunConfig,
     learner: Trainer,
     reference: Scorer | None = None,
     critics: Sequence[Trainer] = (),
     teachers: Sequence[Scorer] = (),
-) -> Training:
+) -> StepPipeline:
     """What makes updates of groups in a run with this configuration."""
-    return Training(
+    return StepPipeline(
         learner=learner,
         reference=reference,
         critics=critics,
@@ -152,9 +152,9 @@ class Progress:
 
 
 class Run:
-    """One run of `Parts`, from its first version to its summary."""
+    """One run of `Components`, from its first version to its summary."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self.parts = parts
         self.config = parts.config
         gone_on = parts.resumption
@@ -195,7 +195,7 @@ class Run:
         watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
         watchers += [judge.watch() for judge in parts.judges]
         try:
-            return await supervised(watchers, main)
+            return await run_supervised(watchers, main)
         except StallError as stall:
             raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}", stall.key) from stall
 
@@ -231,12 +231,12 @@ class Run:
             stop.cancel()
 
     def _spent(self, name: str) -> float:
-        return self.parts.waits.spent("learner", name)
+        return self.parts.deadlines.spent("learner", name)
 
     async def _wait(self, awaitable: Awaitable[T], name: str, on: str, owner: str = "learner") -> T:
         key = DEADLINES.get(name, "rollout.timeout")
         deadline = attrgetter(key)(self.config)
-        return await self.parts.waits.wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)
+        return await self.parts.deadlines.wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)
 
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Run:
             batch = supervised_batch(examples, learner.tokens_per_pack, learner.mesh.data)
             async with self._between_steps:
                 await self._take_devices()
-                with named_step(f"step {step} of supervised fine-tuning"):
+                with name_step_in_errors(f"step {step} of supervised fine-tuning"):
                     trained = await self._wait(parts.models.learner.step(batch), "step", "the learner")
             metrics = {f"sft/{name}": value for name, value in trained.items()}
             due = step % sft.evaluate_every == 0
@@ -304,7 +304,7 @@ class Run:
             episodes=parts.siblings or parts.episodes,
             sampler=parts.sampler,
             keep=parts.keep,
-            waits=parts.waits,
+            deadlines=parts.deadlines,
             ledger=parts.ledger,
         )
         done = 0
@@ -314,7 +314,7 @@ class Run:
                 await self._wait(parts.models.restore(resumption.checkpoint), "restore", "the learner")
                 if self.version.n:  # else engines have it
                     await self._publish(owner, self.version)
-            parts.training.controllers = restored(resumption.state.get("controllers"))
+            parts.training.controllers = restore_controllers(resumption.state.get("controllers"))
             parts.mixture.restore(resumption.state["mixture"])
             scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
         elif config.checkpoint.every:
@@ -346,7 +346,7 @@ class Run:
             async with self._between_steps:
                 await scheduler.recorded()
                 if config.rollout.deterministic:
-                    await self._wait(self.parts.waits.calm("queue", "calm", "health"), "calm", "everybody else")
+                    await self._wait(self.parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
                 await self._take_devices()
                 metrics |= await self._learn(step, groups)
@@ -391,7 +391,7 @@ class Run:
     async def _learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step through its stages; returns their metrics."""
         wait = partial(self._wait, name="step", on="the learner")
-        with named_step(f"step {number}"):
+        with name_step_in_errors(f"step {number}"):
             metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
         self.parts.ledger.batch(batch)
         return metrics
@@ -401,12 +401,12 @@ class Run:
         only once the one before it is loaded everywhere."""
         await self._settle()
         parts = self.parts
-        reach("publish")
+        hit("publish")
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
         await self._turn(parts.lease.leave())
         parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
         self.version, self._published = version, update
-        reach("published")
+        hit("published")
         self._loading = owner.create_task(self._load(update), name=f"load version {version.n}")
 
     async def _load(self, update: WeightsUpdate) -> None:
@@ -415,7 +415,7 @@ class Run:
         await self._wait(loading, "load", "engines to load weights", owner="pool")
         self._loaded_at = _now()
 
-    async def _refresh(self, engine: InferenceEngine | Shard) -> None:
+    async def _refresh(self, engine: InferenceEngine | RolloutWorker) -> None:
         """Load the weights that were published last into a replacement engine or rollout worker. The learner may have others by
         now. Before anything is published there is nothing to do: the first version goes to all engines there are by then."""
         async with self._between_steps:
@@ -503,7 +503,7 @@ class Run:
         for tracker in self.parts.trackers:
             tracker.log(step, reduced)
         if show:
-            self.parts.view.step(step, steps, reduced, self.parts.waits)
+            self.parts.view.step(step, steps, reduced, self.parts.deadlines)
 
     # --- what is kept --------------------------------------------------------------------------------------------------
 
@@ -527,10 +527,10 @@ class Run:
         """Begin to write a checkpoint, and go on when the learner may; the one before it is in place by then."""
         await self._saved()
         await self._wait(self.parts.ledger.commit(), "commit", "the ledger")
-        directory, version = self.parts.directory.checkpoints / name_of(cut["step"]), self.version
+        directory, version = self.parts.directory.checkpoints / checkpoint_name(cut["step"]), self.version
         if directory.is_dir():  # the very cut that this life began at
             return
-        aside = draft(directory)
+        aside = staging_dir(directory)
         writing = await self._wait(self.parts.models.save(aside), "checkpoint", "the learner")
 
         async def keep() -> None:
@@ -607,7 +607,7 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
 
 
 @contextmanager
-def named_step(name: str) -> Iterator[None]:
+def name_step_in_errors(name: str) -> Iterator[None]:
     """Name the step in the error of a gradient that is not finite."""
     try:
         yield
@@ -615,7 +615,7 @@ def named_step(name: str) -> Iterator[None]:
         raise NonFiniteError(f"{name}: {error}") from error
 
 
-async def supervised(
+async def run_supervised(
     guards: Sequence[Coroutine[Any, Any, None]], main: Callable[[asyncio.TaskGroup], Awaitable[T]]
 ) -> T:
     """Run `main` in a task group beside `guards`, which end only by raising; of all errors, raise the first."""

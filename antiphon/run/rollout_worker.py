@@ -17,26 +17,26 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.devices import as_seen
 from antiphon.cluster.placement import Placement, gpus_of
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.rpc import STARTED, AnsweringWorker, Does
+from antiphon.core.rpc import STARTED, AsyncWorker, Handler
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import RARE, Events
-from antiphon.record.payloads import Files
+from antiphon.record.payloads import PayloadFiles
 from antiphon.record.run_dir import Life
-from antiphon.rollout.episode import Episodes, Played
+from antiphon.rollout.episode import EpisodeRunner, Played
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import Counts
-from antiphon.rollout.reward_monitor import wording
-from antiphon.rollout.scheduler import Player
+from antiphon.rollout.reward_monitor import text_statistics
+from antiphon.rollout.scheduler import AttemptRunner
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import Seat
-from antiphon.run.launch import graders, start_rollouts, together
-from antiphon.run.loop import supervised
+from antiphon.run.device_assignment import DeviceAssignment
+from antiphon.run.launch import make_group_scorer, start_graders, start_rollouts
+from antiphon.run.loop import run_supervised
 
 ENGINES = 1000  # that a worker may have in its life, for each to have a number of its own
 
 
-class RolloutWorker(AnsweringWorker):
+class RolloutWorkerProcess(AsyncWorker):
     """Runs attempts on engines of its own."""
 
     def __init__(
@@ -44,7 +44,7 @@ class RolloutWorker(AnsweringWorker):
         serial: int,
         model: str,
         config: RunConfig,
-        seats: Sequence[Seat],
+        seats: Sequence[DeviceAssignment],
         life: Life,
         listening: bool,
     ) -> None:
@@ -66,7 +66,7 @@ class RolloutWorker(AnsweringWorker):
         return Counts(pool.version, pool.engines, pool.generated_tokens, pool.requeued_tokens)
 
     async def _live(self) -> None:
-        waits, config, (directory, lineage) = Deadlines(), self._config, self._record
+        deadlines, config, (directory, lineage) = Deadlines(), self._config, self._record
         name = f"rollout-{self._serial}"
         async with AsyncExitStack() as stack:
             cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, directory.logs / name)
@@ -74,15 +74,23 @@ class RolloutWorker(AnsweringWorker):
             tell = partial(self._say, "message", STARTED)
             places = tuple(seat.place for seat in self._seats if seat.place)
             placement = Placement({"engine": places} if places else {})
-            grading, _ = await stack.enter_async_context(graders(cluster, config, waits, tell, placement))
+            grading, _ = await stack.enter_async_context(start_graders(cluster, config, deadlines, tell, placement))
             self._pool, episodes, _ = await start_rollouts(
-                cluster, self._model, grading, config, waits, self._events, stack, tell, seats=self._seats.__getitem__
+                cluster,
+                self._model,
+                grading,
+                config,
+                deadlines,
+                self._events,
+                stack,
+                tell,
+                seats=self._seats.__getitem__,
             )
-            files = Files(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
+            files = PayloadFiles(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
             stack.push_async_callback(files.close)
-            pool, player = self._pool, together(episodes, grading, config, waits) or episodes
+            pool, player = self._pool, make_group_scorer(episodes, grading, config, deadlines) or episodes
             keeping = _Keeping(episodes, player, files)
-            able: list[Does] = [
+            able: list[Handler] = [
                 keeping.run,
                 player.play,
                 keeping.score,
@@ -92,7 +100,7 @@ class RolloutWorker(AnsweringWorker):
                 pool.take_back,
             ]
             does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
-            await supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
+            await run_supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
 
     async def _ask_for_weights(self, engine: InferenceEngine) -> None:
         self._say("stale")
@@ -101,7 +109,7 @@ class RolloutWorker(AnsweringWorker):
 class _Keeping:
     """Plays attempts, keeps what comes of them in `files`, and has references to it instead."""
 
-    def __init__(self, episodes: Episodes, player: Player, files: Files) -> None:
+    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadFiles) -> None:
         """`episodes` plays attempts of evaluations, `player` all others."""
         self._episodes = episodes
         self._player = player
@@ -115,17 +123,17 @@ class _Keeping:
         sampling: Sampling | None = None,
         priority: int = 0,
     ) -> Trajectory:
-        """See `Shards.run`. Of an evaluation nothing is kept but the meta."""
+        """See `RolloutWorkers.run`. Of an evaluation nothing is kept but the meta."""
         if attempt.group < 0:
             return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
         return await self._keep(await self._player.run(prompt, attempt, started))
 
     async def score(self, played: Played) -> Trajectory:
-        """See `Shards.score`."""
+        """See `RolloutWorkers.score`."""
         return await self._keep(await self._player.score(played))
 
     async def _keep(self, trajectory: Trajectory) -> Trajectory:
-        meta = replace(trajectory.meta, wording=wording(trajectory.segments))
+        meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
         return await self._files.keep(replace(trajectory, meta=meta))
 
 

@@ -15,18 +15,18 @@ from antiphon.algorithms.rewards import Controllers
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.devices import as_seen
 from antiphon.cluster.placement import TRAINING, Placement
-from antiphon.core.rpc import AnsweringWorker, Does
+from antiphon.core.rpc import AsyncWorker, Handler
 from antiphon.core.types import Group
-from antiphon.learning.learner import Models
-from antiphon.learning.stages import Training
+from antiphon.learning.learner import ModelRoles
+from antiphon.learning.stages import StepPipeline
 from antiphon.record.payloads import Payloads
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import TRAINER, start_models
-from antiphon.run.loop import supervised, training_of
+from antiphon.run.loop import make_step_pipeline, run_supervised
 
 
-class TrainerWorker(AnsweringWorker):
+class TrainerProcess(AsyncWorker):
     """Has the models of a run."""
 
     def __init__(self, model: str, config: RunConfig, directory: RunDirectory, placement: Placement) -> None:
@@ -45,12 +45,12 @@ class TrainerWorker(AnsweringWorker):
             cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, self._directory.logs / TRAINER)
             stack.push_async_callback(cluster.close)
             models, workers = await start_models(cluster, self._model, config, self._placement)
-            training = training_of(config, models.learner, models.reference, models.critics, models.teachers)
+            training = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
             does = _answers(models, training, Payloads(self._directory.rollouts))
-            await supervised([worker.died() for worker in workers], partial(self._serve, does=does))
+            await run_supervised([worker.died() for worker in workers], partial(self._serve, does=does))
 
 
-def _answers(models: Models, training: Training, payloads: Payloads) -> dict[str, Does]:
+def _answers(models: ModelRoles, training: StepPipeline, payloads: Payloads) -> dict[str, Handler]:
     """What a `RemoteTrainer` asks."""
     saving: list[asyncio.Future[None]] = []
 
@@ -66,6 +66,6 @@ def _answers(models: Models, training: Training, payloads: Payloads) -> dict[str
         await asyncio.gather(*saving)
 
     learner = models.learner
-    own: list[Does] = [learn, save, saved, models.begin, models.restore, models.offload, models.reload]
+    own: list[Handler] = [learn, save, saved, models.begin, models.restore, models.offload, models.reload]
     own += [learner.step, learner.publish]
     return {method.__name__: method for method in own} | {"begin_learner": learner.begin}

@@ -7,7 +7,7 @@ from typing import Self
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from antiphon.core.config import secret
+from antiphon.core.config import read_secret
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.base import TOKEN_VARIABLE, Level, Limits, PythonSandbox, Result, Status, Usage
 from antiphon.sandbox.config import SandboxConfig
@@ -68,7 +68,7 @@ class RemotePython(PythonSandbox):
 
     def __init__(self, config: SandboxConfig) -> None:
         """`SandboxError` if the service does not answer, `UnsupportedError` if it keeps programs apart too little."""
-        headers = {"Authorization": f"Bearer {secret(TOKEN_VARIABLE)}"}
+        headers = {"Authorization": f"Bearer {read_secret(TOKEN_VARIABLE)}"}
         self._client = httpx.Client(base_url=config.service, headers=headers, trust_env=False)
         self._config = config
         self.level = config.minimum_level

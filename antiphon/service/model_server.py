@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.engines.config import EngineConfig
 from antiphon.inspect.recorded_config import load_recorded
 from antiphon.record import reading
-from antiphon.record.checkpoint import newest
+from antiphon.record.checkpoint import newest_checkpoint
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
@@ -25,7 +25,7 @@ from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Model
 from antiphon.run.device_assignment import EngineStarter
 from antiphon.run.launch import model_directory, start_engines
-from antiphon.run.loop import supervised
+from antiphon.run.loop import run_supervised
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 
@@ -54,7 +54,7 @@ def configured(
     for key in changed.keys() - taken.keys():
         tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
     engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
-    model = newest(reading.path_inside(run, "checkpoints"), tell)
+    model = newest_checkpoint(reading.path_inside(run, "checkpoints"), tell)
     return str(model), load(path, [*engine, *overrides], model=ServeConfig)
 
 
@@ -77,7 +77,7 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        waits, cluster = Deadlines(), LocalCluster(ClusterConfig())
+        deadlines, cluster = Deadlines(), LocalCluster(ClusterConfig())
         stack.push_async_callback(cluster.close)
         directory = await model_directory(cluster, target, Path(), 0)
         renderer = Renderer(directory)
@@ -85,11 +85,11 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
             {"groups_per_step": 1, "timeout": config.timeout, "sampling": {"max_tokens": 1}}
         )
         starter = EngineStarter(cluster, "engine", directory, config.engine)
-        pool, longest = await start_engines(starter, rollout, waits, Events(), announce)
+        pool, longest = await start_engines(starter, rollout, deadlines, Events(), announce)
         model = Model(
             generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.tools, name=config.name
         )
         gateway = await stack.enter_async_context(Gateway(model, host=config.host, port=config.port))
         gateway.invite(token)
         announce(gateway.address)
-        await supervised([pool.watch()], lambda _: stop.wait())
+        await run_supervised([pool.watch()], lambda _: stop.wait())

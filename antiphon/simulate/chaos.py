@@ -61,7 +61,7 @@ def chaos(seed: int, log: io.StringIO) -> str:
         error = raised
     except Exception as raised:  # whatever else a run ends with, no fault explains it
         raise InvariantBroken(f"the run failed: {type(raised).__name__}: {raised}") from raised
-    books = Books(scenario.rollout)
+    books = InvariantChecker(scenario.rollout)
     books.read(log.getvalue().splitlines())
     if error is None:
         books.close(scenario.steps)
@@ -71,7 +71,7 @@ def chaos(seed: int, log: io.StringIO) -> str:
     return re.sub(r"\d+", "n", str(error))
 
 
-def _explained(error: WorkerDied | RolloutError, scenario: ScenarioConfig, books: "Books") -> bool:
+def _explained(error: WorkerDied | RolloutError, scenario: ScenarioConfig, books: "InvariantChecker") -> bool:
     """Whether what went wrong may end the run: the learner, all engines and their successors, every attempt at a group."""
     if isinstance(error, RolloutError):
         return bool(books.faults & {"reward.lost", "environment.slow", "environment.hang", "environment.fail"})
@@ -182,7 +182,7 @@ class _CheckedWaits(Deadlines):
                 raise InvariantBroken(f"{owner} waited {waited:g} s for {on}, with a deadline of {deadline:g} s")
 
 
-class Books:
+class InvariantChecker:
     """What the events of a run must come to. `InvariantBroken` on the first event that cannot be."""
 
     AFTER = {  # status -> what it may follow

@@ -31,7 +31,7 @@ from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 
 NUMBERED = 2  # added to a prompt's number in its first token: 0 is what prompts are made of, 1 what is sampled
 
@@ -105,7 +105,7 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]
 
-    async def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """See `Learner.publish`; nothing is written."""
         await asyncio.sleep(self.speed.publish)
         return WeightsUpdate(version=version, location=str(exchange.directory / f"{version}"), manifest=None)
@@ -120,10 +120,10 @@ class SimulatedLearner:
         """See `Learner.restore`: there is nothing to restore."""
 
     async def offload(self) -> None:
-        """See `Resident.offload`."""
+        """See `Offloadable.offload`."""
 
     async def reload(self) -> None:
-        """See `Resident.reload`."""
+        """See `Offloadable.reload`."""
 
 
 class SimulatedTokenizer:

@@ -7,7 +7,7 @@ from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, companion, parse
 from antiphon.core.errors import ConfigError
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import placed
+from antiphon.run.device_assignment import resolve_placement
 
 NODE = 8  # GPUs of a node
 CORES = 128  # of a node
@@ -60,7 +60,7 @@ def drawn(config: RunConfig, kind: str) -> Placement:
     texts = (text for text in config.placement.roles.values() if companion(text) is None and text != ANYWHERE)
     count = max((_nodes(part) for text in texts for part in parse(text)), default=1)
     gpus = tuple(Gpu(str(number), kind) for number in range(NODE))
-    return placed([Node(f"node{number}", tuple(range(CORES)), gpus) for number in range(count)], config)
+    return resolve_placement([Node(f"node{number}", tuple(range(CORES)), gpus) for number in range(count)], config)
 
 
 def _nodes(part: Part) -> int:

@@ -27,7 +27,7 @@ from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.timeline import Served, Timeline, union
 from antiphon.rollout.config import Policy
-from antiphon.run.build import built
+from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
 from antiphon.run.loop import Run
 from antiphon.simulate.components import EnvironmentConfig, LearnerSpeed
@@ -62,9 +62,9 @@ class Watch:
     def start(self, name: str, note: str = "") -> None:
         """See `View.start`."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         """See `View.step`."""
-        self._shown.step(step, steps, metrics, waits)
+        self._shown.step(step, steps, metrics, deadlines)
         if self.run is not None and step >= FEWEST and asyncio.get_running_loop().time() >= self._until:
             self.run.stop()
 
@@ -114,7 +114,7 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
 
 async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
-    async with built(config, overwrite=True) as whole:
+    async with open_run(config, overwrite=True) as whole:
         version = whole.version
         if config.sft:
             warm = Run(replace(whole.parts, test=()))

@@ -21,20 +21,20 @@ from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, IntArray, Prompt
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
-from antiphon.learning.learner import Models
+from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.ledger import Ledger, Store, run_synchronously
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import begin
 from antiphon.record.resume import resume as go_on
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes, MakeEnvironment
+from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import ModelConfig, RunConfig
-from antiphon.run.device_sharing import Lease
-from antiphon.run.loop import Parts, Run, training_of
+from antiphon.run.device_sharing import SharedDevices
+from antiphon.run.loop import Components, Run, make_step_pipeline
 from antiphon.simulate.clock import run
 from antiphon.simulate.components import (
     NUMBERED,
@@ -52,7 +52,7 @@ from antiphon.simulate.faults import FaultConfig, Faults
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture, MixtureTask
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 
 TASK = "simulated"
 
@@ -157,7 +157,7 @@ class _Silent:
 
     def start(self, name: str, note: str = "") -> None: ...
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], waits: Deadlines) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         self.steps.append(dict(metrics))
 
     def message(self, text: str) -> None: ...
@@ -168,7 +168,7 @@ class _Silent:
 def simulate(
     scenario: ScenarioConfig,
     events: TextIO | None = None,
-    waits: Deadlines | None = None,
+    deadlines: Deadlines | None = None,
     keep: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
@@ -176,11 +176,11 @@ def simulate(
     directory is left in `keep`, if that is given; with `resume` the run that lies there goes on."""
     with ExitStack() as stack:
         directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return run(_play(scenario, directory, stack, events, waits or Deadlines(), resume))
+        return run(_play(scenario, directory, stack, events, deadlines or Deadlines(), resume))
 
 
 async def _play(
-    scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, waits: Deadlines, resume: bool
+    scenario: ScenarioConfig, root: Path, stack: ExitStack, sink: TextIO | None, deadlines: Deadlines, resume: bool
 ) -> Outcome:
     config, loop = scenario.run_config(root), asyncio.get_running_loop()
     events = Events(loop.time, sink)
@@ -199,11 +199,11 @@ async def _play(
         return engine()
 
     first = [engine() for _ in range(scenario.engines.count)]
-    pool = EnginePool(first, waits, config.rollout, events=events, respawn=respawn)
+    pool = EnginePool(first, deadlines, config.rollout, events=events, respawn=respawn)
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
-    models = Models(learner=learner)
+    models = ModelRoles(learner=learner)
     view = _Silent()
     directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
@@ -213,15 +213,15 @@ async def _play(
     lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
     if resumption is None:
         begin(store)
-    parts = Parts(
+    parts = Components(
         config=config,
-        waits=waits,
+        deadlines=deadlines,
         workers=(),
         models=models,
-        lease=Lease(models, pool, (), shared=scenario.engines.lent > 0),
-        training=training_of(config, learner),
+        lease=SharedDevices(models, pool, (), shared=scenario.engines.lent > 0),
+        training=make_step_pipeline(config, learner),
         pool=pool,
-        episodes=Episodes(
+        episodes=EpisodeRunner(
             tokenizer=SimulatedTokenizer(),
             generate=pool.generate,
             grade=judge.score,
@@ -237,13 +237,13 @@ async def _play(
         keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
         sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
         directory=directory,
-        ledger=Ledger(store, events, lineage=lineage, step=step, run=at_once),
+        ledger=Ledger(store, events, lineage=lineage, step=step, run=run_synchronously),
         resumption=resumption,
-        exchange=Exchange(root),
+        exchange=TransferContext(root),
         metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
         trackers=(),
         view=view,
-        in_thread=at_once,
+        in_thread=run_synchronously,
     )
     trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
     summary = await Run(parts).train()

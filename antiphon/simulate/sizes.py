@@ -24,7 +24,7 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import OWN_MEMORY
 from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
-from antiphon.learning.model.loading import outline
+from antiphon.learning.model.loading import build_on_meta
 from antiphon.learning.parallel.sharding import COLUMNS, ROWS
 from antiphon.run.config import BYTES, LEARNT, RunConfig, memory_estimate
 from antiphon.run.launch import check_meshes, model_directory
@@ -90,7 +90,7 @@ class Architecture:
     @staticmethod
     def read(model: Path) -> "Architecture":
         """Of the model in a directory, of which nothing but config.json is read. `UnsupportedError` if it is no decoder."""
-        whole = outline(model)
+        whole = build_on_meta(model)
         shape = whole.config.get_text_config()
         experts = getattr(shape, "num_experts", None) or getattr(shape, "num_local_experts", None) or 1
         chosen = shape.num_experts_per_tok if experts > 1 else 1

@@ -20,7 +20,6 @@ from antiphon.core.types import WeightsUpdate
 if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
     import torch
 
-    from antiphon.weights.tensors import Named
 
 CHANNELS = Registry(
     "weight channel",
@@ -67,7 +66,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class TransferContext:
     """Where learner and engines of a run meet."""
 
     directory: Path  # of files that both ends see
@@ -78,9 +77,9 @@ class Exchange:
 class WeightChannel(Protocol):
     """A way of weights. The learner builds one for each exchange; engines use `receive` alone."""
 
-    def __init__(self, exchange: Exchange) -> None: ...
+    def __init__(self, exchange: TransferContext) -> None: ...
 
-    def send(self, named: "Named", version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+    def send(self, named: "NamedTensors", version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """Make the tensors of now known as `version`; a shared (tied) tensor is sent once a name. Each is asked for in turn,
         when the one before is copied, so that no two that were put together are there at once. They may change as soon as this
         returns. With `adapters` they are what `weights.adapters.flat` makes of them, and receivers add them to the base.
@@ -94,7 +93,7 @@ class WeightChannel(Protocol):
 
 
 @functools.cache
-def channel(exchange: Exchange) -> WeightChannel:
+def channel(exchange: TransferContext) -> WeightChannel:
     """The sending end at an exchange: one a process."""
     opened: WeightChannel = CHANNELS.resolve(exchange.channel)(exchange)
     return opened

@@ -5,7 +5,7 @@ from pydantic import Field
 from antiphon.core.config import Config
 
 
-class WeightsConfig(Config):
+class WeightSyncConfig(Config):
     """The way from learner to engines."""
 
     channel: str = "shared_memory"

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, Exchange
-from antiphon.weights.tensors import Named, lay, unlay
+from antiphon.weights.base import Adapters, TransferContext
+from antiphon.weights.tensors import NamedTensors, pack_tensors, unpack_tensors
 
 _DEVICE = 6  # which argument of `rebuild_cuda_tensor` is the sender's number of the device
 
@@ -24,11 +24,11 @@ _DEVICE = 6  # which argument of `rebuild_cuda_tensor` is the sender's number of
 class DeviceMemory:
     """Memory of the device that the weights are on."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: TransferContext) -> None:
         self._content = torch.empty(0, dtype=torch.uint8)
         self._location = ""
 
-    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+    def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
         tensors = list(named)
         device = tensors[0][1].device
@@ -39,14 +39,14 @@ class DeviceMemory:
                 self._location = _handle(self._content)
             return self._content
 
-        manifest = lay(tensors, buffer, adapters)
+        manifest = pack_tensors(tensors, buffer, adapters)
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 
     @staticmethod
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
         """See `WeightChannel.receive`. `WeightsError` also if the device is not one that this process sees."""
         content = _opened(update.location)
-        yield from unlay(update, content)
+        yield from unpack_tensors(update, content)
         if content.is_cuda:  # what was copied is there before the sender hears of it
             torch.cuda.synchronize(content.device)
 

@@ -23,12 +23,12 @@ import torch
 from torch import distributed
 
 from antiphon.core.errors import WeightsError
-from antiphon.core.failpoints import reach
+from antiphon.core.failpoints import hit
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import BUCKET_BYTES, Adapters, Exchange
+from antiphon.weights.base import BUCKET_BYTES, Adapters, TransferContext
 from antiphon.weights.listeners import Listeners
 from antiphon.weights.rendezvous import RunStore, open_store
-from antiphon.weights.tensors import Memory, Named, lay, unlay
+from antiphon.weights.tensors import Memory, NamedTensors, pack_tensors, unpack_tensors
 
 PATIENCE = 1.0  # seconds that receivers wait for each other
 TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
@@ -42,7 +42,7 @@ TOO_LATE = b"-"  # an answer: the version is another by now
 class Distributed:
     """The learner's end. It keeps a copy of the weights, which is what is broadcast."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: TransferContext) -> None:
         self._host = exchange.host
         # Who is served before may die when it is joined, and once more in a broadcast.
         self._store, self._location = open_store(exchange.host, 3 * TIMEOUT)
@@ -53,17 +53,17 @@ class Distributed:
         self._expected: set[str] = set()  # those who are waited for
         threading.Thread(target=self._serve, name="weights", daemon=True).start()
 
-    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+    def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
         with self._held:
-            manifest = lay(named, self.copy, adapters)
+            manifest = pack_tensors(named, self.copy, adapters)
             self._version, self._expected, self._served = version, self._served, set()
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 
     @staticmethod
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
         """See `WeightChannel.receive`."""
-        yield from unlay(update, _receiver(update.location, threading.get_ident()).fetch(update))
+        yield from unpack_tensors(update, _receiver(update.location, threading.get_ident()).fetch(update))
 
     def _serve(self) -> None:
         group: Any = None
@@ -161,5 +161,5 @@ def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
 
 def _broadcast(group: Any, copy: torch.Tensor) -> None:
     for bucket in copy.split(BUCKET_BYTES):
-        reach("weights.bucket")
+        hit("weights.bucket")
         group.broadcast(bucket, 0).wait()

@@ -14,21 +14,21 @@ import torch
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, Exchange
-from antiphon.weights.tensors import Named, lay, unlay
+from antiphon.weights.base import Adapters, TransferContext
+from antiphon.weights.tensors import NamedTensors, pack_tensors, unpack_tensors
 
 
 class SharedMemory:
     """A file in the directory of the exchange."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: TransferContext) -> None:
         self._directory = exchange.directory
         self._path = self._directory / "weights"  # of none yet
         self._content = torch.empty(0, dtype=torch.uint8)
 
-    def send(self, named: Named, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
+    def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
-        manifest = lay(named, self._mapped, adapters)
+        manifest = pack_tensors(named, self._mapped, adapters)
         return WeightsUpdate(version=version, location=str(self._path), manifest=manifest)
 
     def _mapped(self, size: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ class SharedMemory:
             raise WeightsError(
                 f"weights of version {update.version} cannot be read at {update.location}: {error}"
             ) from error
-        yield from unlay(update, content)
+        yield from unpack_tensors(update, content)
 
 
 @lru_cache(maxsize=1)

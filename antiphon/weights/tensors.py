@@ -16,7 +16,7 @@ from antiphon.weights.adapters import applied
 from antiphon.weights.base import BUCKET_BYTES, Adapters, Manifest, TensorPlace
 
 
-class Known(Protocol):
+class TensorSpec(Protocol):
     """A tensor, or one that is known before it is there: where ranks have pieces of it, `detach` puts them together."""
 
     @property
@@ -32,7 +32,7 @@ class Known(Protocol):
     def detach(self) -> Callable[[], torch.Tensor]: ...
 
 
-Named = Iterable[tuple[str, Known]]
+NamedTensors = Iterable[tuple[str, TensorSpec]]
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class Memory:
         return self.content
 
 
-def lay(named: Named, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None) -> Manifest:
+def pack_tensors(named: NamedTensors, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None) -> Manifest:
     """Copy tensors, each to a 64-byte boundary, to the memory that `buffer` has for so many bytes, uint8 [size], all zero where
     nothing was laid. They are asked for in turn, each when the one before is copied. Each bucket enters the digest as soon as
     it is full."""
@@ -94,7 +94,7 @@ def _tensor_at(place: TensorPlace, content: torch.Tensor) -> torch.Tensor:
     return content[place.offset :][: place.size].view(getattr(torch, place.dtype)).view(place.shape)
 
 
-def unlay(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def unpack_tensors(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that an update's bytes are, uint8 [size], as views; of adapters, what they make of their base.
     `WeightsError` if these are not the bytes that were sent, before the first tensor."""
     manifest: Manifest = update.manifest

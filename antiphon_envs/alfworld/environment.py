@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.actions import said
+from antiphon.tasks.environments.actions import extract_answer
 from antiphon_envs.alfworld.expert import next_command
 from antiphon_envs.alfworld.rooms import NEEDED, TASK_TYPES, Household, draw_household
 from antiphon_envs.alfworld.world import HELP, NOTHING, World
@@ -126,7 +126,7 @@ class AlfWorld:
 
     def _read(self, action: str) -> str:
         """The command that was said, in one form; whatever was said if it is none."""
-        text = " ".join(said(action).casefold().rstrip(".").split())
+        text = " ".join(extract_answer(action).casefold().rstrip(".").split())
         if self._commands == "lettered" and text in (labels := self._labels()):
             return self._admissible()[labels.index(text)]
         return _OLDER.sub(r"move \1 to \2", text)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.actions import said
+from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.options import require_whole
 from antiphon.tasks.environments.turns import TurnGame
 
@@ -101,7 +101,7 @@ class Countdown(TurnGame):
         return f"Say one step, like {self._have[0]} + {self._have[-1]}."
 
     def _act(self, action: str) -> float | None:
-        after = self._after(self._have, said(action))
+        after = self._after(self._have, extract_answer(action))
         if after is None:
             return None
         self._have = after

@@ -7,7 +7,7 @@ from itertools import permutations, product
 from typing import ClassVar
 
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.actions import said
+from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.options import require, require_whole
 from antiphon.tasks.environments.turns import TurnGame
 
@@ -69,7 +69,7 @@ class Mastermind(TurnGame):
         return f"Say {self.length} digits, like {self._codes[len(self._codes) // 2]}."
 
     def _act(self, action: str) -> float | None:
-        guess = said(action).replace(" ", "")
+        guess = extract_answer(action).replace(" ", "")
         if len(guess) != self.length or not set(guess) <= set("123456789"[: self.digits]):
             return None
         self._said[guess] = judged(guess, self._code)

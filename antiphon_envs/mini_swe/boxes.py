@@ -30,7 +30,7 @@ from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.interpreter import with_python
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell import STDOUT
 from antiphon_envs.mini_swe.packages import Files, Instance, Package, package_of
@@ -62,9 +62,9 @@ class Verdict:
 
 
 @functools.cache
-def _shared() -> tuple[Rooms, BoxConfig]:
+def _shared() -> tuple[RuntimeDirs, BoxConfig]:
     """What all boxes of this process have in common."""
-    rooms = Rooms()
+    rooms = RuntimeDirs()
     atexit.register(rooms.close)
     quiet = {"PYTHONWARNINGS": "ignore:::networkx.conftest"}  # it would rather lie in a checkout
     return rooms, with_python(BoxConfig(limits=LIMITS, environment=quiet), rooms.path / "python", ("pytest",))

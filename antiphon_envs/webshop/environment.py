@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.registry import import_path
-from antiphon.tasks.environments.actions import chosen, said
+from antiphon.tasks.environments.actions import chosen, extract_answer
 from antiphon_envs.webshop.catalogue import Goal, Product, catalogue
 from antiphon_envs.webshop.reward import Nouns, fuzzy, judge
 
@@ -62,7 +62,7 @@ class WebShop:
         if self._goal is None or not self._left:
             raise RuntimeError("the visit is over, or was never begun: call reset first")
         self._left -= 1
-        read = _ACTION.fullmatch(said(action))
+        read = _ACTION.fullmatch(extract_answer(action))
         if read is None:
             return self._end_turn("This is no action.", -self._penalty, valid=False, effective=False)
         before = self._state_key()

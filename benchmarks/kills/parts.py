@@ -25,7 +25,7 @@ from antiphon.engines.native.factory import open_engine
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.base import Generate, Transcript
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 
 ORDERS = Path("orders.json")  # in the folder that the run was started in
 GRADER, CONTROLLER = "grader", "controller"
@@ -102,17 +102,17 @@ class Learner(TorchLearner):
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `TorchLearner.step`."""
-        points.reach("train")
+        points.hit("train")
         return super().step(batch)
 
-    def publish(self, version: int, exchange: Exchange) -> WeightsUpdate:
+    def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """See `TorchLearner.publish`."""
-        points.reach("sync")
+        points.hit("sync")
         return super().publish(version, exchange)
 
     def save(self, place: Path) -> None:
         """See `TorchLearner.save`."""
-        points.reach("checkpoint")
+        points.hit("checkpoint")
         super().save(place)
 
 
@@ -123,7 +123,7 @@ def engine(model: str, config: EngineConfig, receive: Callable[[WeightsUpdate], 
     step = opened.step
 
     def stepping() -> Any:
-        points.reach("generate")
+        points.hit("generate")
         return step()
 
     opened.step = stepping  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import torch
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import WeightsError
-from antiphon.weights.base import Exchange, channel
+from antiphon.weights.base import TransferContext, channel
 from antiphon.weights.tensors import digest_there
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_changed(tmp_path):
     tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.arange(5.0))]
-    sender = channel(Exchange(tmp_path, "device_memory"))
+    sender = channel(TransferContext(tmp_path, "device_memory"))
 
     async def main():
         cluster = LocalCluster(ClusterConfig(), tmp_path)
@@ -27,7 +27,9 @@ def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_chang
             for version in range(3):
                 named = [(name, (tensor + version).cuda()) for name, tensor in tensors]
                 update = sender.send(named, version)
-                expected = channel(Exchange(tmp_path)).send([(name, tensor.cpu()) for name, tensor in named], version)
+                expected = channel(TransferContext(tmp_path)).send(
+                    [(name, tensor.cpu()) for name, tensor in named], version
+                )
                 here = cluster.spawn(f"reader-{version}", "tests.chaos.receivers:Receiver", "shared_memory")
                 wanted = await here.call("load", expected)
                 assert [await engine.call("load", update) for engine in engines] == [wanted, wanted]

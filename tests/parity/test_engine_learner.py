@@ -15,7 +15,7 @@ from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 
@@ -58,7 +58,7 @@ def play(model, exchange, mode, temperature):
             learner.step(supervised_batch(examples, 64))
             version = len(weights)
             weights[version] = snapshot(learner)
-            engine.load(learner.publish(version, Exchange(exchange)), mode)
+            engine.load(learner.publish(version, TransferContext(exchange)), mode)
         if step % 13 == 5:
             engine.abort(str(step % 40))
         for delta in engine.step():

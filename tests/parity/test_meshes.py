@@ -41,13 +41,13 @@ from antiphon.core.types import (
 from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.learning.parallel.rank_group import Ranks
+from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.stages import Step, annotate
-from antiphon.record.checkpoint import draft, name_of, newest, publish
+from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish, staging_dir
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import start_models
-from antiphon.run.loop import training_of
-from antiphon.weights.base import Exchange
+from antiphon.run.loop import make_step_pipeline
+from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 from tests.parity.workbench import Workbench
@@ -184,7 +184,7 @@ async def on_mesh(members, model, mesh, method, *args, may_fail=False, **config)
 async def asked(members, model, mesh, given=(), **config):
     """What ranks say of packs, and where attention can be read, its rhythm."""
     members, ranks = await opened(members, model, mesh, **config)
-    learner = Ranks(members, ranks)
+    learner = RankGroup(members, ranks)
     await learner.call("begin", ALGORITHM)
     said = await learner.call("score", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
@@ -362,7 +362,7 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
 async def adapted(members, model, mesh, exchange):
     """The adapters that ranks send when these have learned, and what the ranks say with and without them."""
     members, ranks = await opened(members, model, mesh, lora={"rank": 4})
-    learner = Ranks(members, ranks)
+    learner = RankGroup(members, ranks)
     await learner.call("descend", ALGORITHM, batch_for(ranks))
     said = [await learner.call(method, packs()) for method in ("score", "score_base")]
     update, _ = await learner.call("publish", exchange, ALGORITHM, batch_for(ranks))
@@ -373,7 +373,7 @@ async def adapted(members, model, mesh, exchange):
 @pytest.mark.parametrize("mesh", [{"shard": 2}, pytest.param({"pipeline": 2}, marks=pytest.mark.long)], ids=str)
 def test_ranks_send_adapters_and_know_their_base_as_one_does(bench, models, tmp_path, mesh):
     runner, members = bench
-    alone, ours = (runner.run(adapted(members, models["llama"], on, Exchange(tmp_path))) for on in ({}, mesh))
+    alone, ours = (runner.run(adapted(members, models["llama"], on, TransferContext(tmp_path))) for on in ({}, mesh))
     (expected, base, said, of_base), (found, same, *others) = alone, ours
     assert apart(found, expected) <= 1e-5 and all(array.any() for array in expected.values())
     assert same == base
@@ -435,7 +435,7 @@ async def steps_on(cluster, config, numbers, goes_on=None, into=None):
         await models.begin(config.algorithm, config.learner, config.critic, config.steps)
         if goes_on is not None:
             await models.restore(goes_on)
-        training = training_of(config, models.learner, models.reference, models.critics, models.teachers)
+        training = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
         for number in numbers:
             paid = [
                 [replace(sample, streams=Streams(), reward=float(place)) for place, sample in enumerate(group)]
@@ -616,9 +616,9 @@ SAVED = [
 def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model, mesh):
     """It is loaded as it is; where a rank's file is missing or torn, the checkpoint is passed over."""
     runner, members = bench
-    before, last = (tmp_path / name_of(step) for step in (1, 2))
+    before, last = (tmp_path / checkpoint_name(step) for step in (1, 2))
     for directory in (before, last):
-        aside = draft(directory)
+        aside = staging_dir(directory)
         (weights, _), *_ = cut = runner.run(on_mesh(members, models[model], mesh, "cut", aside))
         assert max(most for _, most in cut) <= 2, (
             "tensors whole at once, on any rank: the thread of a collective may have the last one yet"
@@ -635,11 +635,11 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
     kept = [torch.load(file)["moments"].keys() for file in last.glob("training_state/*.pt")]
     assert sorted(name for names in kept for name in names) == sorted(weights), "each once"
     for file in files[2:]:
-        assert newest(tmp_path, print) == last
+        assert newest_checkpoint(tmp_path, print) == last
         content, told = file.read_bytes(), []
         for tear in (Path.unlink, damaged):
             tear(file)
-            assert newest(tmp_path, told.append) == before
+            assert newest_checkpoint(tmp_path, told.append) == before
             assert file.name in told.pop()
             file.write_bytes(content)
 
@@ -650,9 +650,11 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
 def test_publishing_makes_one_tensor_whole_at_a_time(bench, models, tmp_path, model, mesh):
     """Also where the first rank has no room for what comes, no other waits for it."""
     runner, members = bench
-    gone = runner.run(on_mesh(members, models[model], mesh, "publish", Exchange(tmp_path / "gone"), may_fail=True))
+    gone = runner.run(
+        on_mesh(members, models[model], mesh, "publish", TransferContext(tmp_path / "gone"), may_fail=True)
+    )
     assert isinstance(gone[0], WeightsError) and not any(isinstance(each, Exception) for each in gone[1:])
-    found = runner.run(on_mesh(members, models[model], mesh, "publish", Exchange(tmp_path)))
+    found = runner.run(on_mesh(members, models[model], mesh, "publish", TransferContext(tmp_path)))
     assert max(most for _, most in found) <= 2, "on any rank, as above"
     received = {name: tensor.clone() for name, tensor in SharedMemory.receive(found[0][0])}
     expected = dict(AutoModelForCausalLM.from_pretrained(models[model]).named_parameters())

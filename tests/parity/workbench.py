@@ -20,7 +20,7 @@ from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfi
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 from antiphon.weights.rendezvous import open_store
 
 Arrays = dict[str, np.ndarray]
@@ -119,7 +119,9 @@ class Workbench(Worker):
             weights.append({name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()})
         return skipped, *weights
 
-    def publish(self, exchange: Exchange, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[WeightsUpdate, int]:
+    def publish(
+        self, exchange: TransferContext, algorithm: AlgorithmConfig, batch: TrainBatch
+    ) -> tuple[WeightsUpdate, int]:
         """The weights; and how many tensors were whole at once, at most."""
         with self.whole_at_once() as most:
             update = self.learner.publish(1, exchange)

@@ -22,7 +22,7 @@ from transformers import (
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.recipes import RECIPES
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.inspect.audit import audit
 from antiphon.inspect.forensics import why
@@ -56,7 +56,7 @@ def sections(project, recipe, **algorithm):
 
 def train(project, *overrides, **given):
     path = project.config(**given)
-    import_folder(path)
+    add_import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off", "evaluation.limit=1", *overrides), model=RunConfig)
     return build.train(config, overwrite=True)
 

@@ -18,7 +18,7 @@ from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation import levels
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.grading.router import RewardRouter
 
 ROOT = os.getuid() == 0
 ROOT_FOLDER = str(Path(__file__).parents[2])
@@ -54,7 +54,7 @@ def task(name: str, reward: str, options: dict[str, object], grading: GradingCon
     return TaskConfig(name=name, prompts=prompts, reward=reward, reward_options=options, grading=grading)
 
 
-async def score(graders: Graders, name: str, payload: object, response: str) -> Score:
+async def score(graders: RewardRouter, name: str, payload: object, response: str) -> Score:
     prompt = Prompt(id="p", task=name, messages=(), payload=payload)
     return await graders.score(prompt, Transcript((Message("assistant", response),)))
 
@@ -68,7 +68,7 @@ def workers() -> list[psutil.Process]:
 def test_built_in_rewards_judge_the_same_confined() -> None:
     async def verdicts(confine: str) -> list[Score]:
         tasks = [task(name, name, options) for name, (options, _, _) in ROWS.items()]
-        async with Graders(tasks, GradingConfig(confine=confine, deadline=60.0), Deadlines()) as graders:
+        async with RewardRouter(tasks, GradingConfig(confine=confine, deadline=60.0), Deadlines()) as graders:
             every = [(name, payload, each) for name, (_, payload, said) in ROWS.items() for each in said]
             return list(await asyncio.gather(*(score(graders, *each) for each in every)))
 
@@ -80,7 +80,7 @@ def test_built_in_rewards_judge_the_same_confined() -> None:
 def test_the_kernel_says_that_a_grader_is_confined() -> None:
     async def look() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         tasks = [task("m", "math", {}), task("u", f"{SAME}:tries", {})]
-        async with Graders(tasks, GradingConfig(), Deadlines()) as graders:
+        async with RewardRouter(tasks, GradingConfig(), Deadlines()) as graders:
             await score(graders, "m", {"answer": "1"}, r"\boxed{1}")
             found = workers()
             return [status(each.pid) for each in found], [namespaces(each.pid) if ROOT else {} for each in found]
@@ -132,7 +132,9 @@ def tries(prompt: Prompt, transcript: Transcript) -> Score:
 @pytest.mark.parametrize("confine", ["all", "built_in"])
 def test_a_reward_that_tries_gets_nothing_if_all_are_confined(confine: str, tmp_path: Path) -> None:
     async def attempt(port: int) -> Score:
-        async with Graders([task("u", f"{SAME}:tries", {})], GradingConfig(confine=confine), Deadlines()) as graders:
+        async with RewardRouter(
+            [task("u", f"{SAME}:tries", {})], GradingConfig(confine=confine), Deadlines()
+        ) as graders:
             return await score(graders, "u", (port, os.getpid(), str(tmp_path)), "")
 
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
-from antiphon.record.checkpoint import in_place, newest, verify
+from antiphon.record.checkpoint import list_checkpoints, newest_checkpoint, verify
 from tests.system.disk import SUPPORTED, watched
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="hears system calls of Linux on x86_64 and aarch64")
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_was_made_is_whole(tmp_path):
     assert (written / "run.json").read_text() == '{\n  "step": 3\n}\n'
     for moment, name in (("made", "step_000003"), ("made-again", "step_000006")):
         left = moments[moment].lay_out(run, tmp_path / moment)
-        found = newest(left / "checkpoints", lambda text: pytest.fail(text))
+        found = newest_checkpoint(left / "checkpoints", lambda text: pytest.fail(text))
         assert found is not None and found.name == name
         verify(found)
 
@@ -100,9 +100,9 @@ def test_a_whole_run_is_left_by_a_crash_at_its_end(project, tmp_path):
     for name in ("config.yaml", "metrics.jsonl", "summary.json"):
         if not (left / name).exists() and (run / name).exists():
             shutil.copy(run / name, left / name)  # told to people, and made again by a resume
-    assert [place.name for place in in_place(left / "checkpoints")] == [
-        place.name for place in in_place(run / "checkpoints")
+    assert [place.name for place in list_checkpoints(left / "checkpoints")] == [
+        place.name for place in list_checkpoints(run / "checkpoints")
     ]
-    for place in in_place(left / "checkpoints"):
+    for place in list_checkpoints(left / "checkpoints"):
         verify(place)
     assert not audit(left).violations

@@ -18,7 +18,7 @@ from antiphon.sandbox.config import SandboxConfig
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
@@ -30,7 +30,7 @@ LIMITS = Limits(seconds=30, cpu_seconds=60, memory=256 << 20, file_size=16 << 20
 
 @pytest.fixture
 def rooms():
-    made = Rooms()
+    made = RuntimeDirs()
     yield made
     made.close()
 

@@ -31,7 +31,7 @@ from antiphon.engines.worker import WorkerEngine
 from antiphon.run.device_assignment import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.weights.base import Exchange, channel
+from antiphon.weights.base import TransferContext, channel
 from tests.servers import InferenceServer, sglang, vllm
 
 SLOTS = 2
@@ -120,7 +120,7 @@ class Processes:
         yield self._engine
 
     def update(self, version: int) -> WeightsUpdate:
-        return channel(Exchange(self.folder)).send(self.model(version).named_parameters(), version)
+        return channel(TransferContext(self.folder)).send(self.model(version).named_parameters(), version)
 
     def spoilt(self, engine, version: int) -> WeightsUpdate:
         good = self.update(version)
@@ -469,7 +469,7 @@ def test_a_mixture_of_experts_is_published(mixture):
                     for name, tensor in mixture.model(1).named_parameters()
                     if "1.mlp.experts" not in name
                 ]
-                await engine.load(channel(Exchange(mixture.folder)).send(some, 2), OnUpdate.RECOMPUTE)
+                await engine.load(channel(TransferContext(mixture.folder)).send(some, 2), OnUpdate.RECOMPUTE)
 
     played = main()
     if mixture.kind == "server":  # on a CPU
@@ -487,7 +487,7 @@ async def test_weights_that_are_not_all_there_are_refused(world, engine):
     whole = list(world.model(1).named_parameters())
     for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
         with pytest.raises(WeightsError):
-            await engine.load(channel(Exchange(world.folder)).send(part, 1), OnUpdate.RECOMPUTE)
+            await engine.load(channel(TransferContext(world.folder)).send(part, 1), OnUpdate.RECOMPUTE)
         assert engine.version == 0
         asked = request(f"r{number}")
         await engine.load(world.update(number + 2), OnUpdate.RECOMPUTE)

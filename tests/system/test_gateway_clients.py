@@ -260,11 +260,11 @@ def captured(directory, agents):
     """What comes of agents that play at the same time, on an engine of ours."""
 
     async def run():
-        waits, cluster = Deadlines(), LocalCluster(ClusterConfig())
+        deadlines, cluster = Deadlines(), LocalCluster(ClusterConfig())
         rollout = RolloutConfig.model_validate({"groups_per_step": 1, "sampling": {"max_tokens": 40}})
         starter = EngineStarter(cluster, "engine", directory, EngineConfig(slots=4, device="cpu"))
         try:
-            pool, longest = await start_engines(starter, rollout, waits, Events(), print)
+            pool, longest = await start_engines(starter, rollout, deadlines, Events(), print)
             model = Model(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)

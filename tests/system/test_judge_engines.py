@@ -18,8 +18,8 @@ from antiphon.core.types import Message, Prompt
 from antiphon.inspect.audit import audit
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import placed
-from antiphon.run.launch import graders
+from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.launch import start_graders
 from antiphon.tasks.base import Transcript
 from tests.system.test_bad_input import is_worker, output_of, wait_for_line
 
@@ -89,11 +89,11 @@ def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idl
     transcript = Transcript([Message("assistant", "2")])
 
     async def main():
-        logs, events, waits = project.folder / "logs", Heard(), Deadlines()
+        logs, events, deadlines = project.folder / "logs", Heard(), Deadlines()
         cluster = LocalCluster(ClusterConfig(), logs)
         started, ended = [], []
         try:
-            async with graders(cluster, settings, waits, events=events) as (grading, (pool,)):
+            async with start_graders(cluster, settings, deadlines, events=events) as (grading, (pool,)):
                 watch = asyncio.create_task(pool.watch())
                 for _ in range(2):
                     asked = asyncio.gather(*(grading.score(prompt, transcript) for _ in range(6)))
@@ -102,8 +102,8 @@ def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idl
                     started.append(judges())
                     assert {score.value for score in await asyncio.shield(asked)} == {1 / 8}
                     await events.next("retired")
-                    while pool.engines != 1 or {"respawn", "close"} & {wait.name for wait in waits.open()}:
-                        await waits.change()
+                    while pool.engines != 1 or {"respawn", "close"} & {wait.name for wait in deadlines.open()}:
+                        await deadlines.change()
                     ended.append(judges())
                     events.heard = asyncio.Queue()
                 watch.cancel()
@@ -131,7 +131,10 @@ def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
 
     async def seen(config):
         cluster = LocalCluster(ClusterConfig())
-        async with graders(cluster, config, Deadlines(), placement=placed(nodes, config)) as (grading, _):
+        async with start_graders(cluster, config, Deadlines(), placement=resolve_placement(nodes, config)) as (
+            grading,
+            _,
+        ):
             return (await grading.score(prompt, Transcript([]))).detail
 
     found = {}
@@ -145,7 +148,7 @@ def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
         project.config(tasks=[task], placement={"reward": "gpu:1-3"}, grading={"max_workers": 2}), model=RunConfig
     )
     with pytest.raises(ConfigError, match=r"placement.reward: 3 GPUs are more than the 2 processes that grade at most"):
-        placed(nodes, config)
+        resolve_placement(nodes, config)
 
 
 SEES = """

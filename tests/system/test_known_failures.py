@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from antiphon.core.errors import StallError
-from antiphon.simulate.chaos import Books
+from antiphon.simulate.chaos import InvariantChecker
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 
 
@@ -32,7 +32,7 @@ def played(config):
     """The outcome of a scenario, and its events; its books are in order."""
     log = io.StringIO()
     outcome = simulate(config, log)
-    books = Books(config.rollout)
+    books = InvariantChecker(config.rollout)
     books.read(log.getvalue().splitlines())
     books.close(config.steps)
     return outcome, [json.loads(line) for line in log.getvalue().splitlines()]

@@ -19,7 +19,7 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon_envs.mini_swe.build import check
@@ -85,7 +85,7 @@ def test_a_scripted_agent_solves_one_in_an_episode():
         return environment_return(prompt, transcript)
 
     said = []
-    episodes = Episodes(
+    episodes = EpisodeRunner(
         tokenizer=Letters(),
         generate=generate,
         grade=grade,

@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError, StallError
 from antiphon.core.types import Message, Prompt
 from antiphon.learning.offline.distillation import Teacher
@@ -60,7 +60,7 @@ def config(project, verb, **sections):
     }
     path = project.folder / f"{verb}.yaml"
     path.write_text(yaml.safe_dump(given | sections))
-    import_folder(path)
+    add_import_folder(path)
     return path
 
 

@@ -14,7 +14,7 @@ from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import placed
+from antiphon.run.device_assignment import resolve_placement
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))
@@ -162,7 +162,7 @@ def test_what_no_machine_can_do_is_refused_with_the_configuration(project, secti
 )
 def test_what_this_machine_cannot_do_is_refused_before_anything_starts(project, sections, message):
     with pytest.raises(ConfigError) as refused:
-        placed(LocalCluster(ClusterConfig()).nodes(), load(project.config(**sections), model=RunConfig))
+        resolve_placement(LocalCluster(ClusterConfig()).nodes(), load(project.config(**sections), model=RunConfig))
     assert message in str(refused.value)
 
 

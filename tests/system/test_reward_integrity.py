@@ -27,14 +27,14 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.ledger import Ledger, Store, run_synchronously
 from antiphon.record.resume import begin
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.scheduler import Scheduler
-from antiphon.run.loop import supervised
+from antiphon.run.loop import run_supervised
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture, MixtureTask
 
 pytestmark = pytest.mark.system
@@ -126,11 +126,11 @@ async def grade_and_train(folder, address):
         timeout=240,
         sampling={"max_tokens": 4},
     )
-    waits, store = Deadlines(), Store(folder)
+    deadlines, store = Deadlines(), Store(folder)
     begin(store)
-    ledger = Ledger(store, Events(), run=at_once)
-    async with Graders(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), waits) as graders:
-        episodes = Episodes(
+    ledger = Ledger(store, Events(), run=run_synchronously)
+    async with RewardRouter(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), deadlines) as graders:
+        episodes = EpisodeRunner(
             tokenizer=Tokenizer(),
             generate=generate,
             grade=graders.score,
@@ -145,7 +145,7 @@ async def grade_and_train(folder, address):
             next_prompt=mixture.next,
             episodes=episodes,
             keep=None,
-            waits=waits,
+            deadlines=deadlines,
             ledger=ledger,
         )
 
@@ -161,7 +161,7 @@ async def grade_and_train(folder, address):
             scheduler.stop()
             return trained
 
-        trained = await supervised((ledger.watch(),), train)
+        trained = await run_supervised((ledger.watch(),), train)
         await ledger.close()
         store.close()
         return trained, scheduler.failures, graders.stats

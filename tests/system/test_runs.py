@@ -11,7 +11,7 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.run import build
@@ -22,7 +22,7 @@ from antiphon.simulate.probe import measure
 
 def train(project, *overrides, **sections) -> int:
     path = project.config(**sections)
-    import_folder(path)
+    add_import_folder(path)
     return build.train(
         load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig), overwrite=True
     )
@@ -85,7 +85,7 @@ def test_siblings_are_judged_together(project):
     (task,) = yaml.safe_load(project.config().read_text())["tasks"]
     schedule = rollout(async_ratio=1.5, redundancy=1, order="ready", max_attempts=10)
     path = project.config(tasks=[task | {"group_reward": "mytask:places"}], rollout=schedule, checkpoint={"every": 2})
-    import_folder(path)
+    add_import_folder(path)
     for steps, how in ((4, {"overwrite": True}), (8, {"resume": True})):
         config = load(path, ("cluster.debug=true", "record.live=off", f"steps={steps}"), model=RunConfig)
         assert build.train(config, **how) == 0
@@ -222,7 +222,7 @@ def test_a_run_says_at_which_temperature_it_was_evaluated(project):
 
 def test_a_probe_measures_the_run_and_a_plan_is_made_of_it(project):
     path = project.config(steps=3, rollout=rollout(groups_per_step=4))
-    import_folder(path)
+    add_import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
     speeds = measure(config, 3.0)
     assert load(project.folder / "runs" / "run-probe" / "speeds.yaml", model=Speeds) == speeds

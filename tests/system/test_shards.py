@@ -16,15 +16,15 @@ import yaml
 from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.config import import_folder, load
+from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
 from antiphon.inspect.forensics import why
 from antiphon.inspect.replay import replay
 from antiphon.run import build
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import placed
-from antiphon.simulate.chaos import Books
+from antiphon.run.device_assignment import resolve_placement
+from antiphon.simulate.chaos import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
 
@@ -43,7 +43,7 @@ def books_of(project, steps):
     """What the run's own record says, held against what it promises; the books of its events."""
     run = project.folder / "runs" / "run"
     assert audit(run).violations == []
-    books = Books(load(run / "config.yaml", model=RunConfig).rollout)
+    books = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
     books.read((run / "events.jsonl").read_text().splitlines())
     books.close(steps)
     assert list(books.status.values()).count("trained") == steps * 2 * 4
@@ -64,7 +64,7 @@ def payloads_of(project, workers):
 
 def train(project, *, resume=False, **sections):
     path = project.config(**sections)
-    import_folder(path)
+    add_import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
     assert build.train(config, overwrite=not resume, resume=resume) == 0
 
@@ -269,7 +269,7 @@ def test_weights_must_reach_the_engines(project, learner, engine, channel, messa
     sections = {"placement": {"learner": learner, "engine": engine}, "weights": {"channel": channel}}
     config = load(project.config(**sections), model=RunConfig)
     with pytest.raises(ConfigError, match=message):
-        placed(TwoNodes(ClusterConfig()).nodes(), config)
+        resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
 
 
 @pytest.mark.parametrize("gpus", ["node0.gpu:0", "node0.gpu:0-1, node1.gpu:0-1"])
@@ -277,7 +277,7 @@ def test_each_rank_has_a_gpu(project, gpus):
     sections = {"placement": {"learner": gpus}, "learner": {"mesh": {"shard": 2}}, "weights": {"host": "10.0.0.1"}}
     config = load(project.config(**sections), model=RunConfig)
     with pytest.raises(ConfigError, match="each of 2 ranks"):
-        placed(TwoNodes(ClusterConfig()).nodes(), config)
+        resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
 
 
 def ppo(project, meshes, **placement):
@@ -287,7 +287,7 @@ def ppo(project, meshes, **placement):
 
 def test_critics_have_the_gpus_of_their_own_mesh(project):
     config = ppo(project, {}, learner="node0.gpu:0-1", critic="node1.gpu:0-1")
-    found = placed(TwoNodes(ClusterConfig()).nodes(), config)
+    found = resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
     assert [len(found.there(role)) for role in ("learner", "critic")] == [2, 2]
     assert [place.gpus for place in found.there("critic")] == [("0",), ("1",)]
 
@@ -296,7 +296,7 @@ def test_critics_have_the_gpus_of_their_own_mesh(project):
 def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
     gpus = "node0.gpu:0-1, node1.gpu:0"
     config = load(project.config(placement={"learner": "node0.gpu:0", role: gpus}), model=RunConfig)
-    assert placed(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
+    assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
 def test_critics_whose_ranks_cannot_be_so_are_refused(project, meshes, gpus, message):
     config = ppo(project, meshes, learner="node0.gpu:0-1", critic=gpus)
     with pytest.raises(ConfigError, match=message):
-        placed(TwoNodes(ClusterConfig()).nodes(), config)
+        resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_models_are_on_the_node_of_their_trainer(project, placement, role):
     )
     config = load(project.config(placement=placement, **sections), model=RunConfig)
     with pytest.raises(ConfigError, match=f"placement.{role}: with rollout.workers all models"):
-        placed(TwoNodes(ClusterConfig()).nodes(), config)
+        resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
     apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"workers": 0})})
     if role != "learner":
-        assert placed(TwoNodes(ClusterConfig()).nodes(), apart).there(role)
+        assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), apart).there(role)

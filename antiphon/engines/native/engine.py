@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.algorithms.routing import Routers, routers_of
+from antiphon.algorithms.routing import Routers, find_routers
 from antiphon.core.errors import StateError, WeightsError
 from antiphon.core.types import (
     MIXED_CACHE,
@@ -71,7 +71,7 @@ class NativeEngine:
         self.version = 0
         self.counters = EngineCounters()
         self.model: Any = prepare(model, config)
-        self._routers = Routers(routers_of(self.model)) if config.routed_experts else None
+        self._routers = Routers(find_routers(self.model)) if config.routed_experts else None
         self.max_length = longest(self.model, config.max_length)
         self.capacity = config.slots
         self._config = config

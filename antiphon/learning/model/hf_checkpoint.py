@@ -13,7 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from antiphon.learning.model import lora
 from antiphon.record.run_dir import write_json
-from antiphon.weights.tensors import Named
+from antiphon.weights.tensors import NamedTensors
 
 State = dict[str, torch.Tensor]
 
@@ -28,7 +28,7 @@ def block_of(name: str) -> str:
     return lora.weight_of(name).rpartition(".")[0].rpartition(".")[0]
 
 
-def divided(named: Named, ranks: int) -> dict[str, int]:
+def divided(named: NamedTensors, ranks: int) -> dict[str, int]:
     """Which rank keeps each block, so that all have about as many bytes."""
     sizes: dict[str, int] = defaultdict(int)
     for name, tensor in named:

@@ -54,7 +54,7 @@ def load_model(
     return loaded
 
 
-def outline(directory: Path) -> PreTrainedModel:
+def build_on_meta(directory: Path) -> PreTrainedModel:
     """The causal language model in a directory, without memory: nothing but its config.json is read. `UnsupportedError` if it
     is none."""
     try:

@@ -58,7 +58,7 @@ class _GatedProjection(torch.autograd.Function):
 Make = Callable[[Any], Callable[[Tensor], Tensor]]  # the forward to use instead, of a module
 
 
-def make_lean(model: nn.Module) -> None:
+def use_memory_efficient_layers(model: nn.Module) -> None:
     """Swap the layers of `model` that are known, and turn out, to be of the two patterns. Others stay as they are."""
     found: dict[str | int, bool] = {}
     for module in model.modules():

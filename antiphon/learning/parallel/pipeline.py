@@ -15,7 +15,7 @@ from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from antiphon.core.types import Pack
-from antiphon.learning.batch import nothing
+from antiphon.learning.batch import padding_pack
 from antiphon.learning.mesh import Mesh
 from antiphon.learning.model.loading import decoder_layers
 
@@ -120,7 +120,7 @@ class Pipeline:
         """Do all packs: `pass_on` of one runs the layers of a stage, `backward` those of the last, the loss, and its gradient.
         What that returns, where the last stage is."""
         if self._chunks > 1:
-            packs = [*packs, *[nothing(packs[0])] * (-len(packs) % self._ranks)] if packs else packs
+            packs = [*packs, *[padding_pack(packs[0])] * (-len(packs) % self._ranks)] if packs else packs
         held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         found = []
         for action in schedule(self._place, self._ranks, self._chunks, len(packs)):

@@ -13,7 +13,7 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import MeshConfig
 
 
-class Ranks:
+class RankGroup:
     """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first, or what is said of all
     packs that were asked of. What one says is heard when all have said it, or said something else; the death of one is that of
     all."""

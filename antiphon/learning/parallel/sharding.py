@@ -37,7 +37,7 @@ from antiphon.learning.model.loading import allocate, decoder_layers
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.parallel.experts import dispatched
 from antiphon.learning.parallel.pipeline import Pipeline
-from antiphon.weights.tensors import Known
+from antiphon.weights.tensors import TensorSpec
 
 T = TypeVar("T")
 PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
@@ -127,13 +127,13 @@ class WholeModel:
         """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
         for name, parameter in self.pieces():
             if parameter.requires_grad or not trained:
                 yield name, self.whole(name, parameter)
 
-    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+    def here(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """Those of `named` that are of the layers that this rank has."""
         return self.named(trained=trained)
 
@@ -384,7 +384,7 @@ class ShardedModel(WholeModel):
             rows = torch.cat([part[:size] for part, size in zip(rows.split(width), sizes, strict=True)])
         return rows.movedim(0, dim)
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, Known]]:
+    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
         leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.place("pipeline"))
         for name, own in self.here(trained=trained):

@@ -48,7 +48,7 @@ class Environments:
         self._metrics = metrics
         self._spawn = spawn
         self._all: dict[str, World] = {}
-        self._waits = Deadlines()
+        self._deadlines = Deadlines()
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -138,7 +138,7 @@ class Environments:
     async def _wait(self, awaitable: Any, world: World, name: str) -> Any:
         seconds = self._config.start_seconds if name == "ready" else self._config.environment_seconds
         on = f"environment {world.id}"
-        return await self._waits.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
+        return await self._deadlines.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
 
     def _kill(self, world: World) -> None:
         self._all.pop(world.id, None)

@@ -29,7 +29,7 @@ from antiphon.sandbox.service.records import Sandbox, State, Wish
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 
 T = TypeVar("T")
 
@@ -53,13 +53,13 @@ class Sandboxes:
         self._all: dict[str, Sandbox] = {}
         self._warm: list[Box] = []
         self._warming = 0
-        self._waits = Deadlines()
+        self._deadlines = Deadlines()
         self._making = asyncio.Semaphore(STARTS)
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
         """Ready when a box could be made: where that is impossible, the service does not begin."""
-        self._rooms = Rooms()
+        self._rooms = RuntimeDirs()
         try:
             self._warm.append(await self._make(self._box_config(Wish())))
             await self._tasks.__aenter__()
@@ -243,7 +243,7 @@ class Sandboxes:
 
     async def _make(self, config: BoxConfig) -> Box:
         async with self._making:
-            return await Box.start(self._rooms, config, self._waits)
+            return await Box.start(self._rooms, config, self._deadlines)
 
     def _refill(self) -> None:
         for _ in range(self.config.warm - len(self._warm) - self._warming):
@@ -351,7 +351,7 @@ class Sandboxes:
 
     async def _wait(self, awaitable: Awaitable[T], sandbox: Sandbox, name: str, seconds: float) -> T:
         on = f"sandbox {sandbox.id}"
-        return await self._waits.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
+        return await self._deadlines.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
 
 
 def _drop_snapshot(sandbox: Sandbox) -> None:

@@ -30,7 +30,7 @@ from antiphon.sandbox.sessions import bubblewrap, docker
 from antiphon.sandbox.sessions.box_config import CONTROL, RESERVED, BoxConfig, Launched
 from antiphon.sandbox.sessions.egress import FORWARDER, PORT, Egress
 from antiphon.sandbox.sessions.processes import Processes
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 
 T = TypeVar("T")
 
@@ -62,11 +62,11 @@ class Box:
 
     level = Level.ISOLATED
 
-    def __init__(self, rooms: Rooms, config: BoxConfig, waits: Deadlines) -> None:
+    def __init__(self, rooms: RuntimeDirs, config: BoxConfig, deadlines: Deadlines) -> None:
         """See `start`."""
         self._egress = Egress(config.network)
         self.config = config
-        self.waits = waits
+        self.deadlines = deadlines
         self.ended = asyncio.get_running_loop().create_future()
         self.room, self._group = rooms.make(config.limits.memory)
         self._rooms = rooms
@@ -75,9 +75,9 @@ class Box:
         self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
 
     @classmethod
-    async def start(cls, rooms: Rooms, config: BoxConfig, waits: Deadlines) -> Self:
+    async def start(cls, rooms: RuntimeDirs, config: BoxConfig, deadlines: Deadlines) -> Self:
         """A new box. `UnsupportedError` where there is no bubblewrap or docker, `SandboxError` if it fails."""
-        box = cls(rooms, config, waits)
+        box = cls(rooms, config, deadlines)
         try:
             if config.network:
                 await box._egress.start(box.room / "proxy")
@@ -94,7 +94,7 @@ class Box:
     async def wait(self, awaitable: Awaitable[T], name: str, seconds: float = START_SECONDS) -> T:
         """Wait for something that the box is to do; `StallError` if it has not done it in time."""
         box = f"box {self.room.name}"
-        return await self.waits.wait(awaitable, name=name, owner="the sandbox", on=box, deadline=seconds)
+        return await self.deadlines.wait(awaitable, name=name, owner="the sandbox", on=box, deadline=seconds)
 
     def new_name(self) -> str:
         """A name that nothing in the box has."""

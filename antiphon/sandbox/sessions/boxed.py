@@ -25,7 +25,7 @@ from antiphon.sandbox.base import (
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import CONTROL, WORK, BoxConfig
 from antiphon.sandbox.sessions.files import Files
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class BoxedPython(PythonSandbox):
 
     def __init__(self, config: BoxConfig | None = None) -> None:
         self._config = config or BoxConfig()
-        self._rooms = Rooms()
+        self._rooms = RuntimeDirs()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="boxes", daemon=True)
         self._thread.start()

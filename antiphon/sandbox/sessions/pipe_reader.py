@@ -13,7 +13,7 @@ CHUNK = 1 << 16  # bytes that are read at once, which is what a pipe holds
 PAUSE_SECONDS = 0.002  # after each chunk that nobody wants: a flood must not keep the controller busy
 
 
-class Outlet:
+class PipeReader:
     """Reads a pipe as its writers fill it, so that no writer ever waits for long."""
 
     def __init__(self, path: Path, receive: Callable[[bytes], bool]) -> None:

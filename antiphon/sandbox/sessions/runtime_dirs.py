@@ -27,7 +27,7 @@ FILES = {
 _GROUP = "cgroup"  # the file that says which control group goes with a directory
 
 
-class Rooms:
+class RuntimeDirs:
     """The directory of this process that holds the pipes of its boxes; those that dead processes left are removed.
 
     A process locks its own, and the kernel undoes the lock when the process ends, however it ends.

@@ -27,7 +27,7 @@ from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import CONTROL
-from antiphon.sandbox.sessions.pipe_reader import CHUNK, Outlet
+from antiphon.sandbox.sessions.pipe_reader import CHUNK, PipeReader
 from antiphon.sandbox.sessions.processes import Process
 
 STDOUT, STDERR = 1, 2
@@ -75,8 +75,8 @@ class Command:
             self._stdin.write_bytes(stdin)
         self._stdin.chmod(0o644)
         self._outlets = [
-            Outlet(room / f"{self.nonce}.out", lambda content: self._take(STDOUT, content)),
-            Outlet(room / f"{self.nonce}.err", lambda content: self._take(STDERR, content)),
+            PipeReader(room / f"{self.nonce}.out", lambda content: self._take(STDOUT, content)),
+            PipeReader(room / f"{self.nonce}.err", lambda content: self._take(STDERR, content)),
         ]
 
     @property

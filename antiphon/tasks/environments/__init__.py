@@ -40,7 +40,7 @@ def needs(name: str) -> tuple[str, ...]:
     return tuple(each.name for each in named if each.default is each.empty)
 
 
-def blocks(name: str) -> bool:
+def is_blocking(name: str) -> bool:
     """Whether the environment called `name` may hold up whoever calls it: its methods are not `async`, and it does not say
     `inline = True`, which is for those that only compute for a moment."""
     found = ENVIRONMENTS.resolve(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
-def said(text: str) -> str:
+def extract_answer(text: str) -> str:
     """What is to be taken as the action: the inside of the last `<answer>...</answer>`, or all of the text if it has none.
 
     >>> said("The goal is below. <answer> Down </answer>")
@@ -22,5 +22,5 @@ def chosen(text: str, allowed: Iterable[str]) -> str | None:
     >>> chosen("<answer>DOWN</answer>", ("up", "down"))
     'down'
     """
-    word = said(text).casefold()
+    word = extract_answer(text).casefold()
     return next((each for each in allowed if each.casefold() == word), None)

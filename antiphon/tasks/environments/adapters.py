@@ -20,7 +20,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.registry import import_path
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.actions import chosen, said
+from antiphon.tasks.environments.actions import chosen, extract_answer
 from antiphon.tasks.environments.options import require, require_number, require_whole
 
 StateKey = Literal["observation", "history"]
@@ -156,7 +156,7 @@ class Gymnasium:
 
     def step(self, action: str) -> Step:
         """Act."""
-        act = self._read(said(action))
+        act = self._read(extract_answer(action))
         if act is None:
             known = {"valid": False, "effective": False}
             worth = 0.0 - self._format_penalty
@@ -349,7 +349,9 @@ class OpenEnv:
 
     async def step(self, action: str) -> Step:
         """Act; what should be JSON and is not is not sent."""
-        act = {self._action_field: said(action)} if self._action_field else _json_object(said(action))
+        act = (
+            {self._action_field: extract_answer(action)} if self._action_field else _json_object(extract_answer(action))
+        )
         if act is None:
             worth = 0.0 - self._format_penalty
             return self._shown, worth, False, False, self._info.after(action, self._shown, worth, False, valid=False)
@@ -409,7 +411,7 @@ class ReasoningGym:
     def step(self, action: str) -> Step:
         """Answer."""
         entry = self._playing()
-        answer = said(action)
+        answer = extract_answer(action)
         score = float(self._dataset.score_answer(answer, entry))
         self._answers.append(answer)
         self._left -= 1

@@ -8,7 +8,7 @@ from typing import Any
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.actions import said
+from antiphon.tasks.environments.actions import extract_answer
 
 _ALFWORLD, _TEXTWORLD = ".tw-pddl", ".z8"
 _MEMORY = "checked"  # what ALFWorld notes of the past, on which nothing depends
@@ -61,7 +61,7 @@ class TextWorld:
         self._running()
         self._left -= 1
         possible, before = self._admissible(), self._key()
-        command = " ".join(said(action).split())
+        command = " ".join(extract_answer(action).split())
         self._state, _, done = self._game.step(command)
         score = (self._state.get("score") or 0) / (self._state.get("max_score") or 1)
         gained, self._score = score - self._score, score

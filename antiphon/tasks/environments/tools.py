@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
 from antiphon.core.types import Prompt, ToolCall
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.actions import said
+from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.bm25 import Index
 from antiphon.tasks.environments.mcp_tools import server
 from antiphon.tasks.environments.tool_problems import corpus
@@ -137,7 +137,7 @@ class ToolUse:
         info = self._info(valid=True, effective=True)
         if self._answer is None:
             return "", 0.0, True, False, info
-        right = _plain(said(without_thought(content))) == _plain(self._answer)
+        right = _plain(extract_answer(without_thought(content))) == _plain(self._answer)
         return "", float(right), True, False, info | {"success": right}
 
     def _begun(self) -> Toolbox:

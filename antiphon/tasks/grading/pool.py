@@ -155,7 +155,7 @@ class GradingPool:
         self,
         rewards: Named,
         config: GradingConfig,
-        waits: Deadlines,
+        deadlines: Deadlines,
         group_rewards: Named | None = None,
         cores: Sequence[int] = (),
         gpus: Gpus | None = None,
@@ -174,7 +174,7 @@ class GradingPool:
             for name, _ in named.values():
                 registry.check(name)
         self._config = config
-        self._waits = waits
+        self._deadlines = deadlines
         self._pending: deque[_Grading] = deque()
         self._idle: list[_Worker] = []
         self._workers: set[_Worker] = set()
@@ -243,7 +243,7 @@ class GradingPool:
         # Each grading ahead may use up its deadline, twice if it kills its worker, and each time a worker must start.
         ahead = len(self._pending) + sum(len(worker.batch) for worker in self._workers)
         patience = ahead * 2 * (self._config.deadline + START_SECONDS)
-        return await self._waits.wait(
+        return await self._deadlines.wait(
             grading.verdict, name="grade", owner="attempt", on=f"the grade of prompt {prompt.id}", deadline=patience
         )
 
@@ -356,13 +356,13 @@ class GradingPool:
         return worker
 
     async def _wait_ready(self, worker: _Worker) -> None:
-        answer = await self._waits.wait(
+        answer = await self._deadlines.wait(
             worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
         )
         if isinstance(answer, Failed):
             raise ConfigError(answer.message)
         if not isinstance(answer, Ready):
-            code = await self._waits.wait(
+            code = await self._deadlines.wait(
                 worker.process.wait(),
                 name="end",
                 owner="the grading pool",

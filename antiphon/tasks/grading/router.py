@@ -107,14 +107,14 @@ class AsyncGrader:
         return Score.ungraded(one_line(error))
 
 
-class Graders:
+class RewardRouter:
     """All that grades in a run. Use as `async with`; leaving it leaves no process behind."""
 
     def __init__(
         self,
         tasks: Sequence[TaskConfig],
         config: GradingConfig,
-        waits: Deadlines,
+        deadlines: Deadlines,
         generate: Mapping[str, Generate] | None = None,
         cores: Sequence[int] = (),
         gpus: Sequence[str] | None = None,
@@ -144,7 +144,7 @@ class Graders:
         for key in alone.keys() | together.keys():
             rewards, groups = alone.get(key, {}), together.get(key, {})
             pool = GradingPool(
-                rewards, own_settings.get(key.task, config), waits, groups, cores, shared, confined=key.confined
+                rewards, own_settings.get(key.task, config), deadlines, groups, cores, shared, confined=key.confined
             )
             self._of |= dict.fromkeys(rewards, pool)
             self._together |= dict.fromkeys(groups, pool)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.core.config import see_gpus
+from antiphon.core.config import set_visible_gpus
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
 from antiphon.tasks.reward_checks.reward_hacking_signals import suspicions
@@ -87,7 +87,7 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
     if cores:
         os.sched_setaffinity(0, cores)
     if gpu is not None:
-        see_gpus([gpu] if gpu else [])
+        set_visible_gpus([gpu] if gpu else [])
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
         set_up: SetUp = _read(stream)
         _die_with(set_up.parent)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from antiphon.core.config import secret
+from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.engines.openai import NoReply, OpenAIChat
@@ -114,7 +114,7 @@ class _Remote:
         timeout: float = 60.0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._chat = OpenAIChat(address, model, secret(key) if key else "", attempts=attempts, timeout=timeout)
+        self._chat = OpenAIChat(address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout)
         self._settings = {"temperature": 0.0, **(settings or {})}
         self.close = self._chat.close
 

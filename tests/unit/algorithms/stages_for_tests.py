@@ -5,13 +5,13 @@ import asyncio
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.stages import Step, Training, advantages, rewards
+from antiphon.learning.stages import Step, StepPipeline, advantages, rewards
 
 
 def taken_through(groups, estimate=None, **algorithm):
     """The step of these groups of samples, after `rewards` and `advantages`; `estimate` is a function of your own."""
     config = AlgorithmConfig(**algorithm)
-    training = Training(
+    training = StepPipeline(
         learner=None,
         algorithm=config,
         config=LearnerConfig(),

@@ -10,18 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.algorithms.advantages import (
+    add_kl_rewards,
+    add_teacher_rewards,
     discounted,
     lowest,
     of_all,
     trajectories,
     value_targets,
-    whitened,
-    with_kl,
-    with_teachers,
+    whiten,
 )
-from antiphon.algorithms.config import AlgorithmConfig, KlConfig, RewardConfig, WeightConfig
+from antiphon.algorithms.config import AlgorithmConfig, KlConfig, LossWeightConfig, RewardConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.algorithms.rewards import EPSILON, Controllers, Moments, restored, shaped, weights
+from antiphon.algorithms.rewards import EPSILON, Controllers, Moments, restore_controllers, shape_rewards, weights
 from antiphon.core.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -214,7 +214,7 @@ def read(group, arrays):
 
 def with_divergence(batch, config):
     """The samples as advantage functions get them: where the divergence is taken off rewards, the stage has done so."""
-    return with_kl(batch, config.kl) if config.kl.in_reward else batch
+    return add_kl_rewards(batch, config.kl) if config.kl.in_reward else batch
 
 
 BY_GROUP = sorted(set(ADVANTAGES.built_in) - {"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
@@ -344,14 +344,14 @@ def test_the_lowest_share(batch, share):
 
 
 def test_nothing_to_whiten_or_to_teach():
-    assert whitened([], []) == [] == with_teachers([], [], 1.0)
+    assert whiten([], []) == [] == add_teacher_rewards([], [], 1.0)
 
 
 @given(batch=batches(), coefficient=st.sampled_from([0.5, 1.0]))
 def test_what_teachers_think_likelier_is_better(batch, coefficient):
     config = AlgorithmConfig()
     own = ADVANTAGES.resolve("grpo")(batch, config)
-    for group, before, after in zip(batch, own, with_teachers(batch, own, coefficient), strict=True):
+    for group, before, after in zip(batch, own, add_teacher_rewards(batch, own, coefficient), strict=True):
         for samples, old, new in zip(trajectories(group), read(group, before), read(group, after), strict=True):
             for (one, at, _, _), a, b in zip(tokens_of(samples), old, new, strict=True):
                 said = one.streams.get(PROXIMAL_LOGPROBS, one.segment.logprobs)[at]
@@ -400,7 +400,7 @@ def test_rewards(rows, earlier, baseline, scale, clip, overlong):
     config = RewardConfig(baseline=baseline, scale=scale, clip=clip, overlong_tokens=overlong, overlong_penalty=0.5)
     seen = Moments()
     seen.add(np.array(earlier))
-    found = shaped(metas(rows), config, seen, max_tokens=20)
+    found = shape_rewards(metas(rows), config, seen, max_tokens=20)
     raw = [
         [s - 0.5 * min(1, max(0, (n - (20 - overlong)) / overlong)) if overlong else s for s, n, _ in g] for g in rows
     ]
@@ -426,7 +426,7 @@ def test_rewards(rows, earlier, baseline, scale, clip, overlong):
     wrong_over=st.sampled_from([0, 8]),
 )
 def test_weights(by, rows, truncated, difficulty, wrong_over):
-    config = WeightConfig(by=by, mask_truncated=truncated, mask_difficulty=difficulty, mask_wrong_over=wrong_over)
+    config = LossWeightConfig(by=by, mask_truncated=truncated, mask_difficulty=difficulty, mask_wrong_over=wrong_over)
     found = weights(metas(rows), config)
     longest = max(1, *(n for group in rows for _, n, _ in group))
     wanted = []
@@ -464,6 +464,6 @@ def test_the_coefficient_of_the_divergence_follows_its_target():
     memory.adapt(config, seen=50.0, trajectories=10)
     assert memory.kl == pytest.approx(0.2 * 0.99 * (1 + 0.2 * 10 / 100))
     memory.rewards.add(np.array([1.0, 3.0]))
-    assert restored(asdict(memory)) == memory and restored(None) == Controllers()
+    assert restore_controllers(asdict(memory)) == memory and restore_controllers(None) == Controllers()
     memory.adapt(config, seen=0.0, trajectories=10_000)  # never turned round, however many there are
     assert memory.kl == pytest.approx(0.2 * 0.99 * 1.02 * 0.8)

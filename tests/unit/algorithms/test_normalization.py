@@ -11,8 +11,8 @@ from hypothesis import example as case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import example, whitened
-from antiphon.algorithms.config import AlgorithmConfig, WeightConfig
+from antiphon.algorithms.advantages import example, whiten
+from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Moments, weights
 from antiphon.core.types import VALUES, Streams, StreamSpec
@@ -111,7 +111,7 @@ def test_a_whitened_stage_keeps_small_differences(drawn):
 def test_equal_advantages_are_whitened_to_zero(value, siblings):
     groups = example([0.0] * siblings, tokens=3)
     arrays = [[value * sample.segment.loss_mask for sample in group] for group in groups]
-    assert not any(array.any() for array in whitened(groups, arrays)[0])
+    assert not any(array.any() for array in whiten(groups, arrays)[0])
 
 
 @pytest.mark.parametrize("over", ["group", "batch", "running"])
@@ -154,7 +154,7 @@ def test_running_moments_on_an_offset(pieces):
 def test_a_mean_on_the_bound_is_not_inside():
     """Three scores of 0.1 have a mean of 0.1, and a sum of 0.30000000000000004."""
     metas = [[sample.meta for sample in group] for group in example([0.1] * 3, [0.2] * 3)]
-    found = weights(metas, WeightConfig(mask_difficulty=(0.1, 0.9)))
+    found = weights(metas, LossWeightConfig(mask_difficulty=(0.1, 0.9)))
     assert [array.tolist() for array in found] == [[0.0] * 3, [1.0] * 3]
 
 

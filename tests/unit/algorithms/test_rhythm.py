@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from antiphon.algorithms import rhythm
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.algorithms.rhythm import amplified, credit, deltas, factors, top_share
+from antiphon.algorithms.rhythm import amplify, credit, deltas, factors, top_share
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     AttemptId,
@@ -174,19 +174,19 @@ def test_several_turns_are_one_response():
     mask, waad = [0, 1, 1, 0, 0, 1, 1], [9, 1, 2, 9, 0, 7, 7]
     given = sample(mask, waad=waad, fai=np.zeros(7))
     config = RhythmConfig(kind="local", share=0.25)  # Delta is 1, 5, 0, 0
-    assert amplified(given, np.float32([0, 2, 2, 0, 0, 2, 2]), config).tolist() == [0, 2, 3, 0, 0, 2, 2]
+    assert amplify(given, np.float32([0, 2, 2, 0, 0, 2, 2]), config).tolist() == [0, 2, 3, 0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("positive_only, wanted", [(False, [1, -3, 0.75, -1]), (True, [1, -2, 0.75, -1])])
 def test_signs(positive_only, wanted):
     config = RhythmConfig(kind="global", share=0.5, positive_only=positive_only)
     given = sample([1, 1, 1, 1], waad=[0, 0, 0, 0], fai=[0.1, 0.3, 0.2, 0])
-    assert amplified(given, np.float32([1, -2, 0.5, -1]), config).tolist() == wanted
+    assert amplify(given, np.float32([1, -2, 0.5, -1]), config).tolist() == wanted
 
 
 def test_no_kind_changes_nothing():
     advantages = np.float32([1, -1])
-    assert amplified(sample([1, 1]), advantages, RhythmConfig()) is advantages
+    assert amplify(sample([1, 1]), advantages, RhythmConfig()) is advantages
 
 
 def test_surprising_tokens():

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import PhimoeConfig, PhimoeForCausalLM
 
-from antiphon.algorithms.routing import Balance, Routers, balance_loss, routers_of
+from antiphon.algorithms.routing import Balance, Routers, balance_loss, find_routers
 from antiphon.core.errors import UnsupportedError
 from tests.unit.engines.native_support import MIXTURES, VOCABULARY, make_host, make_model, prompt
 
@@ -22,18 +22,18 @@ def model(request):
 
 def test_watching_changes_nothing_and_sees_the_choice(model):
     seen = []
-    for router in routers_of(model):
+    for router in find_routers(model):
         router.register_forward_hook(lambda *call: seen.append(call[-1][-1]))
     expected = model(TOKENS).logits
     del seen[:]
-    routers = Routers(routers_of(model))
+    routers = Routers(find_routers(model))
     assert torch.equal(model(TOKENS).logits, expected)
     assert torch.equal(routers.chosen(), torch.stack(seen, dim=1))
 
 
 def test_a_choice_that_is_replayed_is_what_the_experts_are_taken_by(model):
     other = make_model_like(model, noise=0.5)
-    first, second = Routers(routers_of(model)), Routers(routers_of(other))
+    first, second = Routers(find_routers(model)), Routers(find_routers(other))
     model(TOKENS)
     fresh = other(TOKENS).logits
     own = second.chosen()
@@ -51,14 +51,14 @@ def test_a_choice_that_is_replayed_is_what_the_experts_are_taken_by(model):
 def make_model_like(model, noise):
     other = copy.deepcopy(model)
     with torch.no_grad():
-        for router in routers_of(other):
+        for router in find_routers(other):
             router.weight.add_(noise * router.weight.std() * torch.randn_like(router.weight))
     return other
 
 
 def test_each_token_is_told_for_itself(model):
     """-1 leaves a token to the router; what is chosen for one is not seen by another of the same layer."""
-    routers = Routers(routers_of(model))
+    routers = Routers(find_routers(model))
     model(TOKENS)
     own = routers.chosen()
     routers.replayed = torch.full_like(own, -1)
@@ -71,8 +71,8 @@ def test_each_token_is_told_for_itself(model):
 def test_experts_are_weighed_by_the_router_that_is_trained():
     """Qwen3's weights are the softmax over all experts at those chosen; its gradient is that of finite differences."""
     model = make_model("qwen3 moe").double()
-    routers = Routers(routers_of(model))
-    router = routers_of(model)[0]
+    routers = Routers(find_routers(model))
+    router = find_routers(model)[0]
     hidden = torch.randn(5, 32, dtype=torch.float64)
     routers.replayed = torch.tensor([[1, 6], [0, 2], [7, 3], [5, 4], [2, 6]])[:, None].expand(-1, 2, -1)
     given = routers.replayed[:, 0]
@@ -92,7 +92,7 @@ def test_experts_are_weighed_by_the_router_that_is_trained():
 
 def test_a_model_without_experts_has_none_to_record():
     with pytest.raises(UnsupportedError, match="the model has no routers"):
-        Routers(routers_of(make_model("llama")))
+        Routers(find_routers(make_model("llama")))
     with pytest.raises(UnsupportedError, match="no routers"):
         make_host("qwen3", routed_experts=True)
 
@@ -100,7 +100,7 @@ def test_a_model_without_experts_has_none_to_record():
 def test_routers_that_choose_in_another_way_are_refused():
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = PhimoeForCausalLM(PhimoeConfig(vocab_size=VOCABULARY, intermediate_size=48, num_local_experts=4, **shape))
-    Routers(routers_of(model))
+    Routers(find_routers(model))
     with pytest.raises(UnsupportedError, match=r"PhimoeTopKRouter does not choose its experts by torch\.topk"):
         model(TOKENS)
 
@@ -112,7 +112,7 @@ def test_the_engine_tells_who_computed_each_token(model):
     for number in range(7):
         host.add(str(number), prompt(number // 2, 4 + number // 2), max_tokens=3 + number, seed=number)
     host.run()
-    routers = Routers(routers_of(host.reference))
+    routers = Routers(find_routers(host.reference))
     for name, request in host.requests.items():
         sequence = np.concatenate([request.tokens, host.tokens(name)])
         host.reference(torch.from_numpy(sequence.astype(np.int64))[None])
@@ -150,9 +150,9 @@ def test_routers_add_the_gradient_of_the_balance_to_what_comes_of_the_model(fami
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(2).indices, 1.0)
         spread.append(balance_loss(scores, chosen, members))
 
-    for router in routers_of(other):
+    for router in find_routers(other):
         router.register_forward_hook(tell)
-    routers = Routers(routers_of(model))
+    routers = Routers(find_routers(model))
     routers.balance = Balance(members, 30.0, lambda rows: rows)
     model(TOKENS).logits.square().mean().backward()
     (other(TOKENS).logits.square().mean() + 30.0 * sum(spread)).backward()
@@ -162,7 +162,7 @@ def test_routers_add_the_gradient_of_the_balance_to_what_comes_of_the_model(fami
 
 
 def test_a_router_that_balances_by_a_bias_is_not_told_to():
-    routers = Routers(routers_of(model := make_model("glm4 moe")))
+    routers = Routers(find_routers(model := make_model("glm4 moe")))
     routers.balance = Balance(torch.ones(1, 23), 1.0, lambda rows: rows)
     with pytest.raises(UnsupportedError, match="by a bias of its own"):
         model(TOKENS)

@@ -13,10 +13,10 @@ from antiphon.algorithms.config import (
     CorrectionConfig,
     DistillationConfig,
     KlConfig,
+    LossWeightConfig,
     PreferenceConfig,
     RewardConfig,
     RhythmConfig,
-    WeightConfig,
 )
 from antiphon.algorithms.recipes import RECIPES
 
@@ -53,7 +53,7 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
         "scale": Setting("none", ("group", "batch", "running"), ("sequence",)),
         "clip": Setting(0.0, *NOT_NEGATIVE),
     },
-    WeightConfig: {
+    LossWeightConfig: {
         "by": Setting("none", ("difficulty", "length"), ("score",)),
         "mask_truncated": Setting(False, *FLAG),
         "mask_difficulty": Setting(None, ((0.1, 0.2),), ((0.2, 0.2), (0.3, 0.2))),
@@ -147,7 +147,7 @@ TOGETHER = [
     (CorrectionConfig, {"proximal": "interpolated"}, "neither is given"),
     (CorrectionConfig, {"proximal": "interpolated", "level": "token"}, ""),
     (CorrectionConfig, {"proximal": "interpolated", "filter_level": "turn"}, ""),
-    (WeightConfig, {"mask_difficulty": (0.5, 0.5)}, r"mask_difficulty \[0.5, 0.5\] has nothing between its ends"),
+    (LossWeightConfig, {"mask_difficulty": (0.5, 0.5)}, r"mask_difficulty \[0.5, 0.5\] has nothing between its ends"),
     (KlConfig, {"target": 0.1, "coefficient": 0.1, "place": "reward"}, ""),
     (KlConfig, {"target": 0.1, "coefficient": 0.1}, "target adapts the coefficient"),
     (KlConfig, {"target": 0.1, "place": "reward"}, "target adapts the coefficient"),
@@ -229,7 +229,7 @@ def test_lists_of_lists_are_tuples():
 # What each recipe sets apart from the defaults, as its source has it.
 SET = {
     "grpo": {},
-    "dapo": {"clip_high": 0.28, "weight": WeightConfig(mask_truncated=True)},
+    "dapo": {"clip_high": 0.28, "weight": LossWeightConfig(mask_truncated=True)},
     "dr_grpo": {"advantage": "dr_grpo", "aggregation": "sequence_mean_token_sum_norm"},
     "rloo": {"advantage": "rloo", "loss": "policy_gradient", "aggregation": "sequence_mean_token_sum"},
     "gspo": {

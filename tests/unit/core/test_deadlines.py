@@ -10,29 +10,29 @@ from antiphon.core.errors import StallError
 
 def test_the_result_passes_through():
     async def run():
-        waits = Deadlines()
+        deadlines = Deadlines()
         future = asyncio.get_running_loop().create_future()
         future.set_result(7)
-        return await waits.wait(future, name="n", owner="o", on="x", deadline=60), waits.open()
+        return await deadlines.wait(future, name="n", owner="o", on="x", deadline=60), deadlines.open()
 
     assert asyncio.run(run()) == (7, [])
 
 
 def test_a_stall_names_the_waiter_and_everybody_else():
     async def run():
-        waits = Deadlines()
+        deadlines = Deadlines()
         never = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             other = tasks.create_task(
-                waits.wait(never.wait(), name="weights", owner="engine 0", on="learner", deadline=1e6)
+                deadlines.wait(never.wait(), name="weights", owner="engine 0", on="learner", deadline=1e6)
             )
             await asyncio.sleep(0)
             try:
                 with pytest.raises(StallError) as stall:
-                    await waits.wait(never.wait(), name="groups", owner="learner", on="rollout", deadline=0.001)
+                    await deadlines.wait(never.wait(), name="groups", owner="learner", on="rollout", deadline=0.001)
             finally:
                 other.cancel()
-        return str(stall.value), waits.open()
+        return str(stall.value), deadlines.open()
 
     message, still_open = asyncio.run(run())
     assert message.startswith("learner waited more than 0.001 s for rollout (groups)")
@@ -54,32 +54,32 @@ def test_a_timeout_of_what_is_awaited_is_no_stall():
 
 def test_errors_and_cancellation_close_the_wait():
     async def run():
-        waits = Deadlines()
+        deadlines = Deadlines()
 
         async def broken():
             raise KeyError("x")
 
         with pytest.raises(KeyError):
-            await waits.wait(broken(), name="n", owner="o", on="x", deadline=60)
-        task = asyncio.create_task(waits.wait(asyncio.Event().wait(), name="n", owner="o", on="x", deadline=60))
+            await deadlines.wait(broken(), name="n", owner="o", on="x", deadline=60)
+        task = asyncio.create_task(deadlines.wait(asyncio.Event().wait(), name="n", owner="o", on="x", deadline=60))
         await asyncio.sleep(0)
-        assert [wait.on for wait in waits.open()] == ["x"]
+        assert [wait.on for wait in deadlines.open()] == ["x"]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return waits.open()
+        return deadlines.open()
 
     assert asyncio.run(run()) == []
 
 
 def test_time_spent_is_kept_by_owner_and_name():
     async def run():
-        waits = Deadlines()
+        deadlines = Deadlines()
         loop = asyncio.get_running_loop()
         before = loop.time()
         for _ in range(3):
-            await waits.wait(asyncio.sleep(0.001), name="groups", owner="learner", on="rollout", deadline=60)
-        return waits.spent("learner", "groups"), loop.time() - before, waits.spent("learner", "weights")
+            await deadlines.wait(asyncio.sleep(0.001), name="groups", owner="learner", on="rollout", deadline=60)
+        return deadlines.spent("learner", "groups"), loop.time() - before, deadlines.spent("learner", "weights")
 
     spent, elapsed, other = asyncio.run(run())
     assert 0 < spent <= elapsed
@@ -92,17 +92,17 @@ def test_a_table_of_no_waits_says_so():
 
 def test_calm_comes_when_only_the_patient_wait():
     async def run():
-        waits, order, work, patience = Deadlines(), [], asyncio.Event(), asyncio.Event()
+        deadlines, order, work, patience = Deadlines(), [], asyncio.Event(), asyncio.Event()
 
         async def worker():
-            await waits.wait(work.wait(), name="step", owner="a", on="x", deadline=60)
+            await deadlines.wait(work.wait(), name="step", owner="a", on="x", deadline=60)
             for _ in range(5):  # it goes on for a few turns of the loop, between two waits
                 await asyncio.sleep(0)
             order.append("worked")
-            await waits.wait(patience.wait(), name="queue", owner="a", on="x", deadline=60)
+            await deadlines.wait(patience.wait(), name="queue", owner="a", on="x", deadline=60)
 
         async def onlooker():
-            await waits.calm("queue")
+            await deadlines.quiesce("queue")
             order.append("calm")
             patience.set()
 

@@ -20,8 +20,8 @@ from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfi
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
 from antiphon.learning.pack_learner import rate_at
-from antiphon.record.checkpoint import draft, publish, read_state, verify
-from antiphon.weights.base import Exchange
+from antiphon.record.checkpoint import publish, read_state, staging_dir, verify
+from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 
 from .conftest import make_learner, make_sample
@@ -87,7 +87,7 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
 
 def saved(learner, directory, state):
     """Save a checkpoint and wait until it is in place."""
-    told, place = [], draft(directory)
+    told, place = [], staging_dir(directory)
     learner.emit = told.append
     learner.save(place)
     while learner.advance():
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of(model_directories, tmp_p
 
 def test_published_weights_are_its_own(model_directories, tmp_path):
     learner = make_learner(model_directories["tied llama"])
-    update = learner.publish(3, Exchange(tmp_path))
+    update = learner.publish(3, TransferContext(tmp_path))
     received = {name: tensor.clone() for name, tensor in SharedMemory.receive(update)}
     assert update.version == 3
     assert all(torch.equal(received[name], p) for name, p in learner.model.named_parameters())

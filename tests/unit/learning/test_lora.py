@@ -15,7 +15,7 @@ from antiphon.learning.batch import pack_samples, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import SAVED
-from antiphon.weights.base import Exchange
+from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 
 from .conftest import SHAPE, make_learner, make_sample
@@ -60,7 +60,7 @@ def directories(model_directories, tmp_path_factory):
 def test_what_engines_receive_is_what_the_learner_has(model, directories, tmp_path):
     """Only adapters travel; a model that is given what arrives says what the learner says, and so does its checkpoint."""
     learner = trained(directories[model])
-    update = learner.publish(1, Exchange(tmp_path))
+    update = learner.publish(1, TransferContext(tmp_path))
     assert all("lora" in place.name for place in update.manifest.tensors)
     engine = AutoModelForCausalLM.from_pretrained(directories[model])
     copy_weights(engine, SharedMemory.receive(update))
@@ -141,7 +141,7 @@ def test_what_cannot_be_adapted_is_said(model_directories, tmp_path):
     place = saved(learner, tmp_path / "step")
     with pytest.raises(DataError, match=r"not a checkpoint of this model: model.*lora_A"):
         trained(model_directories["llama"], steps=0, rank=3).restore(place)
-    update = learner.publish(1, Exchange(tmp_path))
+    update = learner.publish(1, TransferContext(tmp_path))
     object.__setattr__(update.manifest.adapters, "base", str(tmp_path / "none"))  # a directory without weights
     with pytest.raises(WeightsError, match=r"lacks 'model\.layers\.0"):
         dict(SharedMemory.receive(update))

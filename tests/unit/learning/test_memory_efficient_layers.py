@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from antiphon.learning.model.memory_efficient_layers import _GatedProjection, _RMSNorm, make_lean
+from antiphon.learning.model.memory_efficient_layers import _GatedProjection, _RMSNorm, use_memory_efficient_layers
 
 from .conftest import MODELS, SHAPE
 
@@ -25,7 +25,7 @@ def test_derivatives_are_right():
 def test_a_model_computes_the_same(model_directories, kind, half):
     plain = AutoModelForCausalLM.from_pretrained(model_directories[kind])
     lean = AutoModelForCausalLM.from_pretrained(model_directories[kind])
-    make_lean(lean)
+    use_memory_efficient_layers(lean)
     swapped = [name for name, module in lean.named_modules() if "forward" in vars(module)]
     assert any(name.endswith("mlp") for name in swapped) and any(name.endswith("norm") for name in swapped)
     tokens = torch.arange(20)[None]
@@ -40,7 +40,7 @@ def test_a_model_computes_the_same(model_directories, kind, half):
 def test_a_feed_forward_of_another_shape_is_left_alone():
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = Phi3ForCausalLM(Phi3Config(**sizes, vocab_size=40, pad_token_id=0))  # gate and up are one matrix
-    make_lean(model)
+    use_memory_efficient_layers(model)
     swapped = [name for name, module in model.named_modules() if "forward" in vars(module)]
     assert swapped and all(name.endswith("norm") for name in swapped)
 
@@ -56,7 +56,7 @@ def test_a_norm_of_another_kind_is_left_alone():
             return x * (1 + self.weight)
 
     module = OtherRMSNorm()
-    make_lean(module)
+    use_memory_efficient_layers(module)
     assert "forward" not in vars(module)
 
 
@@ -76,7 +76,7 @@ def test_of_layers_without_memory_one_is_tried(layers):
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": layers}))
     with Drawn() as drawn:
-        make_lean(model)
+        use_memory_efficient_layers(model)
     assert sum("forward" in vars(module) for module in model.modules()) == 3 * layers + 1
     assert drawn.count == sum(p.numel() for p in (*model.model.layers[0].mlp.parameters(), model.model.norm.weight))
 
@@ -93,5 +93,5 @@ def test_layers_without_memory_that_differ_are_tried_one_by_one():
             return self.scale * self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
     model = torch.nn.Sequential(ScaledRMSNorm(1.0), ScaledRMSNorm(2.0))
-    make_lean(model)
+    use_memory_efficient_layers(model)
     assert ["forward" in vars(module) for module in model] == [True, False]

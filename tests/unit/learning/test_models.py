@@ -19,7 +19,7 @@ from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
 from antiphon.learning.model.loading import Checkpoint, load_model
-from antiphon.learning.model.memory_efficient_layers import make_lean
+from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 
 SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -45,7 +45,7 @@ def loaded(path, device, **options):
     model = load_model(path, attention="sdpa", device=torch.device(device), **options)
     kind, config = type(model), model.config
     lora.adapt(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
-    make_lean(model)
+    use_memory_efficient_layers(model)
     return model, kind, config, torch.rand(3)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
 from antiphon.algorithms.distillation import DIVERGENCES
 from antiphon.core.types import REFERENCE_LOGPROBS, TrainBatch
-from antiphon.learning.batch import lone, pair, pair_mean, scored_pair, token_mean
+from antiphon.learning.batch import pair, pair_mean, scored_pair, single_response, token_mean
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.offline.distillation import DistillationLearner, Teacher
 from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
@@ -142,7 +142,8 @@ def test_a_reward_model_does_not_take_the_end_for_padding(model_directories, tmp
 def lessons(teacher, rows, tokens_per_pack):
     """The batch of a student."""
     batch = token_mean(
-        [lone(number, prompt, response) for number, (prompt, response, _) in enumerate(rows)], tokens_per_pack
+        [single_response(number, prompt, response) for number, (prompt, response, _) in enumerate(rows)],
+        tokens_per_pack,
     )
     (update,) = batch.updates
     (packs,) = update.packs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.learning.batch import build_batch, pack_samples
 from antiphon.learning.config import MeshConfig
-from antiphon.learning.parallel.rank_group import Ranks
+from antiphon.learning.parallel.rank_group import RankGroup
 
 from .conftest import make_sample
 
@@ -56,7 +56,7 @@ def test_each_is_asked_of_its_share_and_all_is_answered(mesh, count):
     rng = np.random.default_rng(count)
     packs = pack_samples([make_sample(rng, 5, number) for number in range(count)], 1)[1]
     members = [Member(rank, stage == mesh.pipeline - 1) for rank, (stage, _) in enumerate(placed(mesh))]
-    said = asyncio.run(Ranks(members, mesh).call("score", packs))
+    said = asyncio.run(RankGroup(members, mesh).call("score", packs))
     assert said == [pack.tokens[0] for pack in packs]
     assert len({len(member.sent[0][0]) for member in members}) == 1, "all compute at once"
     assert len(members[0].sent[0][0]) == -(-count // mesh.data)
@@ -71,7 +71,7 @@ def test_each_is_sent_its_own_packs_of_a_batch_and_no_others(mesh):
     how = {"aggregation": "token_mean", "max_tokens": 1, "tokens_per_pack": 8, "skip_zero_advantage": True}
     batch = build_batch(groups, ranks=mesh.data, **how)
     members = [Member(rank, True) for rank in range(mesh.world)]
-    asyncio.run(Ranks(members, mesh).call("step", batch))
+    asyncio.run(RankGroup(members, mesh).call("step", batch))
     for member, (_, data) in zip(members, placed(mesh), strict=True):
         (update,) = member.sent[0][0].updates
         for sent, made in (

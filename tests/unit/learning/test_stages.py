@@ -13,9 +13,9 @@ from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.critic import CriticLearner
-from antiphon.learning.learner import Models
+from antiphon.learning.learner import ModelRoles
 from antiphon.learning.pack_learner import rate_at
-from antiphon.learning.stages import Step, Training, advantages, annotate, rewards, update_actor, update_critics
+from antiphon.learning.stages import Step, StepPipeline, advantages, annotate, rewards, update_actor, update_critics
 from antiphon.learning.torch_learner import _turns
 
 from .conftest import make_learner, make_sample
@@ -42,7 +42,7 @@ class Here:
 def training(directory, algorithm, critics=(), critic=None, teachers=(), **config):
     learner, config = make_learner(directory, **config), LearnerConfig(**config)
     learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 4)
-    return Training(
+    return StepPipeline(
         learner=Here(learner),
         critics=critics,
         algorithm=algorithm,
@@ -291,6 +291,6 @@ def test_the_actors_schedule_is_of_the_steps_in_which_it_learns(model_directorie
     learner = Starts()
     optimizer = OptimizerConfig(schedule="linear", warmup_steps=0, final_ratio=0.0)
     config = LearnerConfig(optimizer=optimizer, minibatches=3)
-    asyncio.run(Models(learner=learner).begin(AlgorithmConfig(), config, CriticConfig(warmup_steps=2), steps=7))
+    asyncio.run(ModelRoles(learner=learner).begin(AlgorithmConfig(), config, CriticConfig(warmup_steps=2), steps=7))
     rates = [rate_at(optimizer, done, learner.total) for done in (14, 15)]
     assert rates[0] > 0 == rates[1], "15 updates are made: 3 in each of 5 steps"

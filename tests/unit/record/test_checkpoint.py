@@ -9,12 +9,12 @@ from antiphon.core.errors import RecordError
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
-    draft,
+    checkpoint_name,
     export,
-    name_of,
-    newest,
+    newest_checkpoint,
     prune,
     publish,
+    staging_dir,
     verify,
     written,
 )
@@ -29,12 +29,12 @@ FILES = {
 
 def make(checkpoints, step):
     checkpoints.mkdir(exist_ok=True)
-    place = draft(checkpoints / name_of(step))
+    place = staging_dir(checkpoints / checkpoint_name(step))
     for name, content in FILES.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
-    publish(place, checkpoints / name_of(step), {"step": step})
-    return checkpoints / name_of(step)
+    publish(place, checkpoints / checkpoint_name(step), {"step": step})
+    return checkpoints / checkpoint_name(step)
 
 
 def missing(file):
@@ -53,15 +53,15 @@ def one_bit_flipped(file):
 
 
 def test_what_one_rank_wrote_elsewhere_is_missed(tmp_path):
-    place = draft(tmp_path / name_of(1))
+    place = staging_dir(tmp_path / checkpoint_name(1))
     (place / "critics").mkdir()
     for rank in (1, 2):
         (place / f"critics/model-{rank}.safetensors").write_bytes(b"weights")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-3.safetensors", "c": "model-2.safetensors"}}
     (place / "critics/model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RecordError, match=r"step_000001: model-3.safetensors is written, and not here"):
-        publish(place, tmp_path / name_of(1), {})
-    assert not (tmp_path / name_of(1)).exists()
+        publish(place, tmp_path / checkpoint_name(1), {})
+    assert not (tmp_path / checkpoint_name(1)).exists()
 
 
 @pytest.mark.parametrize("name", [*FILES, STATE, MANIFEST])
@@ -70,14 +70,14 @@ def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):
     before, last = make(tmp_path / "checkpoints", 3), make(tmp_path / "checkpoints", 6)
     tear(last / name)
     told = []
-    assert newest(tmp_path / "checkpoints", told.append) == before
+    assert newest_checkpoint(tmp_path / "checkpoints", told.append) == before
     assert len(told) == 1 and f"{last.name}/{name}" in told[0]
 
 
 def test_without_one_that_is_whole_nothing_begins_again(tmp_path):
     missing(make(tmp_path / "checkpoints", 3) / STATE)
     with pytest.raises(RecordError, match="no checkpoint is whole"):
-        newest(tmp_path / "checkpoints", lambda text: None)
+        newest_checkpoint(tmp_path / "checkpoints", lambda text: None)
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
@@ -102,12 +102,12 @@ def _loaded(content):
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     directory = make(tmp_path / "checkpoints", 2)
-    place = draft(tmp_path / "checkpoints" / name_of(3))
+    place = staging_dir(tmp_path / "checkpoints" / checkpoint_name(3))
     with pytest.raises(RecordError, match="no space"), written(place):
         (place / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
     verify(directory)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name_of(2)]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [checkpoint_name(2)]
 
 
 def test_a_checkpoint_in_the_place_of_another_is_refused(tmp_path):
@@ -119,9 +119,11 @@ def test_a_checkpoint_in_the_place_of_another_is_refused(tmp_path):
 def test_pruning_keeps_the_last_and_every_so_many(tmp_path):
     for step in range(0, 50, 5):
         make(tmp_path / "checkpoints", step)
-    draft(tmp_path / "checkpoints" / name_of(99))
+    staging_dir(tmp_path / "checkpoints" / checkpoint_name(99))
     prune(tmp_path / "checkpoints", keep_last=2, keep_every=20)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(map(name_of, (0, 20, 40, 45)))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(
+        map(checkpoint_name, (0, 20, 40, 45))
+    )
 
 
 def test_a_crash_while_pruning_leaves_nothing_half_removed(tmp_path):
@@ -140,9 +142,9 @@ def test_a_crash_while_pruning_leaves_nothing_half_removed(tmp_path):
             prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
     finally:
         points.watch(None)
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step_??????")] == [name_of(3)]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_??????")] == [checkpoint_name(3)]
     prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name_of(3)]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [checkpoint_name(3)]
 
 
 def test_an_export_is_the_model_alone(tmp_path):

@@ -31,7 +31,7 @@ from antiphon.core.types import (
 )
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.ledger import Ledger, Store, run_synchronously
 from antiphon.record.resume import Lineages
 
 PROMPT = Prompt(id="task/1", task="task", messages=())
@@ -164,7 +164,7 @@ def test_what_is_said_during_a_commit_is_not_durable_with_it(tmp_path):
 def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
     async def main():
         store = Store(tmp_path)
-        ledger = Ledger(store, Events(), run=at_once)
+        ledger = Ledger(store, Events(), run=run_synchronously)
         told(ledger)
         ledger.end(AttemptId(0, 0, 0), AttemptStatus.TRAINED)
         ledger._add("INSERT INTO nowhere VALUES (?)")

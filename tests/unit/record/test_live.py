@@ -44,19 +44,19 @@ def test_the_panel_shows_numbers_and_who_waits_for_whom():
     stream = io.StringIO()
 
     async def run():
-        view, waits = make_view("on", stream), Deadlines()
+        view, deadlines = make_view("on", stream), Deadlines()
         view.start("demo", "groups alive 12")
         never = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             waiting = [
                 tasks.create_task(
-                    waits.wait(never.wait(), name="tokens", owner=f"episode {i}", on="engine", deadline=1e6)
+                    deadlines.wait(never.wait(), name="tokens", owner=f"episode {i}", on="engine", deadline=1e6)
                 )
                 for i in range(3)
             ]
             await asyncio.sleep(0)
-            view.step(7, 100, METRICS, waits)
-            view.step(8, 100, {**METRICS, "reward/mean": 0.75}, waits)
+            view.step(7, 100, METRICS, deadlines)
+            view.step(8, 100, {**METRICS, "reward/mean": 0.75}, deadlines)
             view.message("saved [bold]")
             view.close()  # draws once more
             for task in waiting:

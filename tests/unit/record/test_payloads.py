@@ -20,15 +20,15 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    TextStatistics,
     Trajectory,
     TrajectoryMeta,
     Turn,
-    Wording,
 )
 from antiphon.record import trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
-from antiphon.record.payloads import Files, Payloads
+from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.payloads import PayloadFiles, Payloads
 
 NOW = PolicyVersion(2, 0)
 PROMPT = Prompt(id="task/1", task="task", messages=())
@@ -50,7 +50,7 @@ def made(sibling, length=4):
         newest=NOW,
         status=AttemptStatus.FINISHED,
         score=Score.of(1.0),
-        wording=Wording(0.25, 7),
+        wording=TextStatistics(0.25, 7),
     )
     return Trajectory(meta=meta, payload=(segment,))
 
@@ -61,7 +61,7 @@ def group(*members):
 
 def kept(folder, *siblings):
     async def body():
-        files = Files(folder, "lineage-2-rollout-0", 2)
+        files = PayloadFiles(folder, "lineage-2-rollout-0", 2)
         return await asyncio.gather(*(files.keep(made(sibling)) for sibling in siblings))
 
     return asyncio.run(body())
@@ -86,7 +86,7 @@ def test_what_ends_while_a_file_is_written_goes_into_the_next(tmp_path, held):
     first, release = held
 
     async def body():
-        files = Files(tmp_path, "lineage-2-rollout-0", 2)
+        files = PayloadFiles(tmp_path, "lineage-2-rollout-0", 2)
         alone = asyncio.create_task(files.keep(made(0)))
         await asyncio.to_thread(first.wait, 60)
         others = [asyncio.create_task(files.keep(made(sibling))) for sibling in (1, 2, 3)]
@@ -137,8 +137,8 @@ def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
 def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_path):
     async def body():
         store = Store(tmp_path)
-        referred = (await Files(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
-        ledger = Ledger(store, Events(), lineage=2, run=at_once)
+        referred = (await PayloadFiles(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
+        ledger = Ledger(store, Events(), lineage=2, run=run_synchronously)
         ledger.admit(1, PROMPT, NOW)
         for sibling, payload in enumerate((referred, made(1).payload, ())):
             ledger.start(AttemptId(1, sibling, 0), NOW)

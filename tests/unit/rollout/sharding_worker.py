@@ -1,6 +1,6 @@
 """A rollout worker that answers at once, or never."""
 
-from antiphon.core.rpc import STARTED, Word
+from antiphon.core.rpc import STARTED, Reply
 from antiphon.core.workers import Worker
 from antiphon.rollout.remote_workers import Counts
 
@@ -34,4 +34,4 @@ class Answers(Worker):
         self.cancelled += 1
 
     def _say(self, key, value) -> None:
-        self.emit(Word("result", key, value, Counts(engines=self.engines)))
+        self.emit(Reply("result", key, value, Counts(engines=self.engines)))

@@ -218,17 +218,17 @@ def test_synchronous_run_admits_nothing_while_it_trains():
 
 
 def test_waiting_for_a_group_that_is_due_instead_of_dropping_it():
-    waits = Admission(config(order="ready", on_expiry="wait", groups_per_step=1, async_ratio=1))
-    _, slow = waits.admit()
-    for attempt in waits.admit()[1]:
-        waits.finish(attempt, usable=True)
-    assert waits.take() is not None and waits.publish().abort == ()
-    for attempt in waits.admit()[1]:
-        waits.finish(attempt, usable=True)
-    assert waits.take() is None, "the slow group would be too old after this step"
+    deadlines = Admission(config(order="ready", on_expiry="wait", groups_per_step=1, async_ratio=1))
+    _, slow = deadlines.admit()
+    for attempt in deadlines.admit()[1]:
+        deadlines.finish(attempt, usable=True)
+    assert deadlines.take() is not None and deadlines.publish().abort == ()
+    for attempt in deadlines.admit()[1]:
+        deadlines.finish(attempt, usable=True)
+    assert deadlines.take() is None, "the slow group would be too old after this step"
     for attempt in slow:
-        waits.finish(attempt, usable=True)
-    assert waits.take()[0] == (slow[0].group,)
+        deadlines.finish(attempt, usable=True)
+    assert deadlines.take()[0] == (slow[0].group,)
 
 
 def test_dropping_a_group_that_became_too_old():

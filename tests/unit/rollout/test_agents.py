@@ -17,7 +17,7 @@ from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, play
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
 
 ASK = """
@@ -124,18 +124,18 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
 
 @pytest.mark.commands("bwrap")
 def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
-    rooms = Rooms()
+    rooms = RuntimeDirs()
     try:
         elsewhere = (
             "; curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:9/ || true" if shutil.which("curl") else ""
         )
-        agent = BoxedAgent(command=f"python3 -c '{ASK}'{elsewhere}", rooms=rooms, waits=Deadlines())
+        agent = BoxedAgent(command=f"python3 -c '{ASK}'{elsewhere}", rooms=rooms, deadlines=Deadlines())
         outcome = played(renderer, agent)
         assert outcome.failure is None, outcome.failure
         assert outcome.result.startswith("42 [") and (not elsewhere or outcome.result.endswith("403"))
-        crashed = played(renderer, BoxedAgent(command="echo no >&2; exit 3", rooms=rooms, waits=Deadlines()))
+        crashed = played(renderer, BoxedAgent(command="echo no >&2; exit 3", rooms=rooms, deadlines=Deadlines()))
         assert crashed.failure.source == "agent" and "exit code 3: no" in crashed.failure.message
-        late = played(renderer, BoxedAgent(command="sleep 1000", rooms=rooms, waits=Deadlines()), seconds=1.0)
+        late = played(renderer, BoxedAgent(command="sleep 1000", rooms=rooms, deadlines=Deadlines()), seconds=1.0)
         assert late.failure.source == "agent" and "took more than 1 s" in late.failure.message
         assert not [path for path in rooms.path.iterdir() if path.is_dir()]
     finally:

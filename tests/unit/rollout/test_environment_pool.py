@@ -9,7 +9,7 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import SandboxError
 from antiphon.core.types import Prompt
-from antiphon.rollout.environment_pool import Worlds
+from antiphon.rollout.environment_pool import EnvironmentPool
 from antiphon.tasks.config import EnvironmentPoolConfig
 
 PROMPT = Prompt(id="p", task="t", messages=())
@@ -26,7 +26,7 @@ def with_worlds(test, name="Odd", options=None, **config):
             factory = "antiphon.tasks.environments.host:EnvironmentHost"
             return cluster.spawn(f"environment-{next(numbers)}", factory, HERE + name, options or {})
 
-        worlds = Worlds(EnvironmentPoolConfig(**config), spawn)
+        worlds = EnvironmentPool(EnvironmentPoolConfig(**config), spawn)
         try:
             await asyncio.wait_for(test(worlds), 100)
         finally:

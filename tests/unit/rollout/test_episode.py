@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.config import WeightConfig
+from antiphon.algorithms.config import LossWeightConfig
 from antiphon.algorithms.rewards import weights
 from antiphon.core import errors
 from antiphon.core.errors import DataError
@@ -31,7 +31,7 @@ from antiphon.core.types import (
 )
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.gateway.capture import Counts
 from antiphon.rollout.gateway.sessions import Captured
 
@@ -117,7 +117,7 @@ def episodes_of(
     async def judge(prompt, transcript):
         return Score.of(sum(turn.reward or 0.0 for turn in transcript.turns) or 1.0)
 
-    return Episodes(
+    return EpisodeRunner(
         tokenizer=tokenizer(),
         generate=generate or sample,
         grade=grade or judge,
@@ -251,7 +251,7 @@ def test_what_is_truncated(options, truncated):
     assert trajectory.meta.status is AttemptStatus.FINISHED, trajectory.meta.failure
     assert trajectory.meta.truncated is truncated and seen == [truncated]
     group = [trajectory.meta, replace(trajectory.meta, truncated=False)]
-    masked, whole = weights([group], WeightConfig(mask_truncated=True))[0]
+    masked, whole = weights([group], LossWeightConfig(mask_truncated=True))[0]
     assert (masked, whole) == ((0.0, 1.0) if truncated else (1.0, 1.0))
 
 
@@ -363,7 +363,7 @@ def test_cancelling_an_episode_closes_its_world():
             asked.set()
             await asyncio.get_running_loop().create_future()
 
-        episodes = Episodes(
+        episodes = EpisodeRunner(
             tokenizer=Letters(),
             generate=generate,
             grade=None,

@@ -7,7 +7,7 @@ import pytest
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError
 from antiphon.core.types import AttemptId, AttemptStatus, Message, PolicyVersion, Prompt, Score
-from antiphon.rollout.group_scoring import Siblings
+from antiphon.rollout.group_scoring import GroupScoring
 from tests.unit.rollout.test_episode import Countdown, episodes_of
 
 NOW = PolicyVersion(0, 0)
@@ -22,7 +22,7 @@ class Together:
         self.verdicts = list(verdicts)
         self.gate = asyncio.Event()
         self.gate.set()
-        self.siblings = Siblings(
+        self.siblings = GroupScoring(
             episodes_of(world=world, max_turns=4), self.judge, frozenset(tasks), 3, Deadlines(), timeout
         )
 

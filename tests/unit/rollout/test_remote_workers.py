@@ -12,7 +12,7 @@ from antiphon.core.errors import WorkerDied
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.remote_workers import Shard, Shards
+from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 
 FACTORY = "tests.unit.rollout.sharding_worker:Answers"
 NOW = PolicyVersion(0, 0)
@@ -27,14 +27,16 @@ def with_shards(test, engines=(1, 1), **config):
 
         async def start(number):
             serial = next(serials)
-            shard = Shard(cluster.spawn(f"w{serial}", FACTORY, serial, engines[number]), number, Events(), told.append)
+            shard = RolloutWorker(
+                cluster.spawn(f"w{serial}", FACTORY, serial, engines[number]), number, Events(), told.append
+            )
             await shard.started()
             return shard
 
         made = [await start(number) for number in range(len(engines))]
         schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, **config)
         try:
-            shards = Shards(made, Deadlines(), schedule, start=start, on_loss=told.append)
+            shards = RolloutWorkers(made, Deadlines(), schedule, start=start, on_loss=told.append)
             await asyncio.wait_for(test(shards, made), 60)
         finally:
             await cluster.close()

@@ -33,14 +33,14 @@ from antiphon.rollout.reward_monitor import (
     GRAM,
     THRESHOLDS,
     Answer,
-    Watch,
+    RewardMonitor,
     constant,
     correlation,
     duplicates,
     measures,
     raised,
     repetition,
-    wording,
+    text_statistics,
 )
 
 numbers = st.floats(-100, 100).map(lambda number: round(number, 3))
@@ -200,7 +200,7 @@ PLANTS: list[tuple[Plant, set[str]]] = [
 @pytest.mark.parametrize("plant, names", PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_planted_is_found_and_nothing_else(plant: Plant, names: set[str], seed: int) -> None:
-    watch, random = Watch(), np.random.default_rng(seed)
+    watch, random = RewardMonitor(), np.random.default_rng(seed)
     for number in range(24):
         made = [plant(random, number) for _ in range(8)]
         found = [trajectory(number, at, score, tokens, **parts) for at, (score, tokens, parts) in enumerate(made)]
@@ -216,7 +216,7 @@ def test_what_is_planted_is_found_and_nothing_else(plant: Plant, names: set[str]
 
 def lengths(pays_each_reply: bool) -> set[str]:
     """The alarms of attempts that call a tool, a long reply and an answer, or guess at once, which is seldom right."""
-    watch, random = Watch(), np.random.default_rng(0)
+    watch, random = RewardMonitor(), np.random.default_rng(0)
     for number in range(24):
         found = []
         for at in range(8):
@@ -236,7 +236,7 @@ def test_calling_a_tool_is_not_paid_length() -> None:
 
 
 def test_graders_that_break_are_an_alarm_and_environments_that_do_are_not() -> None:
-    watch = Watch()
+    watch = RewardMonitor()
     good = trajectory(0, 0, 1.0, [1]).meta
     lost = replace(good, score=Score.ungraded("?"), failure=Failure(source="reward", message="?"))
     elsewhere = replace(lost, failure=Failure(source="environment", message="?"))
@@ -251,7 +251,7 @@ def test_graders_that_break_are_an_alarm_and_environments_that_do_are_not() -> N
 
 
 def test_few_answers_say_nothing() -> None:
-    watch = Watch()
+    watch = RewardMonitor()
     watch.trained(
         [
             Group(
@@ -269,13 +269,13 @@ def test_tokens_need_not_be_at_hand() -> None:
     """Who has them says what alarms need of them; what nobody has looked at yet is left out."""
     random = np.random.default_rng(0)
     here = [trajectory(number, 0, float(number % 2), random.integers(0, 4, 40).tolist()) for number in range(FEWEST)]
-    known = [replace(each.meta, wording=wording(each.segments)) for each in here]
+    known = [replace(each.meta, wording=text_statistics(each.segments)) for each in here]
     lie = PayloadReference("lineage-0-rollout-0-000000.parquet", AttemptId(0, 0, 0), 0)
     there = [Trajectory(meta=meta, payload=lie) for meta in known]
     unknown = [Trajectory(meta=each.meta, payload=lie) for each in here]
 
     def measured(trajectories: list[Trajectory]) -> dict[str, float]:
-        watch, prompt = Watch(), Prompt(id="p", task="t", messages=())
+        watch, prompt = RewardMonitor(), Prompt(id="p", task="t", messages=())
         for each in trajectories:
             watch.trained([Group(id=0, prompt=prompt, trajectories=(each,), outcome=GroupOutcome.COMPLETE)])
         return watch.look()[0]

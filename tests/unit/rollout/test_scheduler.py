@@ -23,7 +23,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, at_once
+from antiphon.record.ledger import Ledger, Store, run_synchronously
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -87,8 +87,8 @@ class Stage:
             next_prompt=self.prompt,
             episodes=self,
             keep=keep,
-            waits=Deadlines(),
-            ledger=Ledger(store, Events(), run=at_once),
+            deadlines=Deadlines(),
+            ledger=Ledger(store, Events(), run=run_synchronously),
         )
 
     async def end(self, group, score=1.0):

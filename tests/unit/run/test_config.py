@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.config import Config, dump, import_folder, load
+from antiphon.core.config import Config, add_import_folder, dump, load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.run.config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
 
@@ -543,8 +543,8 @@ print(*({{"torch", "ray", "transformers", "datasets"}} & set(sys.modules)))
 def test_the_folder_of_a_file_is_importable(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "beside_the_yaml.py").write_text("answer = 42\n")
-    import_folder(tmp_path / "config.yaml")
-    import_folder(tmp_path / "config.yaml")
+    add_import_folder(tmp_path / "config.yaml")
+    add_import_folder(tmp_path / "config.yaml")
     assert sys.path.count(str(tmp_path)) == 1
     from beside_the_yaml import answer
 

@@ -11,7 +11,7 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
 from antiphon.engines.config import EngineConfig
-from antiphon.run.device_assignment import EngineStarter, Seat
+from antiphon.run.device_assignment import DeviceAssignment, EngineStarter
 
 DEADLINE = 5.0  # of which engines that do not hang need a moment, once there is what they are forks of
 
@@ -74,7 +74,9 @@ def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, le
 
     async def main():
         cluster = LocalCluster(ClusterConfig())
-        starter = EngineStarter(cluster, "engine", folder, EngineConfig(kind=KIND), seat_of=lambda _: Seat(lent=lent))
+        starter = EngineStarter(
+            cluster, "engine", folder, EngineConfig(kind=KIND), seat_of=lambda _: DeviceAssignment(lent=lent)
+        )
         starter.turn = turn
         try:
             assert (await starter.another()).lent == lent

@@ -31,7 +31,7 @@ from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.egress import targets
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
-from antiphon.sandbox.sessions.runtime_dirs import Rooms
+from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 
 pytestmark = pytest.mark.commands("bwrap")
@@ -44,7 +44,7 @@ SHORT = 0.2  # seconds, for what must run into its time
 
 @pytest.fixture(scope="module")
 def rooms():
-    made = Rooms()
+    made = RuntimeDirs()
     yield made
     made.close()
     assert not made.path.exists()
@@ -345,7 +345,7 @@ def said(result):
 class SessionModel(RuleBasedStateMachine):
     """Random commands, against a few lines that know what a shell must answer."""
 
-    rooms: Rooms
+    rooms: RuntimeDirs
 
     def __init__(self):
         super().__init__()
@@ -848,7 +848,7 @@ def test_a_killed_controller_leaves_nothing():
     for descriptor in watched:
         assert select.select([descriptor], [], [], 30)[0]
         os.close(descriptor)
-    later = Rooms()
+    later = RuntimeDirs()
     try:
         assert not left.exists() and later.path.exists()
         assert group is None or not group.exists()

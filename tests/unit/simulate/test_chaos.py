@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from antiphon.cli.app import app
 from antiphon.record.events import perfetto
 from antiphon.rollout.config import RolloutConfig
-from antiphon.simulate.chaos import Books, InvariantBroken, chaos, drawn
+from antiphon.simulate.chaos import InvariantBroken, InvariantChecker, chaos, drawn
 
 SEEDS = 20  # a thousand in benchmarks/simulation.py
 
@@ -50,7 +50,7 @@ PUBLISH = {"event": "publish", "version": 1}
 
 
 def read(*events):
-    books = Books(CONFIG)
+    books = InvariantChecker(CONFIG)
     books.read(json.dumps({"t": 0.0, **event}) for event in [*START, *events])
     return books
 

@@ -14,7 +14,7 @@ from antiphon.core.config import load
 from antiphon.core.errors import RolloutError, StallError
 from antiphon.core.rng import derive
 from antiphon.learning.config import LearnerConfig
-from antiphon.simulate.chaos import Books
+from antiphon.simulate.chaos import InvariantChecker
 from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.engine import EngineSpeed
 from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
@@ -138,7 +138,7 @@ def test_a_sampling_loop_of_ones_own(own_loops, name, share):
     outcome = simulate(scenario(rollout={"sampler": f"own_loops:{name}"}), log)
     ordinary = simulate(scenario())
     assert outcome.summary["steps"] == 8
-    books = Books(scenario().rollout)
+    books = InvariantChecker(scenario().rollout)
     books.read(log.getvalue().splitlines())
     books.close(steps=8)
     ended = Counter(status for status in books.status.values())

@@ -16,7 +16,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.grading.router import Graders
+from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.rewards.judge import Judge
 
 SERVER = Path(__file__).with_name("judge_server.py")
@@ -41,7 +41,7 @@ def judged(address: str, *responses: str, deadline: float = 20.0, asked: str = "
     task = TaskConfig(name="t", prompts=PromptsConfig(source="jsonl"), reward="judge", reward_options=options)
 
     async def run() -> list[Score]:
-        async with Graders([task], GradingConfig(deadline=deadline), Deadlines()) as graders:
+        async with RewardRouter([task], GradingConfig(deadline=deadline), Deadlines()) as graders:
             question = Message("user", asked)
             prompt = Prompt(id="t/1", task="t", messages=(question,), payload={"best": "the good answer"})
             transcripts = [Transcript([question, Message("assistant", response)]) for response in responses]

@@ -15,7 +15,7 @@ import pytest
 from antiphon.core.config import load
 from antiphon.core.errors import DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt
-from antiphon.rollout.episode import Episodes
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
@@ -152,7 +152,7 @@ def first_board(prompt: Prompt, config: RunConfig) -> str:
             return np.zeros(2, np.int32)
 
     (task,) = config.tasks
-    episodes = Episodes(
+    episodes = EpisodeRunner(
         tokenizer=cast(Any, Tokenizer()),
         generate=cast(Any, None),
         grade=cast(Any, None),

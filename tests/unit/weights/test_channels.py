@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.core.errors import ConfigError, WeightsError
 from antiphon.learning.parallel.sharding import Spread
-from antiphon.weights.base import BUCKET_BYTES, CHANNELS, Exchange, channel
+from antiphon.weights.base import BUCKET_BYTES, CHANNELS, TransferContext, channel
 from antiphon.weights.tensors import digest_there
 
 HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
@@ -30,19 +30,19 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 @pytest.fixture(scope="module", params=HERE)
 def way(request, tmp_path_factory):
     """Both ends of a channel."""
-    opened = channel(Exchange(tmp_path_factory.mktemp("exchange"), request.param))
+    opened = channel(TransferContext(tmp_path_factory.mktemp("exchange"), request.param))
     return opened.send, opened.receive
 
 
 @pytest.fixture
 def files(tmp_path):
-    opened = channel(Exchange(tmp_path))
+    opened = channel(TransferContext(tmp_path))
     return opened.send, opened.receive
 
 
 def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
     """Another user of the machine, with torch's own client and without the secret of the run."""
-    opened = channel(Exchange(tmp_path, "distributed"))
+    opened = channel(TransferContext(tmp_path, "distributed"))
     update = opened.send({"a": torch.ones(3)}.items(), 1)
     host, port = re.search(r"(\d+\.\d+\.\d+\.\d+):(\d+)", update.location).groups()
     with suppress(RuntimeError):  # it may be turned away
@@ -96,13 +96,13 @@ def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
     asked = []
     spread = Spread(torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3))
     with pytest.raises(WeightsError, match="do not fit into"):
-        channel(Exchange(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
+        channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
     assert len(asked) == 2, "all give their pieces of each"
 
 
 def test_channels_agree_on_the_digest(tmp_path):
     named = [("a", torch.randn(100, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.randn(5))]
-    updates = [channel(Exchange(tmp_path, name)).send(named, 1) for name in HERE]
+    updates = [channel(TransferContext(tmp_path, name)).send(named, 1) for name in HERE]
     assert len({update.manifest.digest for update in updates}) == 1
 
 
@@ -177,4 +177,4 @@ def test_weights_that_do_not_fit_are_an_error(files):
 
 def test_an_address_that_is_not_the_learners_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"weights.host: '203.0.113.7' is no address"):
-        channel(Exchange(tmp_path, "distributed", "203.0.113.7"))
+        channel(TransferContext(tmp_path, "distributed", "203.0.113.7"))
