@@ -106,8 +106,8 @@ def settings() -> dict[str, Setting]:
         overrides = ("rollout.async_ratio=1", *overrides)
         found[f"sleepy_{fault}"] = Setting(SLEEPY, _normal(0.5) | shares, overrides)
         found[f"sleepy_{fault}_redundant"] = Setting(SLEEPY, _normal(0.5) | shares, (*overrides, *REDUNDANT))
-    for deadlines, options in WAITS.items():
-        for way in ("synchronous", "asynchronous") if deadlines == "none" else ALFWORLD_WAYS:
+    for waits, options in WAITS.items():
+        for way in ("synchronous", "asynchronous") if waits == "none" else ALFWORLD_WAYS:
             overrides = ALFWORLD_WAYS[way]
             together = {"together": True} if way == "synchronous" else {}
             found[f"alfworld_{waits}_{way}"] = Setting(ALFWORLD, options | together, overrides)
@@ -173,7 +173,7 @@ def figures(found: dict[str, list[Finished]]) -> dict[str, float]:
     ratios["speedup_environment_level_sigma_equal_mu"] = ("published_lock_step", "published_environment_level")
     ratios["speedup_sigma_equal_mu"] = ("published_lock_step", "published_asynchronous")
     ratios |= {f"sleepy_redundancy_{fault}": (f"sleepy_{fault}", f"sleepy_{fault}_redundant") for fault in FAULTS}
-    for deadlines in WAITS:
+    for waits in WAITS:
         at = f"alfworld_{waits}"
         ratios |= {
             f"alfworld_speedup_{waits}": (f"{at}_synchronous", f"{at}_redundant"),

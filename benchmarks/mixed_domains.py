@@ -68,7 +68,7 @@ class Trace:
                     trace.steps.append((taken, what["t"], groups))
         return trace
 
-    def deadlines(self) -> list[tuple[float, float]]:
+    def waits(self) -> list[tuple[float, float]]:
         """When each step waited for rewards alone; the first, which has none before it, left out."""
         served, scored = (self._last(when) for when in (self.served, self.scored))
         spans = [
@@ -141,11 +141,11 @@ def main() -> None:
 
 def measure(run_: Finished, trace: Trace) -> dict[str, float]:
     """The figures of one seed."""
-    deadlines = trace.deadlines()
-    busy, lengths = trace.busy(), [judged - ready for ready, judged in deadlines]
+    waits = trace.waits()
+    busy, lengths = trace.busy(), [judged - ready for ready, judged in waits]
     figures = {
         "share_of_time_waiting_for_rewards": sum(lengths) / (trace.steps[-1][1] - trace.steps[0][1]),
-        "held_up_by_rewards": trace.busy(deadlines) - busy,
+        "held_up_by_rewards": trace.busy(waits) - busy,
         "idle": 1 - busy,
         "steps_that_waited_for_rewards": sum(length > 0.01 for length in lengths) / len(trace.steps[1:]),
         "furthest": trace.furthest(),

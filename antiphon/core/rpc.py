@@ -1,6 +1,6 @@
 """Workers that are asked several things at once: each has an event loop of its own, and answers as it is done.
 
-The worker is an `AsyncWorker`, what the controller holds of it an `Client`. All that goes from one to the other is `Reply`s.
+The worker is an `AsyncWorker`, what the controller holds is a `Client`. Workers answer with `Reply` messages.
 """
 
 import asyncio

@@ -20,6 +20,8 @@ from antiphon.core.types import WeightsUpdate
 if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
     import torch
 
+    from antiphon.weights.tensors import NamedTensors
+
 
 CHANNELS = Registry(
     "weight channel",

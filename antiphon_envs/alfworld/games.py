@@ -48,7 +48,7 @@ _SAYINGS = (
 
 
 def write_game(household: Household, path: Path) -> None:
-    """A game of ALFWorld (`*.tw-pddl`) in which the same may be done as in `RemoteEnvironment(household)`. `ConfigError` if the package
+    """A game of ALFWorld (`*.tw-pddl`) in which the same may be done as in `World(household)`. `ConfigError` if the package
     alfworld, whose domain and grammar a game holds, is not installed."""
     found = find_spec("alfworld")
     if found is None or not found.submodule_search_locations:

@@ -148,7 +148,7 @@ def test_fewer_at_most_than_always_is_refused() -> None:
 under_way = [0, 0]  # now, and the most
 
 
-async def deadlines(prompt: Prompt, transcript: Transcript, *, turns: int = 3) -> float:
+async def waits(prompt: Prompt, transcript: Transcript, *, turns: int = 3) -> float:
     under_way[0] += 1
     under_way[1] = max(under_way)
     for _ in range(turns):

@@ -9,7 +9,7 @@ The payload has one of
 
 Tests of functions run in another sandbox than the solution (see `code.harness`), and take of it what their text names. For what
 that does not say the payload may have `names` (more of the solution's names, or those of them that `setup` defines as well),
-`methods` (operators and the like, as `__len__`, that an object of the solution may answer itself) and `list_checkpoints` (true: what
+`methods` (operators and the like, as `__len__`, that an object of the solution may answer itself) and `in_place` (true: what
 the solution changes of an argument is seen by the tests).
 """
 

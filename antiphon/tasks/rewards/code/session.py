@@ -4,7 +4,7 @@ Nothing of the solution is executed, imported or compared by its own methods in 
 made anew here, so that comparing them is Python's own affair. What is not plain stays there: a `Handle` stands for it, by which
 the tests can call it, and get and set the attributes that their text names. Operators, `len`, `in`, `str` and the like ask a
 solution only where the task declares them (`methods`); where not, the case has failed. What the solution changes of an argument
-is not seen here, unless the task declares `list_checkpoints`.
+is not seen here, unless the task declares `in_place`.
 
 This file is read as text, and imports nothing of ours but `code.frames`.
 """
@@ -274,7 +274,7 @@ class Session:
         return self.value(self.ask("get", on=on, name=name))
 
     def call(self, on: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an object. Arguments are copied; with `list_checkpoints` lists, sets, dicts and bytearrays change as they did there."""
+        """Call an object. Arguments are copied; with `in_place` lists, sets, dicts and bytearrays change as they did there."""
         asked = {"args": self.encode(args), "kwargs": self.encode(kwargs), "in_place": self._in_place}
         reply = self.ask("call", on=on, **asked)
         if self._in_place:
