@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.registry import import_path
-from antiphon.tasks.environments.actions import chosen, extract_answer
+from antiphon.tasks.environments.actions import extract_answer, match_action
 from antiphon_envs.webshop.catalogue import Goal, Product, catalogue
 from antiphon_envs.webshop.reward import Nouns, fuzzy, judge
 
@@ -69,7 +69,7 @@ class WebShop:
         if read[1].lower() == "search":
             valid = self._search(read[2])
         else:
-            button = chosen(read[2], self._buttons())
+            button = match_action(read[2], self._buttons())
             if button == BUY:
                 return self._buy(self._goal)
             valid = button is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 from antiphon_envs.webshop.catalogue import Goal, Product
 
 CLOSE = 85  # of 100: texts that are more alike than this are the same
@@ -71,7 +71,7 @@ def similarity(first: str, second: str) -> int:
 @functools.cache
 def fuzzy() -> Any:
     """The package `rapidfuzz`; `ConfigError` if it is not installed."""
-    return extra("rapidfuzz", "WebShop's reward")
+    return import_optional("rapidfuzz", "WebShop's reward")
 
 
 def normal_colour(value: str, colours: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 
 _WORD = re.compile(r"\w+")
 STOP_WORDS = frozenset(
@@ -20,7 +20,7 @@ class Index:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        bm25s = extra("bm25s", "search")
+        bm25s = import_optional("bm25s", "search")
         words = [words_of(text) for text in texts]
         self._size = len(texts)
         self._known = frozenset().union(*words)

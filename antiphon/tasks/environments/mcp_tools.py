@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from antiphon.core.errors import StallError, WorkerDied
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 from antiphon.tasks.environments.toolbox import Tool, ToolError
 
 PATIENCE = 60.0  # seconds that a server may take to start
@@ -31,7 +31,7 @@ class McpServer:
     when nobody waits for it any more."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._mcp = extra("mcp", "an MCP server")
+        self._mcp = import_optional("mcp", "an MCP server")
         self._command = tuple(command)
         self._client: Future[Any] = Future()
         self._loop = asyncio.new_event_loop()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from antiphon.core.types import Prompt
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 from antiphon.tasks.reward_checks.attacks import EXPRESSION, has_tests, named_payload
 from antiphon.tasks.rewards.extract import hard_to_read, last_boxed
 
@@ -70,7 +70,7 @@ def suspicions(prompt: Prompt, response: str) -> dict[str, float]:
         marks |= set() if _says_something(end) else {"empty"}
     if _echoes(prompt, end):
         marks.add("echoes_the_prompt")
-    return {MARK + name: 1.0 for name in sorted(marks)}
+    return {FLAG_PREFIX + name: 1.0 for name in sorted(marks)}
 
 
 def several_answers(text: str) -> bool:
