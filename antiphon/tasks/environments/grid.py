@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from antiphon.tasks.environments.actions import extract_answer, match_action
 from antiphon.tasks.environments.options import require, require_whole
-from antiphon.tasks.environments.turns import TurnGame
+from antiphon.tasks.environments.turns import TurnBasedGame
 
 DIRECTIONS = ("up", "down", "left", "right")
 
@@ -31,7 +31,7 @@ def direction_words(environment: str, words: Words) -> dict[str, str]:
 
 
 @dataclass(kw_only=True, eq=False)
-class GridGame(TurnGame):
+class GridGame(TurnBasedGame):
     """A game on a board, in which the policy moves one cell at a time.
 
     An action says one direction, or several with commas between. If any of it cannot be read, or there are more than

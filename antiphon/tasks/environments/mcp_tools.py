@@ -151,7 +151,7 @@ class McpServer:
 
 async def _call(command: Sequence[str], name: str, seconds: float, /, **arguments: Any) -> str:
     """Call a tool of the server that runs now."""
-    return await server(command).call(name, arguments, seconds)
+    return await get_server(command).call(name, arguments, seconds)
 
 
 def _read(future: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
@@ -175,7 +175,7 @@ _RUNNING: set[McpServer] = set()  # those that are asked no more, too
 _LOCK = threading.Lock()
 
 
-def server(command: Sequence[str]) -> McpServer:
+def get_server(command: Sequence[str]) -> McpServer:
     """The running server of this command and its arguments; it is started if there is none."""
     with _LOCK:
         if (key := tuple(command)) not in _SERVERS:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ConfigError
 from antiphon.tasks.environments import environment_factory, required_options
 from antiphon_envs.tool_user.environment import ToolUser
-from antiphon_envs.tool_user.cases import KINDS, draw_case, is_told
+from antiphon_envs.tool_user.cases import KINDS, draw_case, mentions_fact
 from antiphon_envs.tool_user.shop import REASONS, RETURN_DAYS
 from antiphon.core.types import ToolCall
 
@@ -237,7 +237,7 @@ def test_thoughts_are_not_heard():
     ],
 )
 def test_facts(fact, message, expected):
-    assert is_told(fact, message) == expected
+    assert mentions_fact(fact, message) == expected
 
 
 # --- the contract ------------------------------------------------------------------------------------------------------------
