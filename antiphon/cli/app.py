@@ -211,7 +211,7 @@ def plan(
     """Say what a run will be like: step time, who is idle, how stale, memory, and how to divide devices."""
     with _outcome():
         run = _load(config, overrides)
-        from antiphon.run.config import check_model_path
+        from antiphon.run.model_files import check_model_path
         from antiphon.simulate import sizes
         from antiphon.simulate.devices import drawn, find_device
         from antiphon.simulate.planner import Speeds, predict, splits
@@ -653,7 +653,7 @@ def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_r
 
 def _require_model(path: str) -> None:
     from antiphon.record.checkpoint import check_model
-    from antiphon.run.config import check_model_path, check_weights
+    from antiphon.run.model_files import check_model_path, check_weights
 
     check_model_path(path)
     check_model(Path(path))
@@ -663,8 +663,9 @@ def _require_model(path: str) -> None:
 def _show(run: "RunConfig") -> None:
     """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
     from antiphon.core.config import dump
-    from antiphon.run.config import count_parameters, memory_estimate
     from antiphon.run.launch import check_meshes
+    from antiphon.run.memory import memory_estimate
+    from antiphon.run.model_files import count_parameters
 
     check_meshes(run, Path(run.model.path))
     print(dump(run), end="")

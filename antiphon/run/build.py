@@ -36,7 +36,8 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorkers
-from antiphon.run.config import RunConfig, check_same, check_servers
+from antiphon.run.config import RunConfig
+from antiphon.run.config_changes import check_same
 from antiphon.run.device_assignment import resolve_placement
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch import (
@@ -51,6 +52,7 @@ from antiphon.run.launch import (
     start_trainer,
 )
 from antiphon.run.loop import Components, Run, make_step_pipeline, run_supervised
+from antiphon.run.server_checks import check_servers
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture
