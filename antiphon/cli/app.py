@@ -445,14 +445,14 @@ def serve_sandboxes(
         from antiphon.core.config import add_import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, needs
+        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, required_options
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             add_import_folder(config)
         token, given = _token(token_file, TOKEN_VARIABLE)
-        names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
-        names += [name for name in environment or () if "prompt" not in needs(name)]
+        names = [name for name in ENVIRONMENTS.built_in if not required_options(name)]
+        names += [name for name in environment or () if "prompt" not in required_options(name)]
         for name in names:
             environment_factory(name, {})
         serve(
