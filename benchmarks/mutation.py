@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -30,21 +30,22 @@ from _common import ROOT, device_name, table, write_result
 from mutants.rooms import CORE, ROOMS
 from mutants.trials import SURVIVED, Mutant, Reach, mutants_of, reach_of, settle, tried
 
+FLOOR = 0.9  # of the mutants drawn, that tests must notice
 STATE = ROOT / ".mutation"
 EXPLAINED = ROOT / "benchmarks" / "mutants" / "survivors.yaml"
 
 
 class State:
-    """What was seen of these sources and tests, on disk."""
+    """What was seen of a room, on disk, by its sources and tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: str) -> None:
+        self._room = room
         digest = hashlib.sha256()
-        for folder in ("antiphon", "tests"):
-            for path in sorted((ROOT / folder).rglob("*.py")):
-                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-        self.folder = STATE / digest.hexdigest()[:12]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._ends = self.folder / "ends.jsonl"
+        for path in sorted([*(ROOT / "antiphon").rglob("*.py"), *ROOMS[room].all_test_files()]):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+        STATE.mkdir(exist_ok=True)
+        self._ends = STATE / f"{room}-{digest.hexdigest()[:12]}.jsonl"
+        self.reaches = self._ends.with_suffix(".json")
 
     def ends(self) -> dict[str, str]:
         """Return how trials ended, by the mutants' keys."""
@@ -57,16 +58,13 @@ class State:
         with self._ends.open("a", encoding="utf-8") as file:
             file.write(json.dumps([mutant.key, end]) + "\n")
 
-    def reach(self, room: str, pool: ProcessPoolExecutor) -> Reach:
-        """Return what the tests of a room reach, from a run of them if none is kept."""
-        path = self.folder / f"{room}.json"
-        if not path.exists():
-            seen = pool.submit(reach_of, room).result()
-            path.write_text(json.dumps([seen.seconds, seen.lines]), encoding="utf-8")
-        seconds, lines = json.loads(path.read_text(encoding="utf-8"))
-        return Reach(
-            seconds, {name: {int(line): tests for line, tests in each.items()} for name, each in lines.items()}
-        )
+    def reach(self, pool: ProcessPoolExecutor) -> "Future[Reach]":
+        """Return what the room's tests reach, from a run of them if none is kept."""
+        if not self.reaches.exists():
+            return pool.submit(reach_of, self._room, self.reaches)
+        kept: Future[Reach] = Future()
+        kept.set_result(Reach.read(self.reaches))
+        return kept
 
 
 def changed_lines(mutant: Mutant) -> list[str]:
@@ -87,21 +85,20 @@ def reason_of(mutant: Mutant) -> str:
 
 def trials(drawn: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, str]]:
     """Yield each mutant and how it ended, those of earlier runs first."""
-    state = State()
-    known = state.ends()
+    states = {room: State(room) for room in sorted({mutant.room for mutant in drawn})}
+    known = {key: end for state in states.values() for key, end in state.ends().items()}
     yield from ((mutant, known[mutant.key]) for mutant in drawn if mutant.key in known)
     rest = [mutant for mutant in drawn if mutant.key not in known]
-    if not rest:
-        return
     with (
         tempfile.TemporaryDirectory() as scratch,
         ProcessPoolExecutor(workers, get_context("fork"), initializer=settle, initargs=(scratch,)) as pool,
     ):
-        reaches = {room: state.reach(room, pool) for room in dict.fromkeys(mutant.room for mutant in rest)}
-        tasks = {pool.submit(tried, mutant, reaches[mutant.room]): mutant for mutant in rest}
-        for task in as_completed(tasks):
-            state.add(tasks[task], task.result())
-            yield tasks[task], task.result()
+        reaches = {room: states[room].reach(pool) for room in sorted({mutant.room for mutant in rest})}
+        for room, reach in reaches.items():
+            tasks = {pool.submit(tried, mutant, reach.result()): mutant for mutant in rest if mutant.room == room}
+            for task in as_completed(tasks):
+                states[room].add(tasks[task], task.result())
+                yield tasks[task], task.result()
 
 
 def figures_of(ends: Sequence[tuple[Mutant, str]], possible: Counter[str], seed: int) -> dict[str, float]:
@@ -159,8 +156,11 @@ def main() -> None:
     rows = [[name.removesuffix("_killed_share"), f"{share:.3f}"] for name, share in figures.items() if "share" in name]
     print(table(["killed", "share"], rows))
     print(f"{time.perf_counter() - began:.0f} s")
+    share = sum(not end.startswith(SURVIVED) for _, end in ends) / len(ends)
     if not options.no_result:
         print("written:", write_result("mutation", kept_figures() | figures, options.out))
+    if share < FLOOR:
+        sys.exit(f"{share:.1%} were noticed, and {FLOOR:.0%} must be")
 
 
 if __name__ == "__main__":

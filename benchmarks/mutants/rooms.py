@@ -35,6 +35,16 @@ class Room:
             found = [path] if path.is_file() else sorted(path.rglob("test_*.py"))
             yield from (str(file.relative_to(ROOT)) for file in found)
 
+    def all_test_files(self) -> set[Path]:
+        """Return all Python files that its tests may use: they, and what lies beside them and is no test."""
+        found = {ROOT / "tests" / "conftest.py"}
+        for path in (ROOT / name for name in (*self.tests, *self.runs)):
+            if path.is_dir():
+                found.update(path.rglob("*.py"))
+            else:
+                found |= {path, *(file for file in path.parent.glob("*.py") if not file.name.startswith("test_"))}
+        return found
+
     def runs_elsewhere(self, path: str) -> bool:
         """Return True if unit tests run this source in other processes."""
         return any(ROOT / path in ROOT.glob(glob) for glob in self.elsewhere)

@@ -63,6 +63,12 @@ class Reach:
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]] = field(repr=False)
 
+    @classmethod
+    def read(cls, path: Path) -> "Reach":
+        """Return what a JSON file has."""
+        seconds, lines = json.loads(path.read_text(encoding="utf-8"))
+        return cls(seconds, {name: {int(line): tests for line, tests in each.items()} for name, each in lines.items()})
+
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that reach the mutant's statement, then those that may in another process; fastest first."""
         lines = self.lines.get(mutant.path, {})
@@ -148,6 +154,7 @@ class Watched:
         self._coverage = coverage.Coverage(data_file=None, config_file=False, include=folders)
         self._began = 0.0
         self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
 
     def pytest_sessionstart(self) -> None:
         """Begin before tests are imported."""
@@ -158,18 +165,25 @@ class Watched:
         self._coverage.switch_context(nodeid)
         self._began = time.perf_counter()
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test that fails without a fault tells nothing of faults."""
+        if report.failed:
+            self._failed.add(report.nodeid)
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test has ended."""
-        self._seconds[nodeid] = round(time.perf_counter() - self._began, 4)
         self._coverage.switch_context("")
+        if nodeid not in self._failed:
+            self._seconds[nodeid] = round(time.perf_counter() - self._began, 4)
 
     def reach(self) -> Reach:
-        """Return what was seen."""
+        """Return what was seen; of tests that passed."""
         self._coverage.stop()
         data = self._coverage.get_data()
         lines = {}
         for name in data.measured_files():
-            reached = {line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(name).items()}
+            by_line = data.contexts_by_lineno(name).items()
+            reached = {line: [test for test in tests if test in self._seconds] for line, tests in by_line}
             lines[str(Path(name).relative_to(Path.cwd()))] = {line: tests for line, tests in reached.items() if tests}
         return Reach(self._seconds, lines)
 
@@ -192,22 +206,22 @@ def settle(scratch: str) -> None:
         importlib.import_module(name)
 
 
-def reach_of(room: str) -> Reach:
-    """Run all unit tests of a room as they are. Ends the program if one fails."""
-    path = Path("reach.json")
+def reach_of(room: str, path: Path) -> Reach:
+    """Run all unit tests of a room without a fault, and keep what they reach. Those that fail all the same are left out."""
     folders = [str(Path.cwd() / glob) for glob in ROOMS[room].sources]
 
     def work() -> int:
         watched = Watched(folders)
-        code = _pytest(list(ROOMS[room].test_files()), Hurried(None), watched)
+        code = _pytest(["--maxfail=10", *ROOMS[room].test_files()], Hurried(None), watched)
         reach = watched.reach()
-        path.write_text(json.dumps([reach.seconds, reach.lines]), encoding="utf-8")
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps([reach.seconds, reach.lines]), encoding="utf-8")
+        draft.rename(path)
         return code
 
-    if end := _in_fork(work):
+    if (end := _in_fork(work)) not in (0, 1):
         raise RuntimeError(f"{room}: without a fault the tests end with {end}:\n{Path(LOG).read_text()[-4000:]}")
-    seconds, lines = json.loads(path.read_text(encoding="utf-8"))
-    return Reach(seconds, {name: {int(line): tests for line, tests in each.items()} for name, each in lines.items()})
+    return Reach.read(path)
 
 
 def tried(mutant: Mutant, reach: Reach) -> str:
@@ -277,14 +291,14 @@ def _test(path: str, files: Sequence[str], seconds: dict[str, float] | None) -> 
     except Exception:  # noqa: BLE001 - whatever a fault at import raises
         return NO_IMPORT
     assert Path(str(module.__file__)).is_relative_to(Path.cwd())
-    return _pytest(files, Hurried(seconds))
+    return _pytest(["-x", *files], Hurried(seconds))
 
 
-def _pytest(files: Sequence[str], *plugins: object) -> int:
+def _pytest(arguments: Sequence[str], *plugins: object) -> int:
     import pytest
 
     # What is warm cannot be rewritten by pytest, which matters to nobody.
-    calm = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    calm = ["-q", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     for plugin in ("cacheprovider", "xdist", "randomly"):
         calm += ["-p", f"no:{plugin}"]
-    return int(pytest.main([*calm, *files], plugins=list(plugins)))
+    return int(pytest.main([*calm, *arguments], plugins=list(plugins)))
