@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test commands alone chaos parity coverage bench format lint types floors unit vllm clean
+.PHONY: help demo check test commands alone chaos parity coverage mutation bench format lint types floors unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -48,6 +48,9 @@ vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
 	coverage report
+
+mutation: $(VENV)/.installed-dev  ## do tests notice single faults? make mutation SEED=7 ROOM=record MUTANTS=50; goes on where it was stopped
+	python benchmarks/mutation.py --no-result --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),150) $(if $(ROOM),--rooms $(ROOM))
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
