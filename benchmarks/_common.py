@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import torch
+from _measured import digests
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shapes of models with random weights: that of Qwen3-1.7B, and one that shows on any device that all of a benchmark runs.
@@ -36,6 +37,18 @@ TINY_QWEN3 = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+# What the figures of a whole run depend on, whatever it is a run of.
+WHOLE_RUN = (
+    "antiphon.loop",
+    "antiphon.rollout",
+    "antiphon.engines.native",
+    "antiphon.learning.batch",
+    "antiphon.learning.stages",
+    "antiphon.learning.pack_learner",
+    "antiphon.learning.torch_learner",
+    "antiphon.learning.logprobs",
+    "antiphon.weights",
+)
 # Student's quantile for an interval at 95 %, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -118,8 +131,25 @@ def interval(values: list[float]) -> float:
     return STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-def write_result(name: str, figures: Mapping[str, float], out: Path | None = None, command: str = "") -> Path:
-    """Write `benchmarks/results/<device>/<name>.json`, or `out`: command (this one), commit, device, versions, figures."""
+def write_result(
+    name: str,
+    figures: Mapping[str, float],
+    out: Path | None = None,
+    command: str = "",
+    *,
+    measures: Iterable[str] = (),
+    settings: Mapping[str, str] | None = None,
+) -> Path:
+    """Write `benchmarks/results/<device>/<name>.json`, or `out`.
+
+    Args:
+        name: Of the result.
+        figures: What was measured.
+        out: Another place.
+        command: What makes it again; this command unless given.
+        measures: The modules of the package that the figures depend on; a digest of each is kept.
+        settings: Of comparisons: those of both sides, and why the peer's are its best.
+    """
     device = device_name()
     path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -129,6 +159,8 @@ def write_result(name: str, figures: Mapping[str, float], out: Path | None = Non
         "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "measures": digests(measures),
+        **({"settings": dict(settings)} if settings else {}),
         "figures": {key: round(value, 4) for key, value in figures.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,13 @@ from antiphon.tasks.environments.alfworld_games import Exchange, digest, mixed, 
 from antiphon.tasks.environments.alfworld_rooms import TASK_TYPES, Household, draw_household
 from antiphon.tasks.environments.alfworld_world import NOTHING
 
+MEASURES = (
+    "antiphon.tasks.environments.alfworld",
+    "antiphon.tasks.environments.alfworld_games",
+    "antiphon.tasks.environments.alfworld_rooms",
+    "antiphon.tasks.environments.alfworld_world",
+)
+
 SHOWN = 10  # differences
 BREAKFAST = Household(
     task_type="heat_and_place",
@@ -161,7 +168,7 @@ def main() -> None:
         "ours_steps_per_second": steps_a_second(),
     }
     print(table(["figure", "value"], [[name, f"{value:.4f}"] for name, value in figures.items()]))
-    write_result("alfworld_transcripts", figures, options.out, command)
+    write_result("alfworld_transcripts", figures, options.out, command, measures=MEASURES)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ from antiphon.tasks.contract import Finding, check
 from antiphon.tasks.rewards import build_reward
 from antiphon.types import Message, Prompt, Score
 
+MEASURES = (
+    "antiphon.tasks.contract",
+    "antiphon.tasks.attacks",
+    "antiphon.tasks.attack_programs",
+    "antiphon.tasks.rewards",
+)
+
 Reward = Callable[[dict[str, Any], str], Any]
 
 SUMS = [({"answer": str(a + b)}, f"What is {a}+{b}?") for a, b in ((37, 45), (12, 30), (250, 17))]
@@ -188,7 +195,7 @@ def main() -> None:
         "sound": len(SOUND),
         "false_alarms": sum(bool(finding.problems or finding.holes) for finding in alarms.values()),
     }
-    print(write_result("check", figures))
+    print(write_result("check", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

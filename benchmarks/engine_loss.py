@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 from antiphon.config import load
@@ -55,7 +55,7 @@ def main() -> None:
         figures |= {f"{name}_{measure}": value for measure, value in found.items()}
         rows.append([name, *(f"{value:g}" for value in found.values())])
     print(table(["run", *found], rows))
-    print("written:", write_result("engine_loss", figures))
+    print("written:", write_result("engine_loss", figures, measures=WHOLE_RUN))
 
 
 def run_and_kill(settings: tuple[str, ...], runs: Path, after: int) -> Finished:

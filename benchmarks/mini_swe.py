@@ -18,6 +18,13 @@ from antiphon.tasks.environments.mini_swe_build import check
 from antiphon.tasks.environments.mini_swe_packages import Instance, read_instances
 from antiphon.types import Prompt
 
+MEASURES = (
+    "antiphon.tasks.environments.mini_swe",
+    "antiphon.tasks.environments.mini_swe_boxes",
+    "antiphon.tasks.environments.mini_swe_build",
+    "antiphon.sandbox.box",
+)
+
 TIMED = 5  # attempts
 
 
@@ -54,7 +61,7 @@ def main() -> None:
         instance = min((i for i in instances if i.package == package), key=lambda i: i.passed)
         figures |= asyncio.run(attempts(instance))
     print(table(["", "figure"], [[name, f"{value:.4g}"] for name, value in figures.items()]))
-    print(f"written to {write_result('mini_swe', figures)}")
+    print(f"written to {write_result('mini_swe', figures, measures=MEASURES)}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from _common import ROOT, table, write_result
 
 from antiphon.tasks.environments.faults import faults
 
+MEASURES = ("antiphon.algorithms",)
+
 SOURCES = "antiphon/algorithms"
 TESTS = [
     "tests/unit/algorithms",
@@ -185,7 +187,7 @@ def main() -> None:
         "share": killed / len(drawn),
         "seconds": time.perf_counter() - began,
     }
-    print("written:", write_result("mutation", figures, options.out))
+    print("written:", write_result("mutation", figures, options.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,16 @@ from typing import Any
 from _common import table, write_result
 from published import BATCH, Calibration, play, scenario
 
+MEASURES = (
+    "antiphon.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.parts",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+)
+
 TRAIN_SHARE = 0.4
 TRAIN_TOKEN = 2.2e-4  # seconds a token on one device: 30 % of its peak
 LENGTHS = Calibration(mean=3000, spread=0.8, shared=0.5, disagreement=0.3)
@@ -130,7 +140,7 @@ def main() -> None:
     techniques(figures)
     for kind in ("strong", "weak"):
         scaling(figures, kind, args.most)
-    print("written:", write_result("scaling", figures, args.out))
+    print("written:", write_result("scaling", figures, args.out, measures=MEASURES))
 
 
 if __name__ == "__main__":
