@@ -15,7 +15,7 @@ from statistics import stdev
 from typing import Any
 
 import torch
-from _measured import digests
+from _digests import digest_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shapes of models with random weights: that of Qwen3-1.7B, and one that shows on any device that all of a benchmark runs.
@@ -37,7 +37,7 @@ TINY_QWEN3 = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-# What the figures of a whole run depend on, whatever it is a run of.
+# Modules that the figures of every real training run depend on.
 WHOLE_RUN = (
     "antiphon.loop",
     "antiphon.rollout",
@@ -143,12 +143,12 @@ def write_result(
     """Write `benchmarks/results/<device>/<name>.json`, or `out`.
 
     Args:
-        name: Of the result.
-        figures: What was measured.
-        out: Another place.
-        command: What makes it again; this command unless given.
-        measures: The modules of the package that the figures depend on; a digest of each is kept.
-        settings: Of comparisons: those of both sides, and why the peer's are its best.
+        name: Name of the result.
+        figures: Measured values by name.
+        out: Path to write to instead.
+        command: Command that repeats the measurement; the current one unless given.
+        measures: Modules and packages whose code the figures depend on; the result records a digest of each.
+        settings: For comparisons with other software: the settings of both sides, and why the peer's are its best.
     """
     device = device_name()
     path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
@@ -159,7 +159,7 @@ def write_result(
         "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
-        "measures": digests(measures),
+        "measures": digest_modules(measures),
         **({"settings": dict(settings)} if settings else {}),
         "figures": {key: round(value, 4) for key, value in figures.items()},
     }

@@ -18,12 +18,12 @@ MEASURES = ("antiphon.weights", "antiphon.engines.native.weights")
 
 
 def git(*words: str) -> str:
-    """What git says."""
+    """Run git and return its output."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
-    """Collect, print, write."""
+    """Collect the runs, print the table, write the result."""
     commits = git("log", "--format=%H", "--", RESULT).split()
     runs = [json.loads(git("show", f"{commit}:{RESULT}"))["figures"] for commit in commits]
     figures: dict[str, float] = {"runs": len(runs)}

@@ -97,7 +97,8 @@ def techniques(figures: dict[str, float]) -> None:
         found = measured(technique(rollout, 32, 64, 16, steps=8))
         rate = found["tokens"] / found["seconds"]
         base = base or rate
-        figures["gain_" + "_".join(name.replace(",", "").split())] = rate / base
+        key = "_".join(name.replace(",", "").split())
+        figures |= {f"gain_{key}": rate / base, f"length_bias_{key}": found["length"]}
         rows.append(
             [name, f"{found['seconds']:.0f}", f"{rate / base:.2f}", f"{found['idle']:.0%}", f"{found['length']:+.0%}"]
         )
@@ -116,6 +117,7 @@ def scaling(figures: dict[str, float], kind: str, most: int) -> None:
         first = first or rate
         figures[f"{kind}_efficiency_{devices}"] = rate / first
         figures[f"{kind}_controller_share_{devices}"] = found["controller"]
+        figures[f"{kind}_step_seconds_{devices}"] = found["seconds"]
         rows.append(
             [
                 str(devices),

@@ -1,22 +1,24 @@
-"""Holds the numbers of README and docs against committed results, and tells which results are older than what they measured.
+"""Check the numbers in the documentation against committed results, and list results whose code has changed since.
 
     python tools/figures.py [--write] [--release]
 
-A paragraph, list or table with measured numbers ends with a comment that says where each number comes from, in order:
+A paragraph, list or table with measured numbers ends with a comment that names the source of each number, in order:
 
-    On this machine it is 1.63 times as fast, at 86 % of the memory, with 8 prompts.
+    It is 1.63 times as fast, at 86 % of the memory, with 8 prompts.
     <!-- figures step.json: ratio_sync 100*memory_ratio =8 -->
 
-`name.json` is of `benchmarks/results/cpu-2core`, and stays until the next. An expression is of its figures ('quoted' where the
-name is no identifier), with + - * / and min, max, median; `<` or `>` before it says that the text gives a bound, rounded away
-from the value. `=8` is a number that was set and not measured. `[a b: {}_before {}_after ]` stands for the same of each name.
-All numbers of such a block are accounted for, in order; the printed digits decide how exactly one has to agree.
+* `step.json` is a file of `benchmarks/results/cpu-2core`. It applies until another file is named.
+* A source is an expression of the file's figures with + - * / min max median abs. Quote names that are not identifiers.
+  The printed number must equal its value, rounded to the digits that are printed.
+* `<source` and `>source` mark an upper and a lower bound: the value, rounded up or down to the printed digits.
+* `=8` is a number that was set, not measured. Numbers with decimals or a unit cannot be declared so.
+* `[ a b: {}_before {}_after ]` repeats the sources for each name.
 
-Elsewhere a number that looks measured (it has decimals, a unit or thousands), or stands in a block that names a benchmark or a
-result, has to be in `given.txt` beside this file: the page, a phrase with the number, and why no result has it. Code, links,
-comments, and the head and first column of tables are not read.
+In all other blocks a number may not look measured: it may not have decimals, a unit or a thousands separator, nor stand in a
+block that names a benchmark or a result. Exceptions are listed in `unbound_numbers.txt`: page, phrase and reason. Code, links,
+comments, table headings and first columns are ignored.
 
-`--write` puts the results' values into the text. `--release` fails where a result is older than what it measured.
+`--write` replaces wrong numbers by the values of the results. `--release` fails if any result is older than its code.
 """
 
 import argparse
@@ -34,21 +36,26 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from _measured import digests, everywhere, files  # noqa: E402
+from _digests import digest_all, digest_modules, find_files  # noqa: E402
 
 RESULTS = "benchmarks/results/cpu-2core"
+EXCEPTIONS = "tools/unbound_numbers.txt"
 PEERS = ("trl_", "vs_generate", "continuous_batching", "bubblewrap", "math_verify", "mathruler", "vllm")
-NUMBER = re.compile(r"(?<![\w.,/\-−–])[+\-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w|[.,]\d)")
+ATTACHED = r"(?:x|[mµn]?s|[GMKTk]i?B)\b"  # units that may follow without a space
+NUMBER = re.compile(
+    r"(?<![\w.,])(?<![A-Za-z][-/])(?:(?<![\w%])[+\-−])?"
+    r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
+    rf"(?={ATTACHED}|[^\w.,]|[.,](?!\d)|\Z)"
+)
 UNIT = re.compile(
-    r"\s?(%|×(?!\s*\d)|[mµn]?s\b|[GMKTk]i?B\b|(seconds?|minutes?|hours?|bytes|times|points)\b|(\w+\s)?a second)"
+    rf"\s?(?:%|×(?!\s*\d)|{ATTACHED}|(?:milli|micro)?seconds?\b|(?:minutes?|hours?|bytes|times|points|percent)\b"
+    r"|\w*/s\b|(?:[\w-]+\s)?(?:a|per) (?:second|minute|hour)\b|-?fold\b)"
 )
 FENCED = r"^ *```.*?^ *```"
 HIDDEN = re.compile(
     FENCED + r"|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?://\S+|arXiv \d{4}\.\d{5}", re.DOTALL | re.MULTILINE
 )
-LABELS = re.compile(
-    r"^\|.*(?=\n\|[ -]*-{3})|^\|[^|\n]*\|", re.MULTILINE
-)  # the head of a table, and the first cell of each row
+LABELS = re.compile(r"^\|.*(?=\n\|[ -]*-{3})|^\|[^|\n]*\|", re.MULTILINE)  # table headings and first columns
 MARK = re.compile(r"<!-- figures\b(.*?)-->", re.DOTALL)
 NAMES_RESULT = re.compile(r"benchmarks/\w+\.py|\w+\.json`")
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -62,30 +69,30 @@ CALLS: dict[str, Callable[..., float]] = {
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a page."""
+    """A number in a page."""
 
     text: str
     start: int
-    exact: bool  # it has decimals or a unit: no count, and no label
+    exact: bool  # has decimals or a unit, so it is neither a count nor a label
 
     @property
-    def measured(self) -> bool:
-        """It looks so."""
+    def looks_measured(self) -> bool:
+        """Return True if it has decimals, a unit or a thousands separator."""
         return self.exact or "," in self.text
 
     @property
     def value(self) -> float:
-        """What it says."""
+        """Its numeric value."""
         return float(self.text.replace(",", "").replace("−", "-"))
 
     @property
     def unit(self) -> float:
-        """What its last digit is worth."""
+        """The value of one unit of its last digit."""
         mantissa, _, power = self.text.partition("e")
         return 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
 
-    def like(self, value: float) -> str:
-        """Another value in the same form."""
+    def format_like(self, value: float) -> str:
+        """Format another value with the same digits, sign and separators."""
         text = f"{value:{'+' if self.text[0] == '+' else ''},.{len(self.text.partition('.')[2])}f}"
         text = text if "," in self.text or abs(value) >= 1000 else text.replace(",", "")
         return text.replace("-", "−") if "−" in self.text else text
@@ -94,27 +101,27 @@ class Number:
 # --- pages ---------------------------------------------------------------------------------------------------------------
 
 
-def pages(root: Path) -> list[Path]:
-    """All that make statements."""
+def list_pages(root: Path) -> list[Path]:
+    """List the pages that are checked."""
     return [root / "README.md", *sorted(root.glob("docs/*.md")), *sorted(root.glob("recipes/*/README.md"))]
 
 
-def blank(match: "re.Match[str]") -> str:
-    """As many spaces, and the same line ends."""
+def _blank(match: re.Match[str]) -> str:
+    """Replace a match by spaces, keeping positions and line breaks."""
     return re.sub(r"\S", " ", match.group())
 
 
-def numbers(text: str) -> list[Number]:
-    """Those of prose and tables."""
-    seen = LABELS.sub(blank, HIDDEN.sub(blank, text))
+def find_numbers(text: str) -> list[Number]:
+    """Find the numbers in the prose and the tables of a page."""
+    seen = LABELS.sub(_blank, HIDDEN.sub(_blank, text))
     return [
         Number(found.group(), found.start(), "." in found.group() or bool(UNIT.match(seen, found.end())))
         for found in NUMBER.finditer(seen)
     ]
 
 
-def blocks(text: str) -> Iterator[tuple[int, int, str | None]]:
-    """Start, end and mark of each paragraph, list or table; a mark belongs to what stands before it."""
+def split_blocks(text: str) -> Iterator[tuple[int, int, str | None]]:
+    """Yield start, end and comment of each paragraph, list or table; a comment belongs to the block before it."""
     start = 0
     code = [found.span() for found in re.finditer(FENCED, text, re.DOTALL | re.MULTILINE)]
     for found in re.finditer(r"\n(?=#)|\n\s*\n|<!-- figures\b.*?-->|\Z", text, re.DOTALL):
@@ -128,25 +135,25 @@ def blocks(text: str) -> Iterator[tuple[int, int, str | None]]:
             start = found.end()
 
 
-def given(root: Path) -> list[tuple[str, str, str]]:
-    """Page, phrase and reason of what no result has."""
-    lines = (root / "tools" / "given.txt").read_text(encoding="utf-8").splitlines()
+def read_exceptions(root: Path) -> list[tuple[str, str, str]]:
+    """Read page, phrase and reason of each number that needs no result."""
+    lines = (root / "tools" / "unbound_numbers.txt").read_text(encoding="utf-8").splitlines()
     rows = [tuple(part.strip() for part in line.split("::")) for line in lines if line.strip() and line[0] != "#"]
     if wrong := [row for row in rows if len(row) != 3 or not all(row)]:
-        raise ValueError(f"given.txt: page :: phrase :: reason, and not {wrong[0]}")
+        raise ValueError(f"{EXCEPTIONS}: expected `page :: phrase :: reason`, got {wrong[0]}")
     return [(page, phrase, reason) for page, phrase, reason in rows]
 
 
-def phrase_spans(text: str, phrase: str) -> list[tuple[int, int]]:
-    """Where it stands, however lines are broken."""
+def find_phrase(text: str, phrase: str) -> list[tuple[int, int]]:
+    """Find a phrase, whatever its line breaks."""
     return [found.span() for found in re.finditer(r"\s+".join(map(re.escape, phrase.split())), text)]
 
 
 # --- marks ---------------------------------------------------------------------------------------------------------------
 
 
-def sources(mark: str) -> list[str]:
-    """The words of a mark, brackets written out."""
+def expand_comment(mark: str) -> list[str]:
+    """Split a comment into files and sources, with brackets expanded."""
     words = re.findall(r"[\[\]]|(?:'[^']*'|[^\s\[\]'])+", " ".join(MARK.sub(r"\1", mark).split()))
     found: list[str] = []
     while words:
@@ -163,7 +170,12 @@ def sources(mark: str) -> list[str]:
 
 
 def evaluate(expression: str, figures: Mapping[str, float]) -> float:
-    """The value of an expression of figures."""
+    """Evaluate a source.
+
+    Raises:
+        KeyError: A name is not in the figures.
+        ValueError: The expression has other operations.
+    """
 
     def of(node: ast.expr) -> float:
         match node:
@@ -182,8 +194,8 @@ def evaluate(expression: str, figures: Mapping[str, float]) -> float:
     return of(ast.parse(expression, mode="eval").body)
 
 
-def agrees(number: Number, source: str, figures: Mapping[str, float]) -> tuple[bool, float]:
-    """Whether a printed number is what its source says, and that."""
+def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[bool, float]:
+    """Return whether a printed number agrees with its source, and the value of the source."""
     bound, value = source[0], evaluate(source.lstrip("<>"), figures)
     off, slack = number.value - value, number.unit * 1e-6 + 1e-9
     if bound == "<":
@@ -196,68 +208,73 @@ def agrees(number: Number, source: str, figures: Mapping[str, float]) -> tuple[b
 # --- the two checks ----------------------------------------------------------------------------------------------------------
 
 
-def results_of(root: Path) -> dict[str, dict[str, Any]]:
-    """All results, by file name."""
+def read_results(root: Path) -> dict[str, dict[str, Any]]:
+    """Read all results, by file name."""
     paths = sorted((root / RESULTS).glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 class Page:
-    """One page, checked: `faults` are (position, message), `text` has the values of the results."""
+    """A page after its check.
+
+    Attributes:
+        faults: Position and message of each error.
+        unused: Exceptions that the page does not contain.
+    """
 
     def __init__(self, text: str, phrases: list[str], results: Mapping[str, Any]) -> None:
         self.original = text
         self.faults: list[tuple[int, str]] = []
         self._changes: list[tuple[Number, str]] = []
-        self.unused = [phrase for phrase in phrases if not any(numbers(phrase)) or not phrase_spans(text, phrase)]
-        free = [span for phrase in phrases for span in phrase_spans(text, phrase)]
-        counted = [each for each in numbers(text) if not any(a <= each.start < b for a, b in free)]
-        for start, end, mark in blocks(text):
+        self.unused = [phrase for phrase in phrases if not any(find_numbers(phrase)) or not find_phrase(text, phrase)]
+        free = [span for phrase in phrases for span in find_phrase(text, phrase)]
+        counted = [each for each in find_numbers(text) if not any(a <= each.start < b for a, b in free)]
+        for start, end, mark in split_blocks(text):
             inside = [each for each in counted if start <= each.start < end]
             if mark is not None:
-                self._bound(inside, sources(mark), results, start)
+                self._check_block(inside, expand_comment(mark), results, start)
             else:
-                every = bool(NAMES_RESULT.search(text, start, end))
-                loose = [each for each in inside if each.measured or every]
+                names_result = bool(NAMES_RESULT.search(text, start, end))
+                loose = [each for each in inside if each.looks_measured or names_result]
                 self.faults += [
-                    (each.start, f"{each.text} is bound to no result and not in given.txt") for each in loose
+                    (each.start, f"{each.text} is bound to no result and not listed in {EXCEPTIONS}") for each in loose
                 ]
 
-    def _bound(self, inside: list[Number], words: list[str], results: Mapping[str, Any], start: int) -> None:
+    def _check_block(self, inside: list[Number], words: list[str], results: Mapping[str, Any], start: int) -> None:
         figures: Mapping[str, float] | None = None
         waiting = list(inside)
         for word in words:
             if word.removesuffix(":").endswith(".json"):
                 figures = results.get(word.removesuffix(":"), {}).get("figures")
                 if figures is None:
-                    self.faults.append((start, f"there is no result {word.removesuffix(':')}"))
+                    self.faults.append((start, f"no such result: {word.removesuffix(':')}"))
                     return
             elif not waiting:
-                self.faults.append((start, f"the mark goes on with {word}, and there is no number for it"))
+                self.faults.append((start, f"{word} in the comment has no number in the block"))
                 return
             else:
-                self._one(waiting.pop(0), word, figures or {})
-        self.faults += [(each.start, f"{each.text}: the mark of its block has nothing for it") for each in waiting]
+                self._check_number(waiting.pop(0), word, figures or {})
+        self.faults += [(each.start, f"{each.text}: the comment has no source for it") for each in waiting]
 
-    def _one(self, number: Number, source: str, figures: Mapping[str, float]) -> None:
+    def _check_number(self, number: Number, source: str, figures: Mapping[str, float]) -> None:
         if source.startswith("="):
             if source[1:] != number.text:
-                self.faults.append((number.start, f"{number.text}: its mark has {source}"))
+                self.faults.append((number.start, f"{number.text}: the comment says {source}"))
             elif number.exact:
-                self.faults.append((number.start, f"{number.text} looks measured: {source} will not do"))
+                self.faults.append((number.start, f"{number.text} has decimals or a unit, so it needs a result"))
             return
         try:
-            right, value = agrees(number, source, figures)
+            right, value = compare(number, source, figures)
         except (KeyError, ValueError, SyntaxError) as error:
-            self.faults.append((number.start, f"{number.text}: {source} is of no figures ({error})"))
+            self.faults.append((number.start, f"{number.text}: cannot evaluate {source} ({error})"))
             return
         if not right:
             self.faults.append((number.start, f"{number.text}: {source} is {value:g}"))
-            self._changes.append((number, number.like(value)))
+            self._changes.append((number, number.format_like(value)))
 
     @property
     def text(self) -> str:
-        """The page with the values of the results."""
+        """The page with wrong numbers replaced by the values of their sources."""
         text = self.original
         for number, new in sorted(self._changes, key=lambda change: -change[0].start):
             text = text[: number.start] + new + text[number.start + len(number.text) :]
@@ -265,10 +282,10 @@ class Page:
 
 
 def check_pages(root: Path, write: bool = False) -> list[str]:
-    """What is wrong with the numbers of all pages, a line each."""
-    results, allowed, lines = results_of(root), given(root), []
+    """Check all pages and settings; return one line an error."""
+    results, allowed, lines = read_results(root), read_exceptions(root), []
     unused = {(page, phrase) for page, phrase, _ in allowed}
-    for path in pages(root):
+    for path in list_pages(root):
         name = str(path.relative_to(root))
         phrases = [(page, phrase) for page, phrase, _ in allowed if page in (name, "*")]
         page = Page(path.read_text(encoding="utf-8"), [phrase for _, phrase in phrases], results)
@@ -276,27 +293,27 @@ def check_pages(root: Path, write: bool = False) -> list[str]:
         lines += [f"{name}:{page.original.count(chr(10), 0, at) + 1}: {fault}" for at, fault in sorted(page.faults)]
         if write and page.text != page.original:
             path.write_text(page.text, encoding="utf-8")
-    lines += [f"given.txt: {page} has no number in {phrase!r}" for page, phrase in sorted(unused)]
+    lines += [f"{EXCEPTIONS}: {page} has no number in {phrase!r}" for page, phrase in sorted(unused)]
     for name, result in results.items():
         peers = [peer for peer in PEERS if any(peer in figure for figure in result["figures"])]
         if peers and not result.get("settings"):
-            lines.append(f"{name} compares with {', '.join(peers)} and names no settings")
+            lines.append(f"{name} compares with {', '.join(peers)} and has no settings")
     return lines
 
 
-def older(root: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Results whose modules have changed: name, commit, modules that did, and commits of these since."""
+def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, commit, changed modules and number of commits to these since, of each result whose code has changed."""
     now: set[str] | None = None
-    for name, result in results_of(root).items():
+    for name, result in read_results(root).items():
         changed = []
         for module, digest in result.get("measures", {}).items():
-            if not files(module, root) or digests([module], root)[module] != digest:
-                now = set(everywhere(root)) if now is None else now
-                changed += [module] * (digest not in now)  # else it has only moved
+            if not find_files(module, root) or digest_modules([module], root)[module] != digest:
+                now = set(digest_all(root)) if now is None else now
+                changed += [module] * (digest not in now)  # otherwise it has only moved
         if "measures" not in result:
-            changed = ["names none"]
+            changed = ["(does not say what it measures)"]
         commit, short = result["commit"], result["commit"][:8]
-        if git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
             yield name, f"{short} (not in the history)", " ".join(changed), "?"
         elif changed:
             places = [module.replace(".", "/") for module in changed]
@@ -305,12 +322,12 @@ def older(root: Path) -> Iterator[tuple[str, str, str, str]]:
                 name,
                 short,
                 " ".join(changed),
-                git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *paths) or "?",
+                _git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *paths) or "?",
             )
 
 
-def git(root: Path, *words: str) -> str | None:
-    """What git says, or None."""
+def _git(root: Path, *words: str) -> str | None:
+    """Run git; return its output, or None if it fails."""
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -319,23 +336,21 @@ def git(root: Path, *words: str) -> str | None:
 
 
 def main() -> int:
-    """Check, and tell."""
+    """Run the checks and print what they find."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the results' values into the pages")
-    parser.add_argument("--release", action="store_true", help="fail where a result is older than what it measured")
+    parser.add_argument("--write", action="store_true", help="replace wrong numbers by the values of the results")
+    parser.add_argument("--release", action="store_true", help="fail if a result is older than its code")
     options = parser.parse_args()
     faults = check_pages(ROOT, options.write)
     print(*faults, sep="\n", end="\n" if faults else "")
-    if git(ROOT, "rev-parse", "HEAD") is None:
-        print("figures: no git here, so it cannot be told whether the commits of results exist")
-    stale = list(older(ROOT))
+    if _git(ROOT, "rev-parse", "HEAD") is None:
+        print("git or its history is missing: the commits of results were not checked")
+    stale = list(find_stale(ROOT))
     if stale:
-        print(
-            f"{len(stale)} results are older than what they measured (result, commit, commits since, modules changed):"
-        )
+        print(f"{len(stale)} results are older than their code (result, commit, commits since, changed modules):")
         for name, commit, changed, since in stale:
             print(f"  {name:40} {commit:10} {since:>4}  {changed.replace('antiphon.', '')}")
-    print(f"figures: {len(faults)} numbers or results are wrong")
+    print(f"{len(faults)} errors in numbers and settings")
     return 1 if faults or (stale and options.release) else 0
 
 

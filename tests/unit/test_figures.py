@@ -1,4 +1,4 @@
-"""The check of numbers notices a number that is changed on either side, and results whose code has changed."""
+"""Tests of the check of documented numbers: changes on either side are found, and results of changed code are listed."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.simulate.sizes import HANDOVER
 from tools import figures
-from tools.figures import Page, check_pages, numbers, older, results_of
+from tools.figures import Page, check_pages, find_numbers, find_stale, read_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = {"speed.json": {"figures": {"ratio": 1.6337, "share": 0.0617, "count": 11520, "alpha_0.5": -0.0879}}}
@@ -56,6 +56,11 @@ def test_two_numbers_that_change_places():
         "It is 3 × as fast.",
         "It takes 5 GiB.",
         "It was 11,520 of them.",
+        "It is 1.63x as fast.",
+        "It took 40s.",
+        "It makes 320/s.",
+        "It makes 320 tokens per second.",
+        "It is a 3-fold gain.",
         "By `python benchmarks/speed.py`, 40 of them.",
         "| a | b |\n|---|---|\n| row | 0.87 |",
     ],
@@ -81,6 +86,10 @@ def test_a_number_that_looks_measured_and_is_bound_to_nothing(text):
 )
 def test_numbers_that_measure_nothing(text):
     assert faults(text + "\n") == []
+
+
+def test_both_ends_of_a_range_are_checked():
+    assert len(faults("It takes 6.4–7.1 GiB, or 3-4 s.\n")) == 3
 
 
 def test_what_is_allowed_stands_in_its_phrase_only():
@@ -111,7 +120,7 @@ def test_a_bound_is_rounded_away_from_the_value(printed, value, right):
 
 
 def test_brackets_stand_for_the_same_of_each_name():
-    assert figures.sources("<!-- figures a.json: x [ b c: {}_1 100*{} ] 'd e' -->") == [
+    assert figures.expand_comment("<!-- figures a.json: x [ b c: {}_1 100*{} ] 'd e' -->") == [
         *("a.json:", "x", "b_1", "100*b", "c_1", "100*c", "'d e'")
     ]
 
@@ -125,15 +134,17 @@ def test_values_are_put_into_the_text_as_they_were_printed():
 
 def test_each_number_of_our_own_pages_is_held():
     """A digit is changed in drawn places; each has to be noticed."""
-    draw, results, tried = random.Random(0), results_of(ROOT), 0
-    for path in figures.pages(ROOT):
+    draw, results, tried = random.Random(0), read_results(ROOT), 0
+    for path in figures.list_pages(ROOT):
         text = path.read_text(encoding="utf-8")
-        phrases = [phrase for page, phrase, _ in figures.given(ROOT) if page in (str(path.relative_to(ROOT)), "*")]
-        free = [span for phrase in phrases for span in figures.phrase_spans(text, phrase)]
-        marked = [(start, end) for start, end, mark in figures.blocks(text) if mark]
+        phrases = [
+            phrase for page, phrase, _ in figures.read_exceptions(ROOT) if page in (str(path.relative_to(ROOT)), "*")
+        ]
+        free = [span for phrase in phrases for span in figures.find_phrase(text, phrase)]
+        marked = [(start, end) for start, end, mark in figures.split_blocks(text) if mark]
         held = [
             each
-            for each in numbers(text)
+            for each in find_numbers(text)
             if any(a <= each.start < b for a, b in marked) and not any(a <= each.start < b for a, b in free)
         ]
         for each in draw.sample(held, min(4, len(held))):
@@ -161,7 +172,7 @@ def project(tmp_path):
         '"""A."""\nimport os\n\n\ndef f(x):\n    """F."""\n    return x + 1\n'
     )
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "given.txt").write_text("# none\n")
+    (tmp_path / "tools" / "unbound_numbers.txt").write_text("# none\n")
     (tmp_path / "README.md").write_text("It is 1.63 times as fast.\n<!-- figures speed.json: ratio -->\n")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
@@ -169,7 +180,11 @@ def project(tmp_path):
     commit = git(tmp_path, "rev-parse", "HEAD").stdout.decode().strip()
     write(
         tmp_path,
-        {"commit": commit, "measures": figures.digests(["antiphon.rooms.a"], tmp_path), "figures": {"ratio": 1.63}},
+        {
+            "commit": commit,
+            "measures": figures.digest_modules(["antiphon.rooms.a"], tmp_path),
+            "figures": {"ratio": 1.63},
+        },
     )
     return tmp_path
 
@@ -180,7 +195,7 @@ def write(root, result):
 
 
 def stale(root):
-    return list(older(root))
+    return list(find_stale(root))
 
 
 def change(root, before, after):
@@ -229,7 +244,7 @@ def test_a_result_that_names_no_modules_is_told(project):
     result = json.loads((project / figures.RESULTS / "speed.json").read_text())
     del result["measures"]
     write(project, result)
-    assert stale(project)[0][2] == "names none"
+    assert stale(project)[0][2] == "(does not say what it measures)"
 
 
 def test_a_comparison_with_a_peer_names_its_settings(project):
@@ -242,7 +257,7 @@ def test_a_comparison_with_a_peer_names_its_settings(project):
 
 
 def test_the_planners_constants_are_those_of_a_result():
-    medians = results_of(ROOT)["handover.json"]["figures"]
+    medians = read_results(ROOT)["handover.json"]["figures"]
     for way, speed in HANDOVER.items():
         assert speed / 1e9 == pytest.approx(medians[way], rel=0.02)
 
