@@ -49,7 +49,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=60)
     arguments.add_argument("--runs", type=Path, default=Path("runs/engine_loss"))
     options = arguments.parse_args()
-    warm = run("sft", RECIPE, "warm", runs=options.runs)
+    warm = run("sft", RECIPE, "warm", runs=options.runs, resume=True)
     common = (*SETTINGS, f"steps={options.steps}", f"model.path={warm.checkpoint}")
     found: dict[str, list[dict[str, float]]] = {"undisturbed": [], "disturbed": []}
     for seed in range(options.pairs):
