@@ -30,6 +30,14 @@ from _common import ROOT, device_name, table, write_result
 from mutants.rooms import CORE, ROOMS
 from mutants.trials import SURVIVED, Mutant, Reach, mutants_of, reach_of, settle, tried
 
+MEASURES = (
+    "antiphon.algorithms",
+    "antiphon.rollout",
+    "antiphon.record",
+    "antiphon.learning",
+    "antiphon.weights",
+    "antiphon.tasks.grading",
+)
 FLOOR = 0.9  # of the mutants drawn, that tests must notice
 STATE = ROOT / ".mutation"
 EXPLAINED = ROOT / "benchmarks" / "mutants" / "survivors.yaml"
@@ -158,7 +166,7 @@ def main() -> None:
     print(f"{time.perf_counter() - began:.0f} s")
     share = sum(not end.startswith(SURVIVED) for _, end in ends) / len(ends)
     if not options.no_result:
-        print("written:", write_result("mutation", kept_figures() | figures, options.out))
+        print("written:", write_result("mutation", kept_figures() | figures, options.out, measures=MEASURES))
     if share < FLOOR:
         sys.exit(f"{share:.1%} were noticed, and {FLOOR:.0%} must be")
 

@@ -55,14 +55,19 @@ ROOMS = {
         sources=("antiphon/algorithms/*.py",),
         tests=(
             "tests/unit/algorithms",
-                        "tests/unit/learning/test_stages.py",
+            "tests/unit/learning/test_stages.py",
             "tests/unit/learning/test_batch.py",
             "tests/unit/learning/test_gradient.py",
         ),
     ),
     "rollout": Room(
         sources=("antiphon/rollout/**/*.py",),
-        tests=("tests/unit/rollout", "tests/unit/simulate", "tests/unit/run/test_config.py", "tests/unit/core/test_types.py"),
+        tests=(
+            "tests/unit/rollout",
+            "tests/unit/simulate",
+            "tests/unit/run/test_config.py",
+            "tests/unit/core/test_types.py",
+        ),
         runs=("tests/system/test_agents.py", "tests/system/test_shards.py"),
     ),
     "record": Room(

@@ -24,7 +24,18 @@ from mutants.rooms import ROOMS, ROOT
 
 from antiphon_envs.mini_swe.mutants import all_mutants
 
-COPIED = ("antiphon", "antiphon_envs", "tests", "docs", "recipes", "benchmarks", "scenarios", "Makefile", "README.md", "pyproject.toml")
+COPIED = (
+    "antiphon",
+    "antiphon_envs",
+    "tests",
+    "docs",
+    "recipes",
+    "benchmarks",
+    "scenarios",
+    "Makefile",
+    "README.md",
+    "pyproject.toml",
+)
 MODELS = [
     f"transformers.models.{name}.modeling_{name}"
     for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "glm4_moe")
