@@ -62,8 +62,8 @@ def test_a_kill_before_the_rename_leaves_the_old_file(tmp_path):
     script = f"""
 import os, signal, sys
 from pathlib import Path
-from antiphon.record.run_dir import staged
-with staged(Path({str(path)!r})) as file:
+from antiphon.record.run_dir import atomic_write
+with atomic_write(Path({str(path)!r})) as file:
     file.write(b'{{"step": 2}}')
     file.flush()
     os.fsync(file.fileno())
