@@ -27,7 +27,7 @@ from pathlib import Path
 
 from _common import ROOT, table, write_result
 
-from antiphon_envs.mini_swe.mutants import faults
+from antiphon_envs.mini_swe.mutants import all_mutants
 
 SOURCES = "antiphon/algorithms"
 TESTS = [
@@ -60,7 +60,7 @@ class Mutant:
 
 def mutants_of(path: str) -> list[Mutant]:
     """All mutants of one file, each once."""
-    return [Mutant(path, fault.line, fault.source) for fault in faults((ROOT / path).read_text(encoding="utf-8"))]
+    return [Mutant(path, fault.line, fault.source) for fault in all_mutants((ROOT / path).read_text(encoding="utf-8"))]
 
 
 # --- trials --------------------------------------------------------------------------------------------------------------

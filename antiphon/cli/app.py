@@ -211,7 +211,7 @@ def plan(
     """Say what a run will be like: step time, who is idle, how stale, memory, and how to divide devices."""
     with _outcome():
         run = _load(config, overrides)
-        from antiphon.run.config import check_model_path
+        from antiphon.run.model_files import check_model_path
         from antiphon.simulate import sizes
         from antiphon.simulate.devices import find_device, resolve_on_devices
         from antiphon.simulate.planner import Speeds, iterate_splits, predict
@@ -447,14 +447,14 @@ def serve_sandboxes(
         from antiphon.core.config import add_import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, needs
+        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, required_options
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             add_import_folder(config)
         token, given = _token(token_file, TOKEN_VARIABLE)
-        names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
-        names += [name for name in environment or () if "prompt" not in needs(name)]
+        names = [name for name in ENVIRONMENTS.built_in if not required_options(name)]
+        names += [name for name in environment or () if "prompt" not in required_options(name)]
         for name in names:
             environment_factory(name, {})
         serve(
@@ -655,7 +655,7 @@ def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_r
 
 def _require_model(path: str) -> None:
     from antiphon.record.checkpoint import check_model
-    from antiphon.run.config import check_model_path, check_weights
+    from antiphon.run.model_files import check_model_path, check_weights
 
     check_model_path(path)
     check_model(Path(path))
@@ -665,8 +665,9 @@ def _require_model(path: str) -> None:
 def _show(run: "RunConfig") -> None:
     """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
     from antiphon.core.config import dump
-    from antiphon.run.config import count_parameters, memory_estimate
     from antiphon.run.launch import check_meshes
+    from antiphon.run.memory import memory_estimate
+    from antiphon.run.model_files import count_parameters
 
     check_meshes(run, Path(run.model.path))
     print(dump(run), end="")

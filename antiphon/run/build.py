@@ -35,7 +35,8 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorkers
-from antiphon.run.config import RunConfig, check_same, check_servers
+from antiphon.run.config import RunConfig
+from antiphon.run.config_changes import check_same
 from antiphon.run.device_assignment import resolve_placement
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch import (
@@ -50,12 +51,13 @@ from antiphon.run.launch import (
     start_trainer,
 )
 from antiphon.run.loop import Components, Run, make_step_pipeline, run_supervised
+from antiphon.run.server_checks import check_servers
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
-from antiphon.tasks.reward_checks.checks import Finding, check
+from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
 from antiphon.weights.base import TransferContext, shared_directory
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
@@ -292,7 +294,7 @@ async def _check_at_start(
     config: RunConfig, mixture: Mixture, grading: RewardRouter, tell: Callable[[str], None]
 ) -> None:
     """`ConfigError` if a reward is not what a run takes for granted."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     try:
         async with asyncio.timeout(config.check.seconds):
             async for finding in findings(config, mixture, grading, config.check.prompts):
@@ -308,18 +310,18 @@ async def _check_at_start(
 
 async def findings(
     config: RunConfig, mixture: Mixture, grading: RewardRouter, prompts: int, *, attack: bool = False
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[CheckResult]:
     """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
         if prompts and not task.environment and not task.agent:
             sample = mixture.sample(task.name, prompts)
-            yield await check(task, sample, grading.score, task.grading or config.grading, attack=attack)
+            yield await check_reward(task, sample, grading.score, task.grading or config.grading, attack=attack)
 
 
-def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
+def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
     """Run `antiphon check`: try the rewards of all tasks, and attack them."""
 
-    async def run() -> list[Finding]:
+    async def run() -> list[CheckResult]:
         mixture = Mixture.load(config.tasks, config.seed)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         try:

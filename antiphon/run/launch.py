@@ -33,8 +33,9 @@ from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
-from antiphon.run.config import RunConfig, check_weights, model_shape
+from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, EngineStarter, device_assigner
+from antiphon.run.model_files import check_weights, model_shape
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.base import Generate

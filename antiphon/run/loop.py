@@ -70,7 +70,7 @@ from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import KeepGroup, Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 from antiphon.tasks.mixture import Mixture
 from antiphon.weights.base import TransferContext
 
@@ -599,7 +599,7 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
     for meta in metas:
         values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
         for part, value in meta.score.parts.items():
-            if not part.startswith(MARK):
+            if not part.startswith(FLAG_PREFIX):
                 values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
     shares = Counter(meta.task for meta in metas)
     if len(shares) == 1:  # then the mean says it

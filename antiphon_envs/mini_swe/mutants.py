@@ -44,7 +44,7 @@ Change = tuple[int, int, str]  # the bytes that are replaced, from and to, and b
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Mutant:
     """One change of a file."""
 
     line: int
@@ -55,13 +55,13 @@ class Fault:
     """What makes it of the original."""
 
 
-def faults(source: str) -> list[Fault]:
+def all_mutants(source: str) -> list[Mutant]:
     """All faults of a file, each once, in the order of its syntax tree. `SyntaxError` if the file has one."""
     file = _File(source)
     return list(file.faults(list(file.changes())))
 
 
-def drawn_faults(source: str, random: np.random.Generator) -> Iterator[Fault]:
+def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:
     """The same in a random order, each made when it is asked for: most of the work is to see that it still parses."""
     file = _File(source)
     changes = list(file.changes())
@@ -78,14 +78,14 @@ class _File:
         for line in self.data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
 
-    def faults(self, changes: Iterable[Change]) -> Iterator[Fault]:
+    def faults(self, changes: Iterable[Change]) -> Iterator[Mutant]:
         """What changes make of the file, where that is Python, and another file."""
         seen = {self.data}
         for start, end, text in changes:
             changed = self.data[:start] + text.encode() + self.data[end:]
             if changed not in seen and _parses(changed.decode()):
                 seen.add(changed)
-                yield Fault(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
+                yield Mutant(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
 
     def changes(self) -> Iterator[Change]:
         """The changes of all nodes."""

@@ -18,7 +18,8 @@ from transformers import (
 
 from antiphon.core.config import load
 from antiphon.core.errors import ConfigError, UnsupportedError
-from antiphon.run.config import RunConfig, count_parameters
+from antiphon.run.config import RunConfig
+from antiphon.run.model_files import count_parameters
 from antiphon.simulate.devices import DEVICES, Device, find_device, resolve_on_devices
 from antiphon.simulate.planner import predict
 from antiphon.simulate.sizes import (

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import Config, add_import_folder, dump, load
 from antiphon.core.errors import ConfigError, DataError
-from antiphon.run.config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
+from antiphon.run.config import EvaluationConfig, RunConfig
+from antiphon.run.memory import memory_estimate
+from antiphon.run.model_files import check_model_path, count_parameters
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
