@@ -29,9 +29,9 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import begin
+from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
@@ -163,9 +163,9 @@ async def play(
     learner = SimulatedLearner(LEARNER, Faults((), SEED, events), lambda: [engine])
     directory = RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
-    store = Store(directory.path)
+    store = LedgerStore(directory.path)
     stack.callback(store.close)
-    begin(store)
+    open_first_lineage(store)
     ledger = Ledger(store, events)
 
     async def generate(request: GenerateRequest) -> Completion:

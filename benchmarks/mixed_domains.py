@@ -23,7 +23,7 @@ import matplotlib
 from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
-from antiphon.record.timeline import union
+from antiphon.record.timeline import union_length
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -93,7 +93,9 @@ class Trace:
         since, until = self.steps[0][1], self.steps[-1][1]
         spans = [(placed, self.served[attempt]) for attempt, placed in self.placed.items() if attempt in self.served]
         spans += [*((taken, published) for taken, published, _ in self.steps), *others]
-        return union((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (until - since)
+        return union_length((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (
+            until - since
+        )
 
     def grading(self, task: str) -> list[float]:
         """Seconds from the last token of each attempt to its score."""

@@ -34,7 +34,7 @@ from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
-from antiphon.simulate.planner import WARM_UP, Speeds, divided, predict, splits
+from antiphon.simulate.planner import WARM_UP, Speeds, iterate_splits, predict, split_devices
 from antiphon.simulate.probe import SECONDS, measure_devices
 from antiphon.simulate.workloads import DistributionConfig
 
@@ -131,7 +131,7 @@ def foretell(
         plan = predict(settings, speeds, engines=engines, learners=learners, lent=lent)
         figures[f"{name}_step_seconds_predicted"] = plan.step_seconds
         found[name]["predicted"] = [plan.step_seconds]
-    chosen = divided(config, speeds, this_machine())[1]
+    chosen = split_devices(config, speeds, this_machine())[1]
     choice = next(name for name, share in SHARES.items() if share == (chosen.engines, chosen.learners, chosen.shared))
     best = min(found, key=lambda name: median(found[name]["step_seconds"]))
     pairs = zip(found[choice]["step_seconds"], found[best]["step_seconds"], strict=True)
@@ -155,7 +155,7 @@ def simulated(config: RunConfig, speeds: Speeds, figures: dict[str, float]) -> l
         update={"rollout": rollout, "engine": config.engine.model_copy(update={"slots": 64, "max_length": 0})}
     )
     best: dict[str, float] = {}
-    for split in splits(settings, long, DEVICES):
+    for split in iterate_splits(settings, long, DEVICES):
         kind = "disaggregated" if not split.shared else "co_located" if split.shared == DEVICES else "overlapping"
         best[kind] = min(best.get(kind, split.seconds), split.seconds)
     figures |= {f"simulated_{kind}_step_seconds": seconds for kind, seconds in best.items()}

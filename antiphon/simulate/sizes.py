@@ -373,7 +373,7 @@ def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     return found | own_memory(model, config) | passing_needs(model, config) | {"there is": int(device.memory)}
 
 
-def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
+def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
     """What does not fit on a device, a line each."""
     engine = engine_memory(model, config, device)
     found = {

@@ -32,6 +32,7 @@ COPIED = (
     "recipes",
     "benchmarks",
     "scenarios",
+    "tools",
     "Makefile",
     "README.md",
     "pyproject.toml",

@@ -43,7 +43,7 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.stages import Step, annotate
-from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish, staging_dir
+from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish_checkpoint, staging_dir
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import start_models
 from antiphon.run.loop import make_step_pipeline
@@ -625,7 +625,7 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
         assert max(most for _, most in cut) <= 2, (
             "tensors whole at once, on any rank: the thread of a collective may have the last one yet"
         )
-        publish(aside, directory, {})
+        publish_checkpoint(aside, directory, {})
     files = sorted(last.glob("*.safetensors"))
     sizes = [file.stat().st_size for file in files]
     assert len(files) == 4 and max(sizes) < 1.5 * sum(sizes) / 4 and min(sizes) > 0.5 * sum(sizes) / 4
