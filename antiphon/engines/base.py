@@ -1,6 +1,6 @@
 """The seam between what schedules and what generates.
 
-An engine lives where its device is. What the controller holds is an `InferenceEngine`: `WorkerEngine` is the one for
+An engine lives where its device is. What the controller holds is an `InferenceEngine`: `RemoteEngine` is the one for
 engines that run in a worker process of ours. The worker's side is an `EngineCore`.
 """
 
@@ -31,8 +31,8 @@ __all__ = [
     "GenerationHandle",
     "InferenceEngine",
     "WeightsUpdate",
-    "require_faithful",
-    "require_runnable",
+    "check_sampling_supported",
+    "validate_request",
 ]
 
 
@@ -127,7 +127,7 @@ class EngineCore(Protocol):
         """Take the device again."""
 
 
-def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
+def validate_request(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
     """Raise `RequestError` for a request that no engine of ours can run; `decodes` is true of an engine with a tokenizer."""
     tokens, sampling = request.tokens, request.sampling
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -173,7 +173,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def require_faithful(sampling: Sampling) -> None:
+def check_sampling_supported(sampling: Sampling) -> None:
     """`UnsupportedError` for what vLLM, and servers like it, would do in another way than asked."""
     if sampling.truncated:
         raise UnsupportedError("vLLM samples from the whole vocabulary only here: no top_p, top_k or min_p")
@@ -204,7 +204,7 @@ class InferenceEngine(Protocol):
 
     version: int
     capacity: int
-    lent: bool  # shares a device with what trains, and sleeps meanwhile
+    colocated: bool  # shares a device with what trains, and sleeps meanwhile
     device: str  # its class, such as h800; empty if nobody said
 
     def start(self, request: GenerateRequest) -> GenerationHandle:

@@ -24,12 +24,13 @@ import numpy as np
 from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
-from antiphon.engines.config import LOADING, EngineKind, ServerOptions
+from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
+from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
 from antiphon.engines.server_protocols import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
 from antiphon.engines.worker import Generation
-from antiphon.weights.base import CHANNELS, shared_directory
+from antiphon.weights.base import CHANNELS
+from antiphon.weights.shared_directory import shared_directory
 
 CONNECT_SECONDS = 10.0
 INVALID = frozenset({400, 413, 422})  # statuses with which a server refuses one request
@@ -53,7 +54,7 @@ class ServerEngine:
     changed its weights, it is dead here, and another `ServerEngine` may begin anew with it.
     """
 
-    lent = False
+    colocated = False
     device = ""
 
     def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineKind, channel: str) -> None:
@@ -70,7 +71,7 @@ class ServerEngine:
         self._model = model
         self._name = options.model
         self._channel = channel
-        self._loads = options.flavour in LOADING
+        self._loads = options.flavour in LOADABLE_FLAVOURS
         self._dialect = DIALECTS[options.flavour](self.url)
         self._decoder = read_decoder(str(model))
         headers = {"Authorization": f"Bearer {read_secret(options.key)}"} if options.key else {}
@@ -133,8 +134,8 @@ class ServerEngine:
                 raise self._death
             if request.id in self._requests:
                 raise RequestError(f"request {request.id!r} is already running")
-            require_runnable(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
-            require_faithful(request.sampling)
+            validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
+            check_sampling_supported(request.sampling)
         except AntiphonError as error:
             generation.fail(error)
             return generation
@@ -280,12 +281,12 @@ class ServerEngine:
         """All is checked before the server hears of it: vLLM takes what it knows, and leaves what is missing as it is."""
         from safetensors.torch import save_file  # torch, which the controller does without if it can
 
-        from antiphon.weights.files import Files
+        from antiphon.weights.checkpoint_layout import CheckpointLayout
 
         tensors = dict(CHANNELS.resolve(self._channel).receive(update))
-        files = Files(self._model, self._shape.tie_word_embeddings)
-        files.require(tensors, update.version)
-        save_file(dict(files.named(tensors)), folder / "model.safetensors")
+        layout = CheckpointLayout(self._model, self._shape.tie_word_embeddings)
+        layout.validate(tensors, update.version)
+        save_file(dict(layout.convert(tensors)), folder / "model.safetensors")
 
     async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
         """What goes wrong here leaves weights that nobody knows."""

@@ -18,10 +18,10 @@ import torch
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
+from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.stops import Decoder, StopRule, read_decoder
-from antiphon.weights.files import Files
+from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
     from vllm import EngineArgs, SamplingParams, envs
@@ -76,7 +76,7 @@ class VLLMEngine:
         self._sleeps: bool = settings.enable_sleep_mode
         self.max_length: int = settings.max_model_len
         self.vocabulary: int = settings.get_vocab_size()
-        self._files = Files(model, settings.hf_text_config.tie_word_embeddings)
+        self._layout = CheckpointLayout(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
         self._epoch = 0  # counts loads and sleeps; a version number may come back after a rollback, an epoch does not
@@ -95,8 +95,8 @@ class VLLMEngine:
         `StateError` if its id is in use."""
         if request.id in self._running or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        require_faithful(request.sampling)
+        validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
+        check_sampling_supported(request.sampling)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request
         self._order += 1
@@ -128,7 +128,7 @@ class VLLMEngine:
     def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         self._draining = None
         with self._weights_there():
-            self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
+            self._engine.collective_rpc(_reload, args=(self._receive, update, self._layout))
         self.version = update.version
         self.loads += 1
         self._epoch += 1
@@ -269,7 +269,9 @@ def _start(model: str, config: EngineConfig) -> Any:
     if clash := sorted(ours.keys() & config.options):
         raise ConfigError(f"engine.options: {', '.join(clash)} are set by the engine's other options, or by itself")
     # Named as a class, because on a CPU vLLM takes "uni" for a mistake and starts a process for the model.
-    defaults: dict[str, Any] = {"distributed_executor_backend": UniProcExecutor if config.devices == 1 else "mp"}
+    defaults: dict[str, Any] = {
+        "distributed_executor_backend": UniProcExecutor if config.devices_per_engine == 1 else "mp"
+    }
     if device == "cpu":
         # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
@@ -294,12 +296,12 @@ def _start(model: str, config: EngineConfig) -> Any:
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
 
 
-def _reload(worker: Any, receive: Receive, update: WeightsUpdate, files: Files) -> None:
+def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: CheckpointLayout) -> None:
     """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
     what is missing as it is or, in fused layers, undefined, and says so in its log only."""
     tensors = dict(receive(update))
-    files.require(tensors, update.version)
-    worker.reload_weights(weights_iterator=files.named(tensors))
+    layout.validate(tensors, update.version)
+    worker.reload_weights(weights_iterator=layout.convert(tensors))
     for module in worker.get_model().modules():
         if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.

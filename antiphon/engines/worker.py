@@ -1,4 +1,4 @@
-"""An engine in a worker: `EngineWorker` there, `WorkerEngine` here.
+"""An engine in a worker: `EngineWorker` there, `RemoteEngine` here.
 
 Deltas travel in bundles: at once for requests that finished, and every `BUNDLE_SECONDS` for all others, because a
 message a token would cost more than the token of a small model.
@@ -137,13 +137,13 @@ class EngineWorker(Worker):
             self._sent = now
 
 
-class WorkerEngine:
+class RemoteEngine:
     """An `InferenceEngine` whose core runs behind a `WorkerHandle`."""
 
-    def __init__(self, handle: WorkerHandle, version: int = 0, *, lent: bool = False, device: str = "") -> None:
+    def __init__(self, handle: WorkerHandle, version: int = 0, *, colocated: bool = False, device: str = "") -> None:
         self.handle = handle
         self.version = version
-        self.lent = lent
+        self.colocated = colocated
         self.device = device
         self.dead = False
         self.capacity = 0
@@ -158,7 +158,7 @@ class WorkerEngine:
     async def ready(self) -> None:
         """Return once the engine has loaded its model."""
         self.capacity, self.max_length, self.vocabulary = await self.handle.call("limits")
-        if self.lent:  # whether it can is known before anything is trained
+        if self.colocated:  # whether it can is known before anything is trained
             await self.sleep()
             await self.wake()
 

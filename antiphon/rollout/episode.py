@@ -41,8 +41,8 @@ from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
 
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
-MakeEnvironment = Callable[[Prompt], Environment]
-PlayAgent = Callable[..., Awaitable[Outcome]]  # `agents.play` of one agent
+EnvironmentFactory = Callable[[Prompt], Environment]
+RunAgent = Callable[..., Awaitable[Outcome]]  # `agents.run_agent` of one agent
 T = TypeVar("T")
 
 
@@ -175,7 +175,7 @@ class _Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class UnscoredAttempt:
     """An attempt that was played and is not scored yet."""
 
     attempt: AttemptId
@@ -228,8 +228,8 @@ class EpisodeRunner:
         tokenizer: Tokenizer,
         generate: Generate,
         grade: Grade,
-        environments: Mapping[str, MakeEnvironment],  # task -> factory, for tasks that have a world
-        agents: Mapping[str, PlayAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
+        environments: Mapping[str, EnvironmentFactory],  # task -> factory, for tasks that have a world
+        agents: Mapping[str, RunAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
         config: RolloutConfig,
         max_length: int,
         seed: int,
@@ -255,16 +255,16 @@ class EpisodeRunner:
     ) -> Trajectory:
         """Play one attempt and score it. What goes wrong in an environment or a grader is in the result, not raised.
         `sampling` is by default what the configuration says."""
-        return await self.score(await self.play(prompt, attempt, started, sampling, priority))
+        return await self.score(await self.generate(prompt, attempt, started, sampling, priority))
 
-    async def play(
+    async def generate(
         self,
         prompt: Prompt,
         attempt: AttemptId,
         started: PolicyVersion,
         sampling: Sampling | None = None,
         priority: int = 0,
-    ) -> Played:
+    ) -> UnscoredAttempt:
         """Play one attempt to its end."""
         began = asyncio.get_running_loop().time()
         if prompt.task in self._agents:
@@ -272,7 +272,7 @@ class EpisodeRunner:
                 prompt, attempt, started, sampling or self._sampling, priority=priority
             )
             segments = outcome.captured.segments
-            return Played(
+            return UnscoredAttempt(
                 attempt=attempt,
                 prompt=prompt,
                 started=started,
@@ -299,7 +299,7 @@ class EpisodeRunner:
             failure = Failure(source="episode", message=message)
         failure = failure or _find_bad_logprob(segments)
         turns = [turn for segment in segments for turn in segment.turns]
-        return Played(
+        return UnscoredAttempt(
             attempt=attempt,
             prompt=prompt,
             started=started,
@@ -311,7 +311,7 @@ class EpisodeRunner:
             timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """Score what was played, unless it had failed."""
         if played.failure is None:
             score = await self._grade(played.prompt, played.transcript)

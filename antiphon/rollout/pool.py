@@ -117,7 +117,7 @@ class EnginePool:
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
-        self._put(member, asleep=engine.lent and not self._ours.is_set())
+        self._put(member, asleep=engine.colocated and not self._ours.is_set())
         self._free[member.engine.device].note(member)
         self._dispatch()
         return member
@@ -133,7 +133,7 @@ class EnginePool:
             self._put(member, asleep=False)
             self._events.add("retired", engine=member.number)
 
-    async def lend(self) -> None:
+    async def sleep_colocated(self) -> None:
         """Have the engines sleep that share a device with what trains: what they run goes on elsewhere, or when they wake."""
 
         async def lend_one(member: EngineState) -> None:
@@ -147,16 +147,16 @@ class EnginePool:
 
         async with self._starting:
             self._ours.clear()
-        await asyncio.gather(*(lend_one(member) for member in self._members if member.engine.lent))
+        await asyncio.gather(*(lend_one(member) for member in self._members if member.engine.colocated))
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def hold_devices(self) -> AsyncIterator[None]:
         """For an engine to start in, on a device that is shared: such devices are the engines' then, until the turn ends."""
         async with self._starting:
             await self._ours.wait()
             yield
 
-    async def take_back(self) -> None:
+    async def wake_all(self) -> None:
         """Wake all engines that sleep."""
         self._ours.set()
         await asyncio.gather(*map(self._wake, self._members))
@@ -193,7 +193,7 @@ class EnginePool:
         self._ours.set()
         await asyncio.gather(*map(load_one, self._members))
 
-    async def catch_up(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+    async def load_stale(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give the newest weights to those engines that lack them. Who sleeps goes on sleeping."""
         behind = [member for member in self._members if member.engine.version < update.version]
         await asyncio.gather(*(self._with_weights(member, member.engine.load(update, mode)) for member in behind))

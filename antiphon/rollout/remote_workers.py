@@ -17,7 +17,7 @@ from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Samp
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Played
+from antiphon.rollout.episode import UnscoredAttempt
 from antiphon.rollout.pool import PAUSES
 
 
@@ -51,7 +51,7 @@ class RolloutWorker(Client):
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give weights to those of its engines that lack them."""
-        await self.ask("catch_up", update, mode)
+        await self.ask("load_stale", update, mode)
 
     def kill(self) -> None:
         """End it by force, and its engines with it."""
@@ -132,15 +132,15 @@ class RolloutWorkers:
         self._lent = False
         await self._all("load", update, mode)
 
-    async def lend(self) -> None:
-        """See `EnginePool.lend`."""
+    async def sleep_colocated(self) -> None:
+        """See `EnginePool.sleep_colocated`."""
         self._lent = True
-        await self._all("lend")
+        await self._all("sleep_colocated")
 
-    async def take_back(self) -> None:
-        """See `EnginePool.take_back`."""
+    async def wake_all(self) -> None:
+        """See `EnginePool.wake_all`."""
         self._lent = False
-        await self._all("take_back")
+        await self._all("wake_all")
 
     async def watch(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
         """Find workers that have died unnoticed or hang, and replace what is gone; `refresh` gives weights to who lacks them.
@@ -203,7 +203,7 @@ class RolloutWorkers:
             self._coming -= 1
             self._add(shard)
             if self._lent:
-                await self._unless_dead(shard, shard.ask("lend"))
+                await self._unless_dead(shard, shard.ask("sleep_colocated"))
             self._stale.put_nowait(shard)
             return
 
@@ -239,13 +239,13 @@ class RolloutWorkers:
         """As `EpisodeRunner.run` and, where siblings are judged together, as `GroupScoring.run`. What comes back is durable."""
         return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
-        """See `EpisodeRunner.play`."""
-        return await self._ask(str(attempt.group), "play", prompt, attempt, started, sampling)
+    ) -> UnscoredAttempt:
+        """See `EpisodeRunner.generate`."""
+        return await self._ask(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """See `EpisodeRunner.score`. What comes back is durable."""
         return await self._ask(str(played.attempt.group), "score", played)
 

@@ -21,7 +21,7 @@ from antiphon.core.config import Config, Problems, load, read_secret
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
 from antiphon.core.types import OnUpdate
-from antiphon.engines.config import LOADING, EngineConfig, EngineKind
+from antiphon.engines.config import LOADABLE_FLAVOURS, EngineConfig, EngineKind
 from antiphon.engines.worker import ENGINES
 from antiphon.learning.config import (
     OPTIONS,
@@ -42,7 +42,8 @@ from antiphon.tasks.environments import ENVIRONMENTS, max_turns
 from antiphon.tasks.prompts import SOURCES
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
-from antiphon.weights.base import CHANNELS, weight_files
+from antiphon.weights.base import CHANNELS
+from antiphon.weights.checkpoint_files import list_weight_files
 from antiphon.weights.config import WeightSyncConfig
 
 
@@ -173,7 +174,7 @@ class RunConfig(Config):
         return ranks | {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
-            "sequences decoded at once": sum(engine.slots for engine in self.engine.each),
+            "sequences decoded at once": sum(engine.slots for engine in self.engine.engine_kinds),
             "most versions between start and use": rollout.max_age,
             "samples a step": samples,
             "most sampled tokens a step": samples * longest,
@@ -357,9 +358,11 @@ def _planned(config: RunConfig) -> Found:
 
 
 def _servers(config: RunConfig) -> Found:
-    if any(engine.servers for _, engine in _engines(config)) and (config.placement.engine or config.placement.auto):
+    if any(engine.server_options for _, engine in _engines(config)) and (
+        config.placement.engine or config.placement.auto
+    ):
         yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
-    if config.engine.servers is None:
+    if config.engine.server_options is None:
         return
     for index, task in enumerate(config.tasks):
         if task.judge is not None:
@@ -370,15 +373,15 @@ def check_servers(config: RunConfig) -> None:
     """`ConfigError` if the servers that are its engines cannot be given what the run learns. An evaluation has nothing for
     them."""
     for at, engine in _engines(config):
-        servers = engine.servers
+        servers = engine.server_options
         if servers is None:
             continue
         if servers.key:
             read_secret(servers.key)
-        if servers.flavour not in LOADING:
+        if servers.flavour not in LOADABLE_FLAVOURS:
             raise ConfigError(
                 f"{at}.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for "
-                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADING))}"
+                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADABLE_FLAVOURS))}"
             )
         if config.rollout.on_update is OnUpdate.KEEP:
             raise ConfigError(
@@ -506,7 +509,7 @@ def _workers(config: RunConfig) -> Found:
         yield "engine.also", "each of rollout.workers has as many engines, all alike: leave it out"
     if any(task.prefers for task in config.tasks):
         yield "tasks.prefers", "each of rollout.workers has engines of one class of devices: leave it out"
-    if config.engine.servers is not None:
+    if config.engine.server_options is not None:
         yield "rollout.workers", "servers (engine.kind) are the controller's to ask: give 0"
     if config.rollout.deterministic:
         yield "rollout.workers", "workers do not wait for each other: not with rollout.deterministic"
@@ -722,7 +725,7 @@ def check_weights(directory: Path) -> None:
 
 def count_parameters(path: str) -> int | None:
     """Parameters in a local model directory, read from the headers of its safetensors files; None if there are none."""
-    files = weight_files(Path(path))
+    files = list_weight_files(Path(path))
     total = 0
     for file in files:
         with file.open("rb") as stream:
@@ -755,7 +758,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         **learner,
         "reference weights": parameters * LEARNT * reference,
         **_others(parameters, config),
-        "engine weights": sum(parameters * BYTES.get(engine.dtype, 4) for engine in config.engine.each),
+        "engine weights": sum(parameters * BYTES.get(engine.dtype, 4) for engine in config.engine.engine_kinds),
         "weights in transit": trained * LEARNT,
     }
     each = {"each learner rank": sum(learner.values()) // mesh.world} if mesh.world > 1 else {}

@@ -29,7 +29,7 @@ from antiphon.record.resume import begin
 from antiphon.record.resume import resume as go_on
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import ModelConfig, RunConfig
@@ -189,8 +189,8 @@ async def _play(
     length = _length(scenario)
 
     def engine() -> SimulatedEngine:
-        lent = sum(engine.lent for engine in engines if engine.dead is None) < scenario.engines.lent
-        engines.append(SimulatedEngine(scenario.engines.speed, length, lent=lent))
+        lent = sum(engine.colocated for engine in engines if engine.dead is None) < scenario.engines.lent
+        engines.append(SimulatedEngine(scenario.engines.speed, length, colocated=lent))
         engines[-1].load_failures = lambda: faults.strikes("engine.load")
         return engines[-1]
 
@@ -276,7 +276,7 @@ def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     return length
 
 
-def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, EnvironmentFactory]:
     config, numbers = scenario.environment, count()
     if config is None:
         return {}

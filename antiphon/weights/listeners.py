@@ -14,7 +14,7 @@ SO_ATTACH_FILTER = 26  # Linux: a program of the socket's own decides what reach
 REFUSE_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0 bytes
 
 
-class Listeners:
+class ListeningSockets:
     """Listening sockets of this process."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from antiphon.core.types import (
     Streams,
     StreamSpec,
 )
-from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
+from antiphon.engines.base import Delta, WeightsUpdate, validate_request
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
 from antiphon.engines.native.models import end_tokens, longest, prepare
@@ -100,7 +100,7 @@ class NativeEngine:
         """Queue a request. `RequestError` if it cannot be run here, `StateError` if its id is in use."""
         if request.id in self._slots or request.id in self._queued:
             raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
+        validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         heapq.heappush(self._queue, (request.priority, self._order, request.id))
         self._queued[request.id] = request
         self._order += 1

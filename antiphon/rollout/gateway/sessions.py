@@ -1,6 +1,6 @@
 """From a request to its replies: who asks decides how tokens are drawn and what is kept of them.
 
-An `Attempt` is played by an agent: tokens are drawn as the run's configuration says, and all are kept. A `Guest` uses a
+An `Attempt` is played by an agent: tokens are drawn as the run's configuration says, and all are kept. A `UnrecordedClient` uses a
 model: its own settings hold, and nothing is kept.
 """
 
@@ -28,7 +28,7 @@ from antiphon.core.types import (
     Segment,
     ToolCall,
 )
-from antiphon.engines.base import Delta, require_runnable
+from antiphon.engines.base import Delta, validate_request
 from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
 from antiphon.rollout.gateway.chat import Chat, Refused, Reply
 from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop
@@ -50,7 +50,7 @@ class Generate(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ServedModel:
     """What answers: engines, and how their model reads and writes."""
 
     generate: Generate
@@ -96,7 +96,7 @@ class Session(ABC):
     refusals: tuple[type[AntiphonError], ...] = (RequestError,)
     """Errors of engines that say that a request is invalid."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self.model = model
         self._format: type[ToolFormat] = TOOL_FORMATS.resolve(model.tools)
         self._numbers = itertools.count()  # of requests
@@ -129,7 +129,7 @@ class Session(ABC):
         requests = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
         try:
             for request in requests[:1]:  # the others differ in their seeds
-                require_runnable(request, self.model.max_length, _ANY_TOKEN, decodes=True)
+                validate_request(request, self.model.max_length, _ANY_TOKEN, decodes=True)
         except RequestError as error:
             raise Refused(str(error)) from error
         return Asked(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
@@ -235,7 +235,7 @@ class Attempt(Session):
 
     def __init__(
         self,
-        model: Model,
+        model: ServedModel,
         prompt: Prompt,
         attempt: AttemptId,
         started: PolicyVersion,
@@ -333,12 +333,12 @@ class Attempt(Session):
             raise
 
 
-class Guest(Session):
+class UnrecordedClient(Session):
     """Who uses a model. May ask many things at once."""
 
     refusals = (RequestError, UnsupportedError)  # a client chooses its sampling, which an engine may not support
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         super().__init__(model)
         self._name = f"guest-{secrets.token_hex(4)}"  # each has requests with ids of its own
 
