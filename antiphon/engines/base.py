@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.core.errors import AntiphonError, RequestError, UnsupportedError
+from antiphon.core.registry import Registry
 from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
@@ -26,6 +27,7 @@ from antiphon.core.types import (
 )
 
 __all__ = [
+    "ENGINES",
     "Delta",
     "EngineCore",
     "GenerationHandle",
@@ -35,6 +37,15 @@ __all__ = [
     "validate_request",
 ]
 
+
+ENGINES = Registry(
+    "engine",
+    {
+        "native": "antiphon.engines.native.factory:open_engine",
+        "vllm": "antiphon.engines.vllm:open_engine",
+        "server": "antiphon.engines.server:ServerEngine",  # in the controller: it has no worker
+    },
+)
 
 COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
 COLDEST = 1e-20  # float32 logits that are divided by much less than this are infinite

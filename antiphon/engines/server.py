@@ -26,9 +26,9 @@ from antiphon.core.errors import AntiphonError, ConfigError, RequestError, Unsup
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
 from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
+from antiphon.engines.generation import Generation
 from antiphon.engines.server_protocols import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
-from antiphon.engines.worker import Generation
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.shared_directory import shared_directory
 

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Prompt, Sampling, Score, Trajectory
-from antiphon.rollout.episode import UnscoredAttempt
-from antiphon.rollout.scheduler import AttemptRunner
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.tasks.base import Transcript
 
 Judge = Callable[[Prompt, Sequence[Transcript], Sequence[Score]], Awaitable[Sequence[Score]]]

@@ -16,8 +16,8 @@ from antiphon.core.rpc import Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
+from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import UnscoredAttempt
 from antiphon.rollout.pool import PAUSES
 
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from antiphon.core.types import AttemptId, Prompt, Trajectory
-from antiphon.rollout.episode import UnscoredAttempt
+from antiphon.rollout.attempt import UnscoredAttempt
 
 
 class SamplingGroup:

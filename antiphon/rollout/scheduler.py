@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import RolloutError
@@ -18,14 +18,13 @@ from antiphon.core.types import (
     GroupOutcome,
     PolicyVersion,
     Prompt,
-    Sampling,
     Trajectory,
 )
 from antiphon.record.ledger import Ledger
 from antiphon.record.resume import ReusableRollout, ReusableRollouts
 from antiphon.rollout.admission import Admission, Change
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.rollout.config import Policy, RolloutConfig
-from antiphon.rollout.episode import UnscoredAttempt
 from antiphon.rollout.reward_monitor import RewardMonitor
 from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
 from antiphon.rollout.selection_bias import BiasMeter
@@ -35,18 +34,6 @@ FILTERED_IN_A_ROW = 1000  # complete groups without one to train on, after which
 DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINISHED, AttemptStatus.TRAINED}
 
 GroupFilter = Callable[[Group], bool]
-
-
-class AttemptRunner(Protocol):
-    """What the scheduler needs of `EpisodeRunner`."""
-
-    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory: ...
-
-    async def generate(
-        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> UnscoredAttempt: ...
-
-    async def score(self, played: UnscoredAttempt) -> Trajectory: ...
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from antiphon.core.config import Config, Problems, load, read_secret
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
 from antiphon.core.types import OnUpdate
+from antiphon.engines.base import ENGINES
 from antiphon.engines.config import LOADABLE_FLAVOURS, EngineConfig, EngineKind
-from antiphon.engines.worker import ENGINES
 from antiphon.learning.config import (
     OPTIONS,
     CheckpointConfig,

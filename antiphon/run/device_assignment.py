@@ -12,10 +12,10 @@ from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDied
-from antiphon.engines.base import InferenceEngine
+from antiphon.engines.base import ENGINES, InferenceEngine
 from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS, EngineConfig
+from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import ENGINES, RemoteEngine
 from antiphon.rollout.engine_state import Scaling
 from antiphon.run.config import RunConfig, model_shape
 

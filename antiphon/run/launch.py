@@ -256,7 +256,7 @@ async def start_engines(
         prefers=prefers,
         scaling=starter.scaling,
     )
-    starter.turn = pool.turn
+    starter.turn = pool.hold_devices
     return pool, min(engine.max_length for engine in engines)
 
 

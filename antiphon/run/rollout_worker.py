@@ -23,11 +23,11 @@ from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import RARE, Events
 from antiphon.record.payloads import PayloadFiles
 from antiphon.record.run_dir import Life
-from antiphon.rollout.episode import EpisodeRunner, UnscoredAttempt
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import Counts
 from antiphon.rollout.reward_monitor import text_statistics
-from antiphon.rollout.scheduler import AttemptRunner
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch import make_group_scorer, start_graders, start_rollouts

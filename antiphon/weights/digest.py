@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +32,14 @@ def digest_buffer(layouts: tuple[TensorLayout, ...], content: torch.Tensor, buck
         content: The buffer, uint8 [size]; complete once all buckets were taken.
         buckets: Parts of `content`, each of which may be filled only when it is taken.
     """
-    layout = repr(layouts).encode()
+    header = repr([astuple(layout) for layout in layouts]).encode()
     if content.is_cuda:
         for _ in buckets:
             pass
         parts = [digest_on_device(content)]
     else:
         parts = list(copy_threads().map(xxhash.xxh3_64_digest, (bucket.numpy() for bucket in buckets)))
-    return xxhash.xxh3_64_intdigest(layout + b"".join(parts)) >> 1
+    return xxhash.xxh3_64_intdigest(header + b"".join(parts)) >> 1
 
 
 def digest_on_device(content: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""Descriptions of a set of weights: its tensors in one flat buffer, their digest, and adapters. Importing it imports no torch."""
+"""Descriptions of a set of weights: tensors in one flat buffer, digest, adapters. Importing it imports no torch."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

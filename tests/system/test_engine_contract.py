@@ -26,8 +26,8 @@ from antiphon.core.types import (
     WeightsUpdate,
 )
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import RemoteEngine
 from antiphon.run.device_assignment import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine

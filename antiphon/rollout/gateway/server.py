@@ -18,7 +18,8 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway import anthropic, openai
 from antiphon.rollout.gateway.chat import Refused, Reply, parse_object
-from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, ServedModel, Session, UnrecordedClient
+from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, Session, UnrecordedClient
 
 LARGEST = 64 << 20  # bytes of a request
 PING_SECONDS = 10.0  # between signs of life while a reply is made; clients take a minute of silence for an end

@@ -18,6 +18,7 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.sessions import Attempt
 from antiphon.tasks.rendering import Renderer
 
