@@ -47,9 +47,9 @@ _HOW = {
 
 def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration that a run was made with, without a look at what it names. `RecordError` if it has none."""
-    path = reading.file_inside(run, "config.yaml")
+    path = reading.resolve_file(run, "config.yaml")
     try:
-        with reading.damaged(path):
+        with reading.convert_read_errors(path):
             return load(path, overrides, model=RunConfig)
     except ConfigError as error:
         first, *others = str(error).splitlines()
@@ -58,14 +58,14 @@ def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def has_model(run: Path) -> bool:
     """Return True if a run keeps the model that it began with. `RecordError` if that is not of regular files of its own."""
-    built = reading.path_inside(run, "model")
+    built = reading.resolve_path(run, "model")
     if not built.is_dir():
         return False
     reading.check_model_files(built)
     return True
 
 
-def vouch(
+def require_trust(
     run: Path,
     config: RunConfig,
     needed: Collection[str],

@@ -113,7 +113,7 @@ class EnginePool:
         # A group that is pinned goes to an engine when it has room for all of it.
         limit = max(1, engine.capacity - self._seats + 1) if self._pinned else engine.capacity * AHEAD
         now = asyncio.get_running_loop().time()
-        member = EngineState(next(self._events.numbers), engine, limit, engine.version, now)
+        member = EngineState(next(self._events.engine_numbers), engine, limit, engine.version, now)
         self._members.append(member)
         self._wanted = max(self._wanted, len(self._members))
         self._events.add("join", engine=member.number, version=member.version)
@@ -409,7 +409,7 @@ class EnginePool:
                 completion = handle.partial()
             finally:
                 member.handles.discard(handle)
-            if self._events.on:
+            if self._events.enabled:
                 self._note_served(request, member, completion)
             return replace(completion, engines=(member.number,))
         except BaseException:

@@ -25,7 +25,7 @@ from antiphon.core.types import (
     Trajectory,
     TrajectoryMeta,
 )
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 
 WINDOW = 512  # answers of a task that are kept, the newest
 FEWEST = 64  # answers that it takes to say something
@@ -218,5 +218,5 @@ def _answer(trajectory: Trajectory) -> Answer | None:
         length=meta.completion_tokens,
         repetition=said.repetition,
         digest=said.digest,
-        marks=frozenset(part.removeprefix(MARK) for part in meta.score.parts if part.startswith(MARK)),
+        marks=frozenset(part.removeprefix(FLAG_PREFIX) for part in meta.score.parts if part.startswith(FLAG_PREFIX)),
     )

@@ -123,7 +123,7 @@ class Scheduler:
             self._changed.clear()
             await self._wait(self._changed.wait(), "groups", "groups to complete")
         chosen, change = taken
-        self._ledger.take(chosen)
+        self._ledger.begin_step(chosen)
         self._obey_stale(change)
         self._heard_of_step = max(self._open[group].heard for group in chosen)
         groups = [self._close_group(group) for group in chosen]
@@ -136,12 +136,12 @@ class Scheduler:
 
     async def wait_durable(self) -> None:
         """Return when what the step in hand trains on is durable; mostly it was before it was asked for."""
-        await self._wait(self._ledger.durable(self._heard_of_step), "commit", "the ledger")
+        await self._wait(self._ledger.wait_durable(self._heard_of_step), "commit", "the ledger")
 
     def publish(self) -> PolicyVersion:
         """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
         change = self.admission.publish()
-        self._ledger.publish(self.admission.version)
+        self._ledger.end_step(self.admission.version)
         self._obey_stale(change)
         return self.admission.version
 
@@ -188,11 +188,11 @@ class Scheduler:
     def _admit(self, number: int | None, prompt: Prompt) -> None:
         assert self._owner is not None
         found: Mapping[int, ReusableRollout] = {}
-        if self._returning.kept and self._sampler is None:
-            found = self._returning.of(prompt, self.admission.oldest_start)
+        if self._returning.by_prompt and self._sampler is None:
+            found = self._returning.take(prompt, self.admission.oldest_start)
         group, attempts = self.admission.admit(number, {sibling: kept.started for sibling, kept in found.items()})
         opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
-        self._ledger.admit(group, prompt, self.admission.version)
+        self._ledger.add_group(group, prompt, self.admission.version)
         for attempt in attempts:
             if attempt.sibling not in found:
                 self._start(attempt)
@@ -206,14 +206,14 @@ class Scheduler:
         """An attempt ends as it began: with what an earlier life of the run has finished."""
         trajectory = kept.trajectory(attempt)
         self.bias_meter.record_dispatch(trajectory.meta.task, trajectory.meta.prompt_id)
-        self._ledger.take_over(trajectory, kept.origin, kept.file)
+        self._ledger.add_reused_trajectory(trajectory, kept.origin, kept.file)
         self._heard(trajectory)
 
     def _hurry(self) -> None:
         """What the next step will be trained on is to be durable before it is asked for."""
         if not self._hurried and self.admission.ready:
             self._hurried = True
-            self._ledger.hurry()
+            self._ledger.request_commit()
 
     def _begin_round(self) -> None:
         size = self.config.groups_per_step
@@ -238,7 +238,7 @@ class Scheduler:
             self._ended(trajectory)
 
     def _ended(self, trajectory: Trajectory) -> None:
-        self._ledger.play(trajectory)
+        self._ledger.add_trajectory(trajectory)
         self._heard(trajectory)
 
     def _heard(self, trajectory: Trajectory) -> None:
@@ -248,7 +248,7 @@ class Scheduler:
         self.reward_monitor.record_finish(trajectory.meta)
         if usable and attempt.group in self._open:
             held = self._open[attempt.group]
-            held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.heard
+            held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.sequence_number
         elif trajectory.meta.failure is not None:
             self.failures[trajectory.meta.failure.source] += 1
             self.last_failure = trajectory.meta.failure.message
@@ -305,9 +305,9 @@ class Scheduler:
 
     def _changed_to(self, attempt: AttemptId, status: AttemptStatus) -> None:
         if status is AttemptStatus.RUNNING:
-            self._ledger.start(attempt, self.admission.started(attempt))
+            self._ledger.add_attempt(attempt, self.admission.started(attempt))
         else:
-            self._ledger.end(attempt, status)
+            self._ledger.set_status(attempt, status)
         if status in DROPPED and (group := self._open.get(attempt.group)):
             self.bias_meter.record_drop(status, asyncio.get_running_loop().time() - group.since)
 
@@ -352,7 +352,7 @@ class Scheduler:
             self._end_loop(group)
             del self._open[group]
             self.groups_ended[outcome] += 1
-            self._ledger.drop(group, outcome)
+            self._ledger.end_group(group, outcome)
 
     def _balance(self) -> dict[str, int]:
         return {"dispatched": self.admission.dispatched} | {str(k): n for k, n in self.admission.ended.items()}

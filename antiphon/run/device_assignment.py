@@ -17,7 +17,8 @@ from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS, EngineC
 from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
 from antiphon.rollout.engine_state import Scaling
-from antiphon.run.config import RunConfig, model_shape
+from antiphon.run.config import RunConfig
+from antiphon.run.model_files import model_shape
 
 LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"

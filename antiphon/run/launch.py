@@ -22,7 +22,7 @@ from antiphon.learning.learner import CRITIC, LEARNERS, LoraBaseReference, Model
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.record.events import Events
-from antiphon.record.run_dir import Life, RunDirectory
+from antiphon.record.run_dir import RunDirectory, RunLineage
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_agent
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.environment_pool import EnvironmentPool
@@ -33,8 +33,9 @@ from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
-from antiphon.run.config import RunConfig, check_weights, model_shape
+from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, EngineStarter, device_assigner
+from antiphon.run.model_files import check_weights, model_shape
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.base import Generate
@@ -225,7 +226,7 @@ async def start_graders(
             seats, judges = device_assigner(cluster, config, "judge", judges), judges + judge.replicas
             name = f"judge-{task.name}"
             starter = EngineStarter(cluster, name, model, engine, seat_of=seats, idle_seconds=judge.idle_seconds)
-            pool, longest = await start_engines(starter, rollout, deadlines, events.aside(name), tell)
+            pool, longest = await start_engines(starter, rollout, deadlines, events.for_pool(name), tell)
             asked[task.name] = make_generate(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     reward = placement.place("reward")
@@ -307,7 +308,7 @@ async def start_rollout_workers(
     cluster: Cluster,
     model: Path,
     config: RunConfig,
-    life: Life,
+    life: RunLineage,
     deadlines: Deadlines,
     events: Events,
     tell: Callable[[str], None],
@@ -327,7 +328,7 @@ async def start_rollout_workers(
         place = at and replace(at, cores=(), gpus=gpus_of(seat.place for seat in seats))
         serial = next(serials)
         name = f"rollout-{serial}"
-        args = (serial, str(model), own, seats, life, events.on)
+        args = (serial, str(model), own, seats, life, events.enabled)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
         shard = RolloutWorker(handle, number, events, tell)
         try:

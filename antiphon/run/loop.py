@@ -54,7 +54,7 @@ from antiphon.learning.batch import supervised_batch
 from antiphon.learning.learner import ModelRoles, Scorer, Trainer
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.stages import STAGES, StepPipeline
-from antiphon.record.checkpoint import checkpoint_name, prune, publish, staging_dir
+from antiphon.record.checkpoint import checkpoint_name, prune_checkpoints, publish_checkpoint, staging_dir
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
@@ -70,7 +70,7 @@ from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.rollout.scheduler import GroupFilter, Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 from antiphon.tasks.mixture import Mixture
 from antiphon.weights.base import TransferContext
 
@@ -192,12 +192,15 @@ class Run:
     async def _supervised(self, main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
         """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
         parts = self.parts
-        watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
+        watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh)]
+        watchers.append(parts.ledger.commit_on_request())
         watchers += [judge.watch() for judge in parts.judges]
         try:
             return await run_supervised(watchers, main)
         except StallError as stall:
-            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}", stall.key) from stall
+            raise StallError(
+                f"{stall}\nWhat happened last:\n{self.parts.ledger.events.format_recent()}", stall.key
+            ) from stall
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -316,7 +319,7 @@ class Run:
                     await self._publish(owner, self.version)
             parts.training.controllers = restore_controllers(resumption.state.get("controllers"))
             parts.mixture.restore(resumption.state["mixture"])
-            scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
+            scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.reusable)
         elif config.checkpoint.every:
             await self._save(owner, self._cut(0, scheduler))
         await self._turn(parts.lease.generate())
@@ -393,7 +396,7 @@ class Run:
         wait = partial(self._wait, name="step", on="the learner")
         with name_step_in_errors(f"step {number}"):
             metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
-        self.parts.ledger.batch(batch)
+        self.parts.ledger.set_batch_digest(batch)
         return metrics
 
     async def _publish(self, owner: asyncio.TaskGroup, version: PolicyVersion) -> None:
@@ -404,7 +407,7 @@ class Run:
         hit("publish")
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
         await self._turn(parts.lease.leave())
-        parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
+        parts.ledger.add_version(version, update.manifest.digest if update.manifest else None)
         self.version, self._published = version, update
         hit("published")
         self._loading = owner.create_task(self._load(update), name=f"load version {version.n}")
@@ -518,7 +521,7 @@ class Run:
             "mixture": self.parts.mixture.state(),
             "scheduler": scheduler.state(),
             "controllers": asdict(self.parts.training.controllers),
-            "heard": self.parts.ledger.heard,
+            "heard": self.parts.ledger.sequence_number,
             "config": self.config.model_dump(mode="json"),
             "code": code_version(),
         }
@@ -535,9 +538,9 @@ class Run:
 
         async def keep() -> None:
             await asyncio.gather(*writing)
-            await self.parts.in_thread(publish, aside, directory, cut)
-            self.parts.ledger.checkpoint(cut["step"], version, directory.name)
-            prune(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
+            await self.parts.in_thread(publish_checkpoint, aside, directory, cut)
+            self.parts.ledger.add_checkpoint(cut["step"], version, directory.name)
+            prune_checkpoints(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
 
         self._saving = owner.create_task(keep(), name=f"checkpoint {cut['step']}")
 
@@ -596,7 +599,7 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
     for meta in metas:
         values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
         for part, value in meta.score.parts.items():
-            if not part.startswith(MARK):
+            if not part.startswith(FLAG_PREFIX):
                 values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
     shares = Counter(meta.task for meta in metas)
     if len(shares) == 1:  # then the mean says it

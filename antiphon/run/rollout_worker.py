@@ -21,8 +21,8 @@ from antiphon.core.rpc import STARTED, AsyncWorker, Handler
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import RARE, Events
-from antiphon.record.payloads import PayloadFiles
-from antiphon.record.run_dir import Life
+from antiphon.record.payloads import PayloadWriter
+from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
@@ -45,7 +45,7 @@ class RolloutWorkerProcess(AsyncWorker):
         model: str,
         config: RunConfig,
         seats: Sequence[DeviceAssignment],
-        life: Life,
+        life: RunLineage,
         listening: bool,
     ) -> None:
         """`config` has as many engines as there are `seats`, whose GPUs are the only ones that are seen here;
@@ -86,7 +86,7 @@ class RolloutWorkerProcess(AsyncWorker):
                 tell,
                 seats=self._seats.__getitem__,
             )
-            files = PayloadFiles(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
+            files = PayloadWriter(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
             stack.push_async_callback(files.close)
             pool, player = self._pool, make_group_scorer(episodes, grading, config, deadlines) or episodes
             keeping = _Keeping(episodes, player, files)
@@ -109,7 +109,7 @@ class RolloutWorkerProcess(AsyncWorker):
 class _Keeping:
     """Plays attempts, keeps what comes of them in `files`, and has references to it instead."""
 
-    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadFiles) -> None:
+    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadWriter) -> None:
         """`episodes` plays attempts of evaluations, `player` all others."""
         self._episodes = episodes
         self._player = player

@@ -36,7 +36,7 @@ NUMBERS = {"replicas": 64, "slots": 65_536, "max_length": 1 << 24, "prefill_toke
 WORDS = {"dtype": r"[a-z]+[0-9]+", "device": r"[a-z]+(:[0-9]+)?"}
 
 
-def configured(
+def load_serving_config(
     target: str, path: Path | None, overrides: Sequence[str], tell: Callable[[str], None] = print
 ) -> tuple[str, ServeConfig]:
     """Where the model lies that `target`, a model or the directory of a run, means, and how it is to be served: as the file and
@@ -54,7 +54,7 @@ def configured(
     for key in changed.keys() - taken.keys():
         tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
     engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
-    model = newest_checkpoint(reading.path_inside(run, "checkpoints"), tell)
+    model = newest_checkpoint(reading.resolve_path(run, "checkpoints"), tell)
     return str(model), load(path, [*engine, *overrides], model=ServeConfig)
 
 

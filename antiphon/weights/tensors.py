@@ -14,7 +14,7 @@ ALIGNMENT = 64  # bytes
 
 
 class HostBuffer:
-    """Memory of this process, reused while the requested size stays the same."""
+    """HostBuffer of this process, reused while the requested size stays the same."""
 
     def __init__(self) -> None:
         self.content = torch.empty(0, dtype=torch.uint8)

@@ -27,8 +27,8 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
-from antiphon.record.resume import begin
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.resume import open_first_lineage
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.scheduler import Scheduler
@@ -126,8 +126,8 @@ async def grade_and_train(folder, address):
         timeout=240,
         sampling={"max_tokens": 4},
     )
-    deadlines, store = Deadlines(), Store(folder)
-    begin(store)
+    deadlines, store = Deadlines(), LedgerStore(folder)
+    open_first_lineage(store)
     ledger = Ledger(store, Events(), run=run_synchronously)
     async with RewardRouter(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), deadlines) as graders:
         episodes = EpisodeRunner(
@@ -161,7 +161,7 @@ async def grade_and_train(folder, address):
             scheduler.stop()
             return trained
 
-        trained = await run_supervised((ledger.watch(),), train)
+        trained = await run_supervised((ledger.commit_on_request(),), train)
         await ledger.close()
         store.close()
         return trained, scheduler.failures, graders.stats

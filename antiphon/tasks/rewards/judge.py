@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.engines.openai import ChatRequestFailed, OpenAIChatClient
 from antiphon.tasks.base import Generate, Transcript, Unreachable
-from antiphon.tasks.rewards.extract import right_answer
+from antiphon.tasks.rewards.extract import ground_truth
 
 RUBRIC = "Judge how correct, complete and helpful the response is."
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -58,7 +58,7 @@ class Judge:
         """The verdict; `Unreachable` if the judge does not reply."""
         before, response = _split(transcript)
         if self._reference:
-            return await self._compare(before, response, right_answer(prompt, self._reference))
+            return await self._compare(before, response, ground_truth(prompt, self._reference))
         how = f"a number from {self._low:g}, the worst, to {self._high:g}, the best"
         said = await self._verdict({"conversation": before, "response": response}, how, _NUMBER)
         if said is None or not self._low <= float(said) <= self._high:

@@ -23,7 +23,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -41,7 +41,7 @@ class Stage:
     """Attempts that wait for the test, and what became of them."""
 
     place: Path
-    stores: ClassVar[list[Store]]
+    stores: ClassVar[list[LedgerStore]]
 
     def __init__(self, **config):
         defaults = {"groups_per_step": 2, "group_size": 2, "async_ratio": 1.0, "sampling": {"max_tokens": 8}}
@@ -79,7 +79,7 @@ class Stage:
         )
 
     def scheduler(self, keep=None):
-        store = Store(Path(mkdtemp(dir=Stage.place)))
+        store = LedgerStore(Path(mkdtemp(dir=Stage.place)))
         Stage.stores.append(store)
         return Scheduler(
             config=self.config,
