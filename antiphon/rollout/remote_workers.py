@@ -18,7 +18,7 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.pool import PAUSES
+from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 
 
 class Counts(NamedTuple):
@@ -187,7 +187,7 @@ class RolloutWorkers:
 
     async def _replace(self, number: int) -> None:
         """Start another worker. While others live, one that cannot be takes nothing from the restarts, as with engines."""
-        pause = PAUSES[0]
+        pause = RETRY_SECONDS[0]
         while self._restarts:
             self._restarts, self._coming = self._restarts - 1, self._coming + 1
             try:
@@ -198,7 +198,7 @@ class RolloutWorkers:
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
                 self._restarts += bool(self._shards)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSES[1])
+                pause = min(2 * pause, RETRY_SECONDS[1])
                 continue
             self._coming -= 1
             self._add(shard)

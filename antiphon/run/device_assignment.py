@@ -16,7 +16,7 @@ from antiphon.engines.base import ENGINES, InferenceEngine
 from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS, EngineConfig
 from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.rollout.engine_state import Scaling
+from antiphon.rollout.engine_supervisor import Scaling
 from antiphon.run.config import RunConfig
 from antiphon.run.model_files import model_shape
 

@@ -25,6 +25,7 @@ from antiphon.record.events import Events
 from antiphon.record.run_dir import RunDirectory, RunLineage
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_agent
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.environment_pool import EnvironmentPool
 from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner, RunAgent
 from antiphon.rollout.gateway.served_model import ServedModel
@@ -252,10 +253,8 @@ async def start_engines(
         rollout,
         events=events,
         on_loss=tell,
-        respawn=starter.another,
-        wanted=starter.wanted,
-        prefers=prefers,
-        scaling=starter.scaling,
+        supply=EngineSupply(start=starter.another, target=starter.wanted, scaling=starter.scaling),
+        preferred_devices=prefers,
     )
     starter.turn = pool.hold_devices
     return pool, min(engine.max_length for engine in engines)

@@ -28,6 +28,7 @@ from antiphon.record.metrics import Metrics
 from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
@@ -198,7 +199,7 @@ async def _play(
         return engine()
 
     first = [engine() for _ in range(scenario.engines.count)]
-    pool = EnginePool(first, deadlines, config.rollout, events=events, respawn=respawn)
+    pool = EnginePool(first, deadlines, config.rollout, events=events, supply=EngineSupply(start=respawn))
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)

@@ -12,7 +12,7 @@ from antiphon.core.errors import WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.engine_state import Scaling
+from antiphon.rollout.engine_supervisor import EngineSupply, Scaling
 from antiphon.rollout.pool import EnginePool
 from antiphon.simulate import clock
 
@@ -320,7 +320,7 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn))
         watch = asyncio.create_task(pool.watch())
         for victim, (made, alive) in enumerate([(3, 2), (4, 2), (4, 1)]):
             engines[victim].kill()
@@ -343,7 +343,12 @@ def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_re
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
         pool = EnginePool(
-            engines[:1], Deadlines(), schedule, events=Events(), on_loss=told.append, respawn=respawn, wanted=3
+            engines[:1],
+            Deadlines(),
+            schedule,
+            events=Events(),
+            on_loss=told.append,
+            supply=EngineSupply(start=respawn, target=3),
         )
         watch = asyncio.create_task(pool.watch())
         await asyncio.sleep(300.0)
@@ -371,8 +376,7 @@ class Scaled:
             Deadlines(),
             SCHEDULE.model_copy(update={"engine_restarts": restarts, "engine_timeout": 1.0, "timeout": 600.0}),
             events=Events(),
-            respawn=self.another,
-            scaling=Scaling(3, 10.0, self.close),
+            supply=EngineSupply(start=self.another, scaling=Scaling(3, 10.0, self.close)),
         )
         self.watch = asyncio.create_task(self.pool.watch())
         self.names = map(str, itertools.count())
@@ -495,7 +499,9 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn, on_loss=told.append)
+        pool = EnginePool(
+            engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn), on_loss=told.append
+        )
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(600.0)
@@ -526,7 +532,7 @@ def test_a_replacement_that_hangs_as_it_starts_is_given_up_and_tried_again():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn))
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(2 * SCHEDULE.timeout)
@@ -716,7 +722,7 @@ def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_
 def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
     async def main():
         reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
-        pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), prefers={"long": "h800"})
+        pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), preferred_devices={"long": "h800"})
         tasks = [
             asyncio.create_task(pool.generate(request(str(n), task="long" if n < 3 else "short"))) for n in range(6)
         ]
