@@ -48,7 +48,8 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch import model_directory, start_models
 from antiphon.run.loop import make_step_pipeline, run_supervised
 from antiphon.tasks.mixture import Mixture
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 SETTLE = 12  # turns of the event loop after which nothing is under way that does not wait for an arrival
 
@@ -101,7 +102,7 @@ class _Recorded:
         finally:
             del self.running[attempt]
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Any:
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
