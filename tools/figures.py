@@ -24,6 +24,7 @@ comments, table headings and first columns are ignored.
 import argparse
 import ast
 import json
+import math
 import operator
 import re
 import statistics
@@ -86,10 +87,15 @@ class Number:
         return float(self.text.replace(",", "").replace("−", "-"))
 
     @property
+    def decimals(self) -> int:
+        """Digits after the decimal point."""
+        mantissa, _, power = self.text.partition("e")
+        return len(mantissa.partition(".")[2]) - int(power or 0)
+
+    @property
     def unit(self) -> float:
         """The value of one unit of its last digit."""
-        mantissa, _, power = self.text.partition("e")
-        return 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+        return 10.0**-self.decimals
 
     def format_like(self, value: float) -> str:
         """Format another value with the same digits, sign and separators."""
@@ -202,7 +208,9 @@ def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[
         return -slack <= off < number.unit, value
     if bound == ">":
         return -slack <= -off < number.unit, value
-    return abs(off) <= number.unit / 2 + slack, value
+    half_up = math.floor(value / number.unit + 0.5) * number.unit  # a tie may be rounded either way, by who printed it
+    rounded = (round(value, number.decimals), half_up)
+    return min(abs(number.value - each) for each in rounded) <= slack, value
 
 
 # --- the two checks ----------------------------------------------------------------------------------------------------------

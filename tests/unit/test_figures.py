@@ -119,6 +119,25 @@ def test_a_bound_is_rounded_away_from_the_value(printed, value, right):
     assert (faults(text, results={"a.json": {"figures": {"off": value}}}) == []) is right
 
 
+@pytest.mark.parametrize(
+    ("printed", "value", "right"),
+    [
+        ("0.88", 0.875, True),
+        ("0.87", 0.875, False),
+        ("0.99", 0.995, True),
+        ("8", 7.5, True),
+        ("3e-4", 0.0003, True),
+        ("0.6", 0.64, True),
+        ("0.7", 0.64, False),
+        ("1,718", 1717.5055, True),
+        ("−0.09", -0.0879, True),
+    ],
+)
+def test_numbers_are_rounded_to_the_printed_digits(printed, value, right):
+    text = f"It is {printed} there.\n<!-- figures a.json: key -->\n"
+    assert (faults(text, results={"a.json": {"figures": {"key": value}}}) == []) is right
+
+
 def test_brackets_stand_for_the_same_of_each_name():
     assert figures.expand_comment("<!-- figures a.json: x [ b c: {}_1 100*{} ] 'd e' -->") == [
         *("a.json:", "x", "b_1", "100*b", "c_1", "100*c", "'d e'")
