@@ -167,6 +167,8 @@ def expand_comment(mark: str) -> list[str]:
         if word != "[":
             found.append(word)
             continue
+        if "]" not in words or not any(each.endswith(":") for each in words[: words.index("]")]):
+            return [*found, word]  # which no number can have as its source
         inner = words[: words.index("]")]
         words = words[len(inner) + 1 :]
         head = next(i for i, each in enumerate(inner) if each.endswith(":"))
@@ -180,7 +182,7 @@ def evaluate(expression: str, figures: Mapping[str, float]) -> float:
 
     Raises:
         KeyError: A name is not in the figures.
-        ValueError: The expression has other operations.
+        ValueError: The expression has other operations, or names no figure.
     """
 
     def of(node: ast.expr) -> float:
@@ -197,7 +199,15 @@ def evaluate(expression: str, figures: Mapping[str, float]) -> float:
                 return CALLS[name](*map(of, args))
         raise ValueError(f"{expression}: + - * /, min, max, median and abs of figures")
 
-    return of(ast.parse(expression, mode="eval").body)
+    body = ast.parse(expression, mode="eval").body
+    if not any((isinstance(node, ast.Name) and node.id not in CALLS) or _is_quoted(node) for node in ast.walk(body)):
+        raise ValueError(f"{expression} names no figure")
+    return of(body)
+
+
+def _is_quoted(node: ast.AST) -> bool:
+    """Return True for a quoted name."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[bool, float]:
@@ -273,7 +283,7 @@ class Page:
             return
         try:
             right, value = compare(number, source, figures)
-        except (KeyError, ValueError, SyntaxError) as error:
+        except (KeyError, ValueError, SyntaxError, ZeroDivisionError) as error:
             self.faults.append((number.start, f"{number.text}: cannot evaluate {source} ({error})"))
             return
         if not right:

@@ -106,6 +106,11 @@ def test_what_is_allowed_stands_in_its_phrase_only():
         "speed.json: other",
         "slow.json: ratio",
         "speed.json: =1.63",
+        "speed.json: 1.63",
+        "speed.json: max(1.63,1)",
+        "speed.json: ratio/0",
+        "speed.json: [ ratio: {}",
+        "speed.json: [ ratio ]",
         "speed.json: ratio+",
     ],
 )
