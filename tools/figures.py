@@ -322,6 +322,7 @@ def check_pages(root: Path, write: bool = False) -> list[str]:
 def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, commit, changed modules and number of commits to these since, of each result whose code has changed."""
     now: set[str] | None = None
+    history = has_history(root)
     for name, result in read_results(root).items():
         changed = []
         for module, digest in result.get("measures", {}).items():
@@ -331,7 +332,7 @@ def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
         if "measures" not in result:
             changed = ["(does not say what it measures)"]
         commit, short = result["commit"], result["commit"][:8]
-        if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        if history and _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
             yield name, f"{short} (not in the history)", " ".join(changed), "?"
         elif changed:
             places = [module.replace(".", "/") for module in changed]
@@ -342,6 +343,11 @@ def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
                 " ".join(changed),
                 _git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *paths) or "?",
             )
+
+
+def has_history(root: Path) -> bool:
+    """Return True if git is there, and all commits."""
+    return _git(root, "rev-parse", "--is-shallow-repository") == "false"
 
 
 def _git(root: Path, *words: str) -> str | None:
@@ -361,7 +367,7 @@ def main() -> int:
     options = parser.parse_args()
     faults = check_pages(ROOT, options.write)
     print(*faults, sep="\n", end="\n" if faults else "")
-    if _git(ROOT, "rev-parse", "HEAD") is None:
+    if not has_history(ROOT):
         print("git or its history is missing: the commits of results were not checked")
     stale = list(find_stale(ROOT))
     if stale:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -264,6 +265,13 @@ def test_a_commit_that_is_not_there_is_told(project):
     assert "not in the history" in stale(project)[0][1]
 
 
+def test_without_git_only_the_code_is_compared(project):
+    shutil.rmtree(project / ".git")
+    assert stale(project) == []
+    (project / "antiphon" / "rooms" / "a.py").write_text("def f(x):\n    return x\n")
+    assert [found[0::3] for found in stale(project)] == [("speed.json", "?")]
+
+
 def test_a_result_that_names_no_modules_is_told(project):
     result = json.loads((project / figures.RESULTS / "speed.json").read_text())
     del result["measures"]
@@ -287,8 +295,13 @@ def test_the_planners_constants_are_those_of_a_result():
 
 
 def test_every_benchmark_says_what_it_measures():
-    """In each call that writes a result."""
     for path in (ROOT / "benchmarks").glob("*.py"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         calls = len(re.findall(r"(?<!def )write_result\(", text))
-        assert text.count("measures=") >= calls or path.name == "_common.py", path.name
+        assert text.count("measures=") >= calls, path.name
+
+
+def test_what_benchmarks_measure_exists():
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for found in re.findall(r"^(?:MEASURES|WHOLE_RUN) = \((.*?)\)$", path.read_text(encoding="utf-8"), re.M | re.S):
+            figures.digest_modules(re.findall(r'"([\w.]+)"', found), ROOT)
