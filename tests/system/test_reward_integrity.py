@@ -164,4 +164,4 @@ async def grade_and_train(folder, address):
         trained = await run_supervised((ledger.commit_on_request(),), train)
         await ledger.close()
         store.close()
-        return trained, scheduler.failures, graders.stats
+        return trained, scheduler.progress.failures, graders.stats

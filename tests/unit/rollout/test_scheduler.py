@@ -184,7 +184,7 @@ def test_a_failed_attempt_is_tried_again():
         stage.running[victim].set_result(None)
         await settle()
         assert any(a.sibling == victim.sibling and a.attempt == 1 for a in stage.running if a.group == 0)
-        assert scheduler.failures == {"environment": 1}
+        assert scheduler.progress.failures == {"environment": 1}
         scheduler.stop()
 
     run(main)
