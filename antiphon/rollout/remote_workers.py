@@ -245,9 +245,9 @@ class RolloutWorkers:
         """See `EpisodeRunner.generate`."""
         return await self._ask(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """See `EpisodeRunner.score`. What comes back is durable."""
-        return await self._ask(str(played.attempt.group), "score", played)
+        return await self._ask(str(unscored.attempt.group), "score", unscored)
 
     async def _ask(self, group: str, method: str, *args: Any) -> Any:
         """The answer of the worker that has the group; of another if that one dies."""

@@ -27,7 +27,8 @@ from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_age
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.environment_pool import EnvironmentPool
-from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner, RunAgent
+from antiphon.rollout.episode import EpisodeRunner, RunAgent
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.group_scoring import GroupScoring

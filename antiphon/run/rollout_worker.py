@@ -128,9 +128,9 @@ class _Keeping:
             return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
         return await self._keep(await self._player.run(prompt, attempt, started))
 
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """See `RolloutWorkers.score`."""
-        return await self._keep(await self._player.score(played))
+        return await self._keep(await self._player.score(unscored))
 
     async def _keep(self, trajectory: Trajectory) -> Trajectory:
         meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))

@@ -29,7 +29,8 @@ from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_supervisor import EngineSupply
-from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
+from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import ModelConfig, RunConfig
