@@ -151,12 +151,15 @@ class Scheduler:
         """Return when what the step in hand trains on is durable; mostly it was before it was asked for."""
         await self._wait(self._ledger.wait_durable(self._heard_of_step), "commit", "the ledger")
 
-    def publish(self) -> PolicyVersion:
-        """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
-        change = self.admission.publish()
-        self._ledger.end_step(self.admission.version)
+    def publish(self, version: PolicyVersion) -> None:
+        """Release the slots of the step, and drop groups that became too old; `admit` goes on.
+
+        Args:
+            version: The version that was published, which follows the one before.
+        """
+        change = self.admission.publish(version)
+        self._ledger.end_step(version)
         self._obey_stale(change)
-        return self.admission.version
 
     def drain(self, outcome: GroupOutcome) -> int:
         """Groups that ended so since this was last asked."""
