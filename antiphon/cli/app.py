@@ -491,9 +491,9 @@ def doctor(
     """Show what this machine has for Antiphon, and how to install what it lacks."""
     with _outcome():
         if clean:
-            from antiphon.weights.base import remove_abandoned
+            from antiphon.weights.shared_directory import remove_abandoned_directories
 
-            print("\n".join(["removed:", *map(str, remove_abandoned())]))
+            print("\n".join(["removed:", *map(str, remove_abandoned_directories())]))
         _table("machine", "", {**_software(), **_hardware()})
         _table("optional", "", _optional())
 

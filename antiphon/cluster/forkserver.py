@@ -30,7 +30,7 @@ class Nursery:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = (
-                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import local, forkserver; "
+                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import forkserver, local; "
                 f"local.main(*forkserver.nurse({theirs.fileno()}, {[*modules]!r}))"
             )
             command = [sys.executable, "-u", "-c", program]

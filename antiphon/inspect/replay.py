@@ -50,7 +50,8 @@ from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import make_step_pipeline, start_models
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.mixture import Mixture
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 SETTLE = 12  # turns of the event loop after which nothing is under way that does not wait for an arrival
 
@@ -103,7 +104,7 @@ class _Recorded:
         finally:
             del self.running[attempt]
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Any:
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")

@@ -12,9 +12,9 @@ from typing import Protocol
 from typing_extensions import override
 
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
-from antiphon.rollout.episode import EpisodeRunner, Played
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
-from antiphon.rollout.scheduler import AttemptRunner
 
 EVALUATION_PRIORITY = -1  # before rollouts: training waits for it
 
@@ -60,14 +60,14 @@ class RolloutBackend:
         """Run one attempt to its score."""
         raise NotImplementedError
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
+    ) -> UnscoredAttempt:
         """Run one attempt to the end of its episode, without a score."""
         raise NotImplementedError
 
-    async def score(self, played: Played) -> Trajectory:
-        """Score what `play` returned."""
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
+        """Score what `generate` returned."""
         raise NotImplementedError
 
     async def evaluate(
@@ -144,13 +144,13 @@ class LocalRollouts(RolloutBackend):
         return await self._stored(await self._attempts.run(prompt, attempt, started))
 
     @override
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
-        return await self._attempts.play(prompt, attempt, started, sampling)
+    ) -> UnscoredAttempt:
+        return await self._attempts.generate(prompt, attempt, started, sampling)
 
     @override
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         return await self._stored(await self._attempts.score(played))
 
     async def _stored(self, trajectory: Trajectory) -> Trajectory:
@@ -169,19 +169,19 @@ class LocalRollouts(RolloutBackend):
 
     async def load_stale(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load weights into the engines that lack them; those asleep stay asleep."""
-        await self._pool.catch_up(update, mode)
+        await self._pool.load_stale(update, mode)
 
     @override
     async def release_devices(self) -> None:
-        await asyncio.gather(*(pool.lend() for pool in (self._pool, *self._judges)))
+        await asyncio.gather(*(pool.sleep_colocated() for pool in (self._pool, *self._judges)))
 
     @override
     async def reclaim_judges(self) -> None:
-        await asyncio.gather(*(judge.take_back() for judge in self._judges))
+        await asyncio.gather(*(judge.wake_all() for judge in self._judges))
 
     @override
     async def reclaim_engines(self) -> None:
-        await self._pool.take_back()
+        await self._pool.wake_all()
 
     @override
     async def watch(self, refresh: Refresh = keep_weights) -> None:

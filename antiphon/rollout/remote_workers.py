@@ -18,10 +18,10 @@ from antiphon.core.rpc import Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
+from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.backend import Refresh, RolloutBackend, keep_weights
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Played
-from antiphon.rollout.pool import PAUSES
+from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 
 
 class Counts(NamedTuple):
@@ -202,7 +202,7 @@ class RolloutWorkers(RolloutBackend):
 
     async def _replace(self, number: int) -> None:
         """Start another worker. While others live, a failed start costs no restart, as with engines."""
-        pause = PAUSES[0]
+        pause = RETRY_SECONDS[0]
         while self._restarts:
             self._restarts, self._starting = self._restarts - 1, self._starting + 1
             try:
@@ -213,7 +213,7 @@ class RolloutWorkers(RolloutBackend):
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
                 self._restarts += bool(self._workers)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSES[1])
+                pause = min(2 * pause, RETRY_SECONDS[1])
                 continue
             self._starting -= 1
             self._add(worker)
@@ -249,14 +249,14 @@ class RolloutWorkers(RolloutBackend):
         return await self._call_worker_of(str(attempt.group), "run", prompt, attempt, started)
 
     @override
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
-        return await self._call_worker_of(str(attempt.group), "play", prompt, attempt, started, sampling)
+    ) -> UnscoredAttempt:
+        return await self._call_worker_of(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
     @override
-    async def score(self, played: Played) -> Trajectory:
-        """Score what `play` returned; the trajectory is durable when this returns."""
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
+        """Score what `generate` returned; the trajectory is durable when this returns."""
         return await self._call_worker_of(str(played.attempt.group), "score", played)
 
     @override

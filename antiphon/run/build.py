@@ -26,7 +26,8 @@ from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
 from antiphon.tasks.rendering import Renderer
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 
 @asynccontextmanager

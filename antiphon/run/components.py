@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from antiphon.core.deadlines import Deadlines
 from antiphon.rollout.backend import RolloutBackend
 from antiphon.rollout.sampling_loop import SamplingLoop
-from antiphon.rollout.scheduler import KeepGroup
+from antiphon.rollout.scheduler import GroupFilter
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.record import RunRecord
 from antiphon.run.launch.tasks import TaskData
@@ -33,7 +33,7 @@ class Components:
     rollouts: RolloutBackend
     weights: WeightPublisher
     record: RunRecord
-    keep: KeepGroup | None = None
+    keep: GroupFilter | None = None
     sampler: SamplingLoop | None = None
 
 

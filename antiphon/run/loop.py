@@ -226,7 +226,7 @@ class Run:
         """Train on groups and publish the next version; write a checkpoint if one is due."""
         parts = self.parts
         async with parts.weights.updating() as learner:
-            await scheduler.recorded()
+            await scheduler.wait_durable()
             if self.config.rollout.deterministic:
                 await self._waits(parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
             metrics = describe_step(groups, scheduler, parts.rollouts) | self._check_rewards(step, scheduler)
@@ -282,7 +282,7 @@ class Run:
 
     def _check_rewards(self, step: int, scheduler: Scheduler) -> dict[str, float]:
         """Return statistics of the rewards; report each alarm once."""
-        metrics, alarms = scheduler.watch.look()
+        metrics, alarms = scheduler.reward_monitor.check()
         for alarm in alarms:
             if self.progress.alarms.setdefault(f"{alarm.task}: {alarm.name}", step) == step:
                 self.parts.record.view.message(f"alarm at step {step}: {alarm}")

@@ -28,10 +28,10 @@ def describe_step(groups: Sequence[Group], scheduler: Scheduler, rollouts: Rollo
         "tokens/requeued": float(rollouts.requeued_tokens),
         "attempts/dispatched": float(scheduler.admission.dispatched),
         "groups/live": float(scheduler.admission.live),
-        "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
-        "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
-        "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-        **scheduler.bias.metrics(),
+        "groups/filtered": float(scheduler.take_group_count(GroupOutcome.FILTERED)),
+        "groups/failed": float(scheduler.take_group_count(GroupOutcome.FAILED)),
+        "groups/stale": float(scheduler.take_group_count(GroupOutcome.STALE)),
+        **scheduler.bias_meter.metrics(),
     }
 
 

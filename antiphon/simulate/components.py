@@ -83,7 +83,7 @@ class SimulatedLearner:
         slices, taken = (1 if factor == 1 else SLICES), 0.0
         self._tell_engines(True)
         for _ in range(slices):
-            if any(engine.lent and engine.running for engine in self._engines()):
+            if any(engine.colocated and engine.running for engine in self._engines()):
                 raise StateError("an engine runs on a device that the learner has")
             hindered = any(engine.running for engine in self._engines())
             taken += (slept := seconds / slices * (factor if hindered else 1))

@@ -206,7 +206,7 @@ class Split:
 def iterate_splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> Iterator[Split]:
     """Steps of the run on so many devices, `most` of which can train (0: all): co-located first, all in turns; then divided and
     overlapping, from the share of the closed form to where more and fewer learner devices are both slower."""
-    most, each = most or devices, config.engine.devices
+    most, each = most or devices, config.engine.devices_per_engine
     if devices < each:
         raise ConfigError(f"--devices {devices}: an engine alone has {each} (engine.options)")
 
@@ -245,7 +245,7 @@ def split_devices(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunCon
     threads = best.learners if kind == "cpu" else config.learner.threads
     changes = {
         "placement": placement,
-        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices}),
+        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices_per_engine}),
         "learner": config.learner.model_copy(update={"threads": threads}),
     }
     return config.model_copy(update=changes), best
@@ -258,7 +258,7 @@ def parallel_share(alone: LearnerSpeed, together: LearnerSpeed, devices: int) ->
 
 def balance_learners(config: RunConfig, speeds: Speeds, devices: int) -> int:
     """How many devices should train, by the closed form."""
-    each = config.engine.devices
+    each = config.engine.devices_per_engine
     closed = ClosedForm.of(make_scenario(config, speeds, engines=devices // each, learners=1))
     longest = closed.longest / (1 + closed.ratio)
     share = best_share(closed.generation * each / devices, closed.training / devices, longest)

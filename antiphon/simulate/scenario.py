@@ -29,7 +29,8 @@ from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
+from antiphon.rollout.engine_supervisor import EngineSupply
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.components import Components
@@ -195,8 +196,8 @@ async def _play(
     length = _length(scenario)
 
     def engine() -> SimulatedEngine:
-        lent = sum(engine.lent for engine in engines if engine.dead is None) < scenario.engines.lent
-        engines.append(SimulatedEngine(scenario.engines.speed, length, lent=lent))
+        lent = sum(engine.colocated for engine in engines if engine.dead is None) < scenario.engines.lent
+        engines.append(SimulatedEngine(scenario.engines.speed, length, colocated=lent))
         engines[-1].load_failures = lambda: faults.should_fail("engine.load")
         return engines[-1]
 
@@ -205,7 +206,7 @@ async def _play(
         return engine()
 
     first = [engine() for _ in range(scenario.engines.count)]
-    pool = EnginePool(first, deadlines, config.rollout, events=events, respawn=respawn)
+    pool = EnginePool(first, deadlines, config.rollout, events=events, supply=EngineSupply(start=respawn))
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
     prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
@@ -278,7 +279,7 @@ def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     return length
 
 
-def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, EnvironmentFactory]:
     config, numbers = scenario.environment, count()
     if config is None:
         return {}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.device_assignment import EngineStarter
 
@@ -25,10 +26,8 @@ async def start_engines(
         rollout,
         events=events,
         on_loss=report,
-        respawn=starter.another,
-        wanted=starter.wanted,
-        prefers=prefers,
-        scaling=starter.scaling,
+        supply=EngineSupply(start=starter.another, target=starter.wanted, scaling=starter.scaling),
+        preferred_devices=prefers,
     )
-    starter.turn = pool.turn
+    starter.turn = pool.hold_devices
     return pool, min(engine.max_length for engine in engines)

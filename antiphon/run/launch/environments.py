@@ -6,7 +6,7 @@ from collections.abc import Callable
 from antiphon.core.errors import ConfigError, SandboxError
 from antiphon.core.workers import WorkerHandle
 from antiphon.rollout.environment_pool import EnvironmentPool
-from antiphon.rollout.episode import MakeEnvironment
+from antiphon.rollout.episode import EnvironmentFactory
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
 from antiphon.run.launch.context import LaunchContext
 from antiphon.tasks.config import TaskConfig
@@ -15,16 +15,16 @@ from antiphon.tasks.environments import environment_factory, is_blocking
 HOST_WORKER = "antiphon.tasks.environments.host:EnvironmentHost"
 
 
-def make_environments(context: LaunchContext) -> dict[str, MakeEnvironment]:
+def make_environments(context: LaunchContext) -> dict[str, EnvironmentFactory]:
     """Return the factory of environments of each task that has some."""
     return {
         task.name: _make_factory(context, task, task.environment) for task in context.config.tasks if task.environment
     }
 
 
-def _make_factory(context: LaunchContext, task: TaskConfig, environment: str) -> MakeEnvironment:
+def _make_factory(context: LaunchContext, task: TaskConfig, environment: str) -> EnvironmentFactory:
     if not is_blocking(environment) or context.config.rollout.deterministic:
-        make: MakeEnvironment = environment_factory(environment, task.environment_options)
+        make: EnvironmentFactory = environment_factory(environment, task.environment_options)
         return make
     placed = "environment" in context.placement.places
     assign = device_assigner(context.cluster, context.config, "environment") if placed else _anywhere
