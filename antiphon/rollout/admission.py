@@ -227,14 +227,20 @@ class Admission:
         self._expired = too_old
         return tuple(group.id for group in chosen), Change(abort=abort, stale=tuple(group.id for group in too_old))
 
-    def publish(self) -> Change:
-        """Note that a new version exists: release taken groups as trained, and drop groups that became too old."""
+    def publish(self, version: PolicyVersion) -> Change:
+        """Release taken groups as trained, and drop groups that are too old for `version`, which was published.
+
+        Raises:
+            StateError: It is not the version after the current one.
+        """
+        if version != self.version.next():
+            raise StateError(f"{version} does not follow {self.version}")
         for group in self._taken:
             self._release(group, AttemptStatus.TRAINED)
         for group in self._expired:
             del self._groups[group.id]
         self._taken, self._expired = [], []
-        self.version = self.version.next()
+        self.version = version
         dropped = find_unusable_groups(self.config, self._groups.values(), self.version)
         abort = tuple(attempt for group in dropped for attempt in group.with_status(AttemptStatus.RUNNING))
         for group in dropped:

@@ -124,15 +124,15 @@ class Scheduler:
         """Return when the trajectories of the present step are durable; mostly they already are."""
         await self._wait(self._ledger.wait_durable(self._step_sequence_number), "commit", "the ledger")
 
-    def publish(self) -> PolicyVersion:
-        """Note that a version was published: release slots, drop what became too old. Return the new version.
+    def publish(self, version: PolicyVersion) -> None:
+        """Release the slots of the step, and drop groups that became too old; `admit` goes on.
 
-        `admit` fills the slots again.
+        Args:
+            version: The version that was published, which follows the one before.
         """
-        change = self.admission.publish()
-        self._ledger.end_step(self.admission.version)
+        change = self.admission.publish(version)
+        self._ledger.end_step(version)
         self._end_stale_groups(change)
-        return self.admission.version
 
     def take_group_count(self, outcome: GroupOutcome) -> int:
         """Return how many groups ended with an outcome since the last call."""
