@@ -80,7 +80,7 @@ def train(
             _require_model(model)
         if run.placement.auto:
             run = _placed(run)
-        from antiphon.run.build import train as build_and_train
+        from antiphon.run.commands import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
 
@@ -98,7 +98,7 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
             _show(run)
             return
         _require_model(run.model.path)
-        from antiphon.run.build import sft as build_and_tune
+        from antiphon.run.commands import sft as build_and_tune
 
         raise typer.Exit(build_and_tune(run, overwrite=overwrite))
 
@@ -144,7 +144,7 @@ def evaluate(
     with _outcome():
         run = _load_to_evaluate(Path(config), overrides or [], code, trust)
         _require_model(model)
-        from antiphon.run.build import evaluate_model
+        from antiphon.run.commands import evaluate_model
 
         settings = run.evaluation
         result = evaluate_model(
@@ -255,7 +255,7 @@ def check(
     """Try the rewards before a run: right answers, empty ones and garbage; range, repeatability, speed; known reward hacks."""
     with _outcome():
         run = _load(config, overrides)
-        from antiphon.run.build import check_rewards
+        from antiphon.run.reward_checks import check_rewards
 
         found = check_rewards(run, prompts)
         for finding in found:
@@ -665,7 +665,7 @@ def _require_model(path: str) -> None:
 def _show(run: "RunConfig") -> None:
     """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
     from antiphon.core.config import dump
-    from antiphon.run.launch import check_meshes
+    from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 

@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
 from antiphon.record import reading, schema, trajectories
 from antiphon.record.run_dir import atomic_write, convert_write_errors
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import model_directory, start_graders
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.model_directory import model_directory
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
@@ -92,13 +93,13 @@ async def _graded(run: Path, config: RunConfig) -> list[RegradedAttempt]:
         built = run / "model"
         model = await model_directory(cluster, str(built) if has_model(run) else config.model.path, built, config.seed)
         renderer = Renderer(model)
-        async with start_graders(cluster, config, Deadlines()) as (grading, _):
+        async with start_graders(LaunchContext(cluster=cluster, config=config)) as graders:
 
             async def one(known: dict[str, Any], trajectory: Trajectory) -> RegradedAttempt:
                 async with seats:
                     prompt = mixture.find(known.pop("task"), known.pop("prompt"), known.pop("epoch"))
                     transcript = _transcript(prompt, trajectory, renderer)
-                    after = await grading.score(prompt, transcript)
+                    after = await graders.router.score(prompt, transcript)
                 return RegradedAttempt(**known, prompt=prompt, trajectory=trajectory, after=after)
 
             return await asyncio.gather(*(one(*recorded) for recorded in _recorded(run)))

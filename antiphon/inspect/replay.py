@@ -45,8 +45,10 @@ from antiphon.record.resume import ReusableRollouts, find_reusable, open_first_l
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import model_directory, start_models
-from antiphon.run.loop import make_step_pipeline, run_supervised
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.launch.models import make_step_pipeline, start_models
+from antiphon.run.supervision import run_supervised
 from antiphon.tasks.mixture import Mixture
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
@@ -172,7 +174,7 @@ async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[
     try:
         path = str(run / "model") if has_model(run) else config.model.path
         model = await model_directory(cluster, path, Path(), config.seed)
-        yield (await start_models(cluster, model, config))[0]
+        yield (await start_models(LaunchContext(cluster=cluster, config=config), model))[0]
     finally:
         await cluster.close()
 
@@ -296,7 +298,7 @@ class _Again:
                     await self._train(await _taken(what, scheduler, owner), what, scheduler.admission.version.n)
                     steps += 1
                 case _Release():
-                    scheduler.publish()
+                    scheduler.publish(scheduler.admission.version.next())
                     scheduler.admit()
                     await self._compare(what)
                     await self._load(life, life.step + steps)

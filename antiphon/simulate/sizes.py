@@ -27,7 +27,8 @@ from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
 from antiphon.learning.model.loading import build_on_meta
 from antiphon.learning.parallel.sharding import COLUMNS, ROWS
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import check_meshes, model_directory
+from antiphon.run.launch.model_checks import check_meshes
+from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.memory import DTYPE_BYTES, TRAINED_BYTES, memory_estimate
 from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.devices import Device
