@@ -29,14 +29,21 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import begin
+from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
+from antiphon.run.components import Components
 from antiphon.run.config import RunConfig
-from antiphon.run.loop import Components, Run, make_step_pipeline
+from antiphon.run.device_sharing import SharedDevices
+from antiphon.run.launch.models import make_local_training
+from antiphon.run.launch.record import RunRecord
+from antiphon.run.launch.tasks import TaskData
+from antiphon.run.loop import Run
+from antiphon.run.publisher import WeightPublisher
 from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.simulate.faults import Faults
@@ -47,6 +54,14 @@ from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon.weights.base import TransferContext
 from antiphon_envs.mini_swe.packages import Instance, package_of, read_instances
+
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon_envs.mini_swe.environment",
+    "antiphon_envs.mini_swe.boxes",
+    "antiphon.sandbox.sessions.box",
+)
 
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns
@@ -155,9 +170,9 @@ async def play(
     learner = SimulatedLearner(LEARNER, Faults((), SEED, events), lambda: [engine])
     directory = RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
-    store = Store(directory.path)
+    store = LedgerStore(directory.path)
     stack.callback(store.close)
-    begin(store)
+    open_first_lineage(store)
     ledger = Ledger(store, events)
 
     async def generate(request: GenerateRequest) -> Completion:
@@ -185,27 +200,17 @@ async def play(
         max_length=1 << 40,
         seed=SEED,
     )
+    rollouts = LocalRollouts(pool, episodes)
+    training = make_local_training(config, ModelRoles(learner=learner))
+    metrics = stack.enter_context(Metrics(directory.metrics, lineage=0))
+    devices = SharedDevices(training, rollouts, shared=False)
     parts = Components(
         config=config,
         deadlines=deadlines,
-        workers=(),
-        models=ModelRoles(learner=learner),
-        training=make_step_pipeline(config, learner),
-        pool=pool,
-        episodes=episodes,
-        mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], SEED),
-        next_example=lambda: (np.zeros(1, np.int32), np.zeros(1, np.int32)),
-        validation=(),
-        test=(),
-        keep=None,
-        sampler=None,
-        directory=directory,
-        ledger=ledger,
-        resumption=None,
-        exchange=TransferContext(root),
-        metrics=stack.enter_context(Metrics(directory.metrics, lineage=0)),
-        trackers=(),
-        view=view,
+        tasks=TaskData(mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], SEED)),
+        rollouts=rollouts,
+        weights=WeightPublisher(config, deadlines, devices, TransferContext(root)),
+        record=RunRecord(directory=directory, ledger=ledger, metrics=metrics, view=view),
     )
     await Run(parts).train()
     await ledger.close()
@@ -237,7 +242,7 @@ def main() -> None:
         figures |= {f"{name}_{key}": number for key, number in numbers.items()}
     figures |= {"speedup": fmean(speedups), "speedup_lower": min(speedups), "speedup_higher": max(speedups)}
     print("\n" + table(["setting", *numbers], rows) + f"\n\n{figures['speedup']:.2f} times as fast")
-    print(f"written to {write_result('mini_swe_async', figures)}")
+    print(f"written to {write_result('mini_swe_async', figures, measures=MEASURES)}")
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ from antiphon.learning.model.hf_checkpoint import (
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
-from antiphon.record.checkpoint import TRAINING_STATE, written
+from antiphon.record.checkpoint import TRAINING_STATE, convert_save_errors
+from antiphon.weights.manifest import TensorSpec
 from antiphon.weights.rendezvous import open_store
-from antiphon.weights.tensors import TensorSpec
 
 Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
@@ -231,7 +231,7 @@ class PackLearner(Worker):
         return _Cut(rank, weights, adapters, training, sizes)
 
     def _write(self, place: Path, cut: "_Cut") -> None:
-        with written(place):
+        with convert_save_errors(place):
             (place / TRAINING_STATE).mkdir(parents=True, exist_ok=True)
             torch.save(cut.training, place / TRAINING_STATE / f"{cut.rank}.pt")
             write_weights(self.model, self._merged(cut.weights), place / file_of(cut.rank, len(cut.sizes)))

@@ -30,13 +30,14 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.learning.batch import pack_samples, pair, pair_mean, scored_pair, single_response, split_packs, token_mean
 from antiphon.learning.learner import WorkerLearner
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
-from antiphon.record.checkpoint import TRAINING_STATE, publish, staging_dir
+from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, staging_dir
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.run_dir import RunDirectory, lock_run
+from antiphon.record.run_dir import RunDirectory, convert_write_errors
 from antiphon.record.trackers import Tracker, open_trackers
-from antiphon.run.launch import check_tokenizers, model_directory
-from antiphon.run.loop import name_step_in_errors, run_supervised
+from antiphon.run.launch.model_checks import check_tokenizers
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.supervision import name_step_in_errors, run_supervised
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 
@@ -202,7 +203,7 @@ class Offline:
         saving = await self.wait(learner.save(aside), "save")
         await self.wait(saving, "save")
         shutil.rmtree(aside / TRAINING_STATE)  # for going on, which an offline run cannot
-        publish(aside, place, {"step": steps})
+        publish_checkpoint(aside, place, {"step": steps})
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
@@ -228,7 +229,7 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         # What can be wrong with the input is found before anything is started.
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
-        stack.enter_context(lock_run(Path(config.record.directory, config.name)))
+        stack.enter_context(convert_write_errors(Path(config.record.directory, config.name)))
         directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
         directory.write_config(dump(config))
         view = make_view(config.record.live)

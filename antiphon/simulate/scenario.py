@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -16,25 +17,32 @@ from pydantic import Field
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import Config, dump
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import UnsupportedError
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
-from antiphon.core.types import GenerateRequest, IntArray, Prompt
+from antiphon.core.types import GenerateRequest, Prompt
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import begin
-from antiphon.record.resume import resume as go_on
+from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
+from antiphon.rollout.engine_supervisor import EngineSupply
+from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
+from antiphon.run.components import Components
 from antiphon.run.config import ModelConfig, RunConfig
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.run.loop import Components, Run, make_step_pipeline
+from antiphon.run.launch.models import make_local_training
+from antiphon.run.launch.record import RunRecord
+from antiphon.run.launch.tasks import TaskData
+from antiphon.run.loop import Run
+from antiphon.run.publisher import WeightPublisher
+from antiphon.run.waits import RunWaits
 from antiphon.simulate.clock import run
 from antiphon.simulate.components import (
     NUMBERED,
@@ -45,7 +53,7 @@ from antiphon.simulate.components import (
     SimulatedJudge,
     SimulatedLearner,
     SimulatedTokenizer,
-    simulated_prompts,
+    make_prompts,
 )
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.simulate.faults import FaultConfig, Faults
@@ -189,9 +197,9 @@ async def _play(
     length = _length(scenario)
 
     def engine() -> SimulatedEngine:
-        lent = sum(engine.lent for engine in engines if engine.dead is None) < scenario.engines.lent
-        engines.append(SimulatedEngine(scenario.engines.speed, length, lent=lent))
-        engines[-1].load_failures = lambda: faults.strikes("engine.load")
+        lent = sum(engine.colocated for engine in engines if engine.dead is None) < scenario.engines.lent
+        engines.append(SimulatedEngine(scenario.engines.speed, length, colocated=lent))
+        engines[-1].load_failures = lambda: faults.should_fail("engine.load")
         return engines[-1]
 
     async def respawn() -> SimulatedEngine:
@@ -199,56 +207,56 @@ async def _play(
         return engine()
 
     first = [engine() for _ in range(scenario.engines.count)]
-    pool = EnginePool(first, deadlines, config.rollout, events=events, respawn=respawn)
+    pool = EnginePool(first, deadlines, config.rollout, events=events, supply=EngineSupply(start=respawn))
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
-    prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
-    models = ModelRoles(learner=learner)
+    prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
     view = _Silent()
     directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
-    store = Store(directory.path)
+    store = LedgerStore(directory.path)
     stack.callback(store.close)
-    resumption = go_on(store, directory.checkpoints, config.rollout.max_age, view.message) if resume else None
+    resumption = (
+        open_next_lineage(store, directory.checkpoints, config.rollout.max_age, view.message) if resume else None
+    )
     lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
     if resumption is None:
-        begin(store)
+        open_first_lineage(store)
+    episodes = EpisodeRunner(
+        tokenizer=SimulatedTokenizer(),
+        generate=pool.generate,
+        grade=judge.score,
+        environments=_environments(scenario, faults),
+        config=config.rollout,
+        max_length=1 << 40,
+        seed=config.seed,
+    )
+    record = RunRecord(
+        directory=directory,
+        ledger=Ledger(store, events, lineage=lineage, step=step, run=run_synchronously),
+        metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
+        view=view,
+        resumption=resumption,
+        in_thread=run_synchronously,
+    )
+    rollouts = LocalRollouts(pool, episodes)
+    wait = partial(RunWaits(config, deadlines), name="step", on="the learner")
+    training = make_local_training(config, ModelRoles(learner=learner), wait=wait)
+    devices = SharedDevices(training, rollouts, shared=scenario.engines.lent > 0)
     parts = Components(
         config=config,
         deadlines=deadlines,
-        workers=(),
-        models=models,
-        lease=SharedDevices(models, pool, (), shared=scenario.engines.lent > 0),
-        training=make_step_pipeline(config, learner),
-        pool=pool,
-        episodes=EpisodeRunner(
-            tokenizer=SimulatedTokenizer(),
-            generate=pool.generate,
-            grade=judge.score,
-            environments=_environments(scenario, faults),
-            config=config.rollout,
-            max_length=1 << 40,
-            seed=config.seed,
-        ),
-        mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], config.seed),
-        next_example=_no_examples,
-        validation=(),
-        test=(),
+        tasks=TaskData(mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], config.seed)),
+        rollouts=rollouts,
+        weights=WeightPublisher(config, deadlines, devices, TransferContext(root), record.first_version),
+        record=record,
         keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
         sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
-        directory=directory,
-        ledger=Ledger(store, events, lineage=lineage, step=step, run=run_synchronously),
-        resumption=resumption,
-        exchange=TransferContext(root),
-        metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
-        trackers=(),
-        view=view,
-        in_thread=run_synchronously,
     )
-    trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
+    trouble = asyncio.create_task(faults.inject(lambda: engines), name="faults")
     summary = await Run(parts).train()
     trouble.cancel()
-    await parts.ledger.commit()
+    await record.ledger.commit()
     return Outcome(
         summary=summary,
         steps=view.steps,
@@ -262,10 +270,6 @@ async def _play(
     )
 
 
-def _no_examples() -> tuple[IntArray, IntArray]:
-    raise UnsupportedError("a simulation has no supervised fine-tuning")
-
-
 def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     prompts = [derive(scenario.seed, "length", number) for number in range(scenario.prompts)]
 
@@ -276,7 +280,7 @@ def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     return length
 
 
-def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, EnvironmentFactory]:
     config, numbers = scenario.environment, count()
     if config is None:
         return {}

@@ -38,6 +38,10 @@ OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is w
 }
 NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sum": "mean", "mean": "sum"}
 SIMPLE = ast.Name | ast.Call | ast.Attribute | ast.Subscript  # negated without parentheses
+Blocks = tuple[type[ast.AST], ...]
+PLAIN_BLOCKS: Blocks = (ast.FunctionDef, ast.If, ast.For)  # blocks whose statements can be removed
+FLOW_BLOCKS: Blocks = (ast.With, ast.While, ast.Try, ast.TryStar, ast.ExceptHandler)
+ASYNC_BLOCKS: Blocks = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
 
 Change = tuple[int, int, str]  # start and end of the replaced bytes, and their replacement
 
@@ -54,15 +58,23 @@ class Mutant:
     """The change of the original."""
 
 
-def all_mutants(source: str) -> list[Mutant]:
-    """Return all mutants of a file, each once, in the order of its syntax tree; `SyntaxError` if it cannot be parsed."""
-    file = _File(source)
+def all_mutants(source: str, *, in_blocks: bool = False) -> list[Mutant]:
+    """Return all mutants of a file, each once, in the order of its syntax tree.
+
+    Args:
+        source: The whole file.
+        in_blocks: Remove statements of `with`, `while` and `try`, and of asynchronous functions, as well.
+
+    Raises:
+        SyntaxError: The file cannot be parsed.
+    """
+    file = _File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS if in_blocks else PLAIN_BLOCKS)
     return list(file.mutants(list(file.changes())))
 
 
 def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:
     """Yield all mutants of a file in a random order, lazily: most of the time goes into parsing them."""
-    file = _File(source)
+    file = _File(source, PLAIN_BLOCKS)
     changes = list(file.changes())
     return file.mutants([changes[index] for index in random.permutation(len(changes))])
 
@@ -70,7 +82,8 @@ def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:
 class _File:
     """A file, and the positions of its nodes."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, blocks: Blocks) -> None:
+        self._blocks = blocks
         self.data = source.encode()
         self._tree = ast.parse(source)
         self._lines = [0]  # offsets of their beginnings
@@ -162,13 +175,11 @@ class _File:
 
     def _statements(self, node: ast.AST) -> Iterator[Change]:
         """Yield removals of a function's statements that leave every name defined."""
-        if not isinstance(node, ast.FunctionDef):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(node, self._blocks):
             return
         known = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
         for inner in ast.walk(node):
-            for statement in (
-                getattr(inner, "body", []) if isinstance(inner, ast.FunctionDef | ast.If | ast.For) else []
-            ):
+            for statement in getattr(inner, "body", []) if isinstance(inner, self._blocks) else []:
                 names = {
                     each.id
                     for each in ast.walk(statement)

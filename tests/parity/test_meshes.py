@@ -43,10 +43,10 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.stages import Step, annotate
-from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish, staging_dir
+from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish_checkpoint, staging_dir
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import start_models
-from antiphon.run.loop import make_step_pipeline
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.models import make_step_pipeline, start_models
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
@@ -273,11 +273,12 @@ CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_meshes", CASES)
+    modules = ("torch_learner", "pack_learner", "mesh", "sharding", "pipeline", "ranks")
+    yield from kept(request, "parity_meshes", CASES, modules)
 
 
-def kept(request, result, cases):
-    """Deviations, written to a result when all cases have been tried."""
+def kept(request, result, cases, modules):
+    """Deviations, written to a result of these modules of `learning` when all cases have been tried."""
     found = {}
     yield found
     if request.config.getoption("--long") and len(found) == len(cases):
@@ -289,7 +290,8 @@ def kept(request, result, cases):
             for case, of in found.items()
             for name, value in of.items()
         }
-        write_result(result, {"fewest digits": min(digits.values())} | digits, command="make parity")
+        figures = {"fewest digits": min(digits.values())} | digits
+        write_result(result, figures, command="make parity", measures=[f"antiphon.learning.{name}" for name in modules])
 
 
 def deviations(ours, theirs):
@@ -429,7 +431,7 @@ def run_on(model, mesh, meshes):
 async def steps_on(cluster, config, numbers, goes_on=None, into=None):
     """What models say of the samples, and what they learn, in so many steps after a checkpoint; between steps they leave their
     devices and come back."""
-    models, workers = await start_models(cluster, Path(config.model.path), config)
+    models, workers = await start_models(LaunchContext(cluster=cluster, config=config), Path(config.model.path))
     found = []
     try:
         await models.begin(config.algorithm, config.learner, config.critic, config.steps)
@@ -623,7 +625,7 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
         assert max(most for _, most in cut) <= 2, (
             "tensors whole at once, on any rank: the thread of a collective may have the last one yet"
         )
-        publish(aside, directory, {})
+        publish_checkpoint(aside, directory, {})
     files = sorted(last.glob("*.safetensors"))
     sizes = [file.stat().st_size for file in files]
     assert len(files) == 4 and max(sizes) < 1.5 * sum(sizes) / 4 and min(sizes) > 0.5 * sum(sizes) / 4
