@@ -19,7 +19,7 @@ from antiphon.types import Prompt, Score
 
 Row = tuple[Any, ...]
 
-MEMORY = 256 << 20  # bytes, of all of SQLite in the process
+MEMORY = 64 << 20  # bytes, of all of SQLite in the process
 LONGEST = 1 << 20  # bytes of a query
 LONGEST_VALUE = (
     1 << 14
