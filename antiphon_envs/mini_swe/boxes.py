@@ -5,8 +5,8 @@ the modules that the package had are taken; tests, and all else that pytest read
 
 Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. So a test
 counts only if it gives away secrets that stand at its end, and tests run twice, each time with another random half of them
-made to fail (`mini_swe_planted`): code that makes pytest say what it likes knows neither. Each test has a process of its own,
-in which its source is no more, under a hook that sees what code reaches for (`mini_swe_runner`), and names that such code
+made to fail (`planted`): code that makes pytest say what it likes knows neither. Each test has a process of its own,
+in which its source is no more, under a hook that sees what code reaches for (`runner`), and names that such code
 needs, and mending a package does not, must not be new in a module. What is left is listed in docs/integrity.md.
 """
 

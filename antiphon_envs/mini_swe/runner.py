@@ -1,6 +1,6 @@
 """Run inside the box of a verdict: tests, each in a process of its own, under a hook that sees what the package reaches for.
 
-    python -PB mini_swe_runner.py PACKAGE CPU_SECONDS TEST_FILE...
+    python -PB runner.py PACKAGE CPU_SECONDS TEST_FILE...
 
 A line of output for each test that passes (`PASSED marks name`, where marks are the secrets that it gave away) and for each
 thing that a package has no business with (`REACHED what`), which ends the process it happens in.
