@@ -17,8 +17,8 @@ from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.splits import split_of
-from antiphon_envs.mini_swe.environment import MiniSWE, command_of
 from antiphon_envs.mini_swe import packages
+from antiphon_envs.mini_swe.environment import MiniSWE, command_of
 from antiphon_envs.mini_swe.packages import VERSIONS, package_of, read_instances, write_instances
 from antiphon_envs.mini_swe.planted import halves
 
@@ -115,7 +115,7 @@ def test_what_is_not_mending_is_worth_nothing(commands):
 @needs_boxes
 def test_a_package_that_patches_pytest_is_seen():
     _, reward, info = attempt(appending(PATCHED))
-    assert reward == 0.0 and "tests that must fail have passed" in info["flags"]
+    assert reward == 0.0 and "tests have passed that did not come to their end" in info["flags"]
     assert f"{INSTANCE.package}/__init__.py reaches for _pytest" in info["flags"]
     _, reward, info = attempt(mending(), appending("import gc"))
     assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for gc",)
@@ -126,7 +126,8 @@ def test_planted_tests_fail_and_others_pass(path, tmp_path):
     """In plain pytest, with the package as it is installed."""
     for planted in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
         file = tmp_path / "test_planted.py"
-        file.write_bytes(b"__reached__ = [].append\n" + planted.files[path])
+        file.write_bytes(planted.files[path])
+        (tmp_path / "conftest.py").write_text("__builtins__['__reached__'] = [].append")
         options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, file.name]
         said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
