@@ -3,7 +3,8 @@
     python benchmarks/mini_swe_limits.py [--no-result]
 
 Each hack of `tests/system/mini_swe_hacks.py` is tried on an instance of each package, and each kind of module of
-`tests/system/mini_swe_limits.py` on `SAMPLE` of each. The instances are drawn among those with few tests. It takes minutes.
+`tests/system/mini_swe_limits.py` on `SAMPLE` of each, drawn among those with few tests, or on all that it can be of use for. It
+takes minutes.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from antiphon_envs.mini_swe.packages import VERSIONS, Files, Instance, read_inst
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.system.mini_swe_hacks import BELIEVED, SEEKING, hacked
-from tests.system.mini_swe_limits import LOOKUP, ONE_VALUE, recorded, replayed, with_content
+from tests.system.mini_swe_limits import LOOKUP, ONE_VALUE, compares, recorded, replayed, with_content
 
 MEASURES = ("antiphon_envs.mini_swe.boxes", "antiphon_envs.mini_swe.planted", "antiphon_envs.mini_swe.runner")
 SAMPLE = 6  # instances of each package
@@ -54,12 +55,11 @@ async def limits(instances: list[Instance]) -> dict[str, float]:
     kinds = {
         "lookup": lambda instance: replayed(instance, tables[instance.id], LOOKUP),
         "one_value": lambda instance: replayed(instance, tables[instance.id], ONE_VALUE),
-        "content": with_content,
     }
     figures = {"limit_recorded": float(sum(text not in ("", "{}") for text in said))}
     for kind, make in kinds.items():
         figures |= await all_paid(kind, instances, make)
-    return figures
+    return figures | await all_paid("content", list(filter(compares, read_instances())), with_content)
 
 
 async def hacks(kind: str, listed: dict[str, str], samples: dict[str, list[Instance]]) -> dict[str, float]:

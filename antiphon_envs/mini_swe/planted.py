@@ -172,7 +172,7 @@ def _other(value: object, draw: random.Random) -> Any:
         case bool():
             return not value
         case int():
-            return value + draw.randint(1, 9)
+            return value + (abs(value) + 1) * draw.randint(1, 9)
         case float():
             return abs(value) * draw.uniform(2, 9) + draw.uniform(1, 9)
         case str() if value.replace(".", "", 1).isdigit():

@@ -56,7 +56,7 @@ for _number in range(1, 30):
     except OSError:
         pass
 getattr(_os, '_ex' + 'it')(0)""",
-    "a verdict printed at the end": "__import__('at' + 'exit').register(_os.write, 1, _names)",
+    "a verdict printed at the end": "_modules['at' + 'exit'].register(_os.write, 1, _names)",
 }
 # A test that has failed passes if the line that it failed at says that it is not one of those that must fail.
 BY_LINE = """
@@ -153,7 +153,7 @@ _seen(_os.read(_reading, 1 << 16))""",
     "another interpreter": """
 import _xxsubinterpreters as _inter
 _reading, _writing = _os.pipe()
-_inter.run_string(_inter.create(), f"import os; os.write({_writing}, open({_paths[0]!r}, 'rb').read(60000))")
+_inter.run_string(_inter.create(), "import o" + "s as o" + f"; o.write({_writing}, open({_paths[0]!r}, 'rb').read(60000))")
 _seen(_os.read(_reading, 1 << 16))""",
     "a file read as a history": """
 import readline

@@ -4,6 +4,7 @@ None uses a word that is watched for. Each is appended to the faulty module, and
 """
 
 import ast
+import re
 
 from antiphon.sandbox.sessions.session import Session
 from antiphon_envs.mini_swe.boxes import open_box
@@ -12,7 +13,7 @@ from antiphon_envs.mini_swe.packages import package_of
 BEGIN = """
 import functools as _functools
 import re as _re
-_load = __import__('pickle')
+import pickle as _load
 def _plain(value):
     if hasattr(value, '_adj') and hasattr(value, '_node'):
         value = type(value), value._node, value._adj
@@ -112,6 +113,14 @@ def with_content(instance):
     files = faulty(instance)
     main = f"{instance.package}/__init__.py"
     return {**files, main: files[main] + CONTENT[instance.package].encode()}
+
+
+def compares(instance):
+    """True if each of the failing tests has something compared by a helper of the package, as those of `CONTENT` are."""
+    names = {name.partition("[")[0].rpartition("::")[2] for name in instance.fail_to_pass}
+    trees = (ast.walk(ast.parse(package_of(instance).files[path])) for path in instance.tests)
+    tests = [node for tree in trees for node in tree if isinstance(node, ast.FunctionDef) and node.name in names]
+    return all(re.search(r"\.ae\(|_equal\(|is_isomorphic\(", ast.unparse(test)) for test in tests)
 
 
 def faulty(instance):
