@@ -18,14 +18,14 @@ from pathlib import Path
 from _common import table, write_result
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 
 MEASURES = (
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
     "antiphon.sandbox.sessions.files",
     "antiphon.sandbox.sessions.runtime_dirs",
     "antiphon.sandbox.sessions.session",

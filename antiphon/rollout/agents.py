@@ -24,8 +24,8 @@ from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampl
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Captured
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Transcript

@@ -27,8 +27,8 @@ from pathlib import Path, PurePosixPath
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.interpreter import with_python
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session

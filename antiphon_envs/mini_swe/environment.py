@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from antiphon.core.errors import DataError
 from antiphon.core.types import Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import WORK
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Reset, Step
 from antiphon_envs.mini_swe.boxes import judge, modules_in, open_box, turn

@@ -15,8 +15,8 @@ from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Level, Limits, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
@@ -98,7 +98,7 @@ def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms)
 
 CONTROLLER = """
 import asyncio
-from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
     box = await Box.start(Rooms(), BoxConfig(image={image!r}), Waits())

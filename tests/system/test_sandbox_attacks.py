@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.sandbox.base import Level, Limits, Status
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.sandbox.isolation.levels import probe
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.boxed import BoxedPython
+from antiphon.sandbox.sessions.config import BoxConfig
+from antiphon.sandbox.sessions.system_python import BoxedPython
 
 BACKENDS = {
     "python": lambda level, image: ForkedPython(level=level),

@@ -11,7 +11,7 @@ from antiphon.sandbox.base import Status
 from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
-from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.shell_sandbox import Box
 from antiphon.sandbox.sessions.session import CommandResult, Session
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

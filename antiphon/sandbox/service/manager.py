@@ -26,8 +26,8 @@ from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.records import Sandbox, State, Wish
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.session import Session
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.isolation import kernel, levels, seccomp
-from antiphon.sandbox.sessions.box_config import CONTROL, PATH, USER, VARIABLES, WORK, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, PATH, USER, VARIABLES, WORK, BoxConfig, Launched
 from antiphon.sandbox.sessions.egress import PROXIES
 from antiphon.sandbox.sessions.runtime_dirs import FILES
 

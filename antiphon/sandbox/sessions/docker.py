@@ -12,7 +12,7 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.isolation.seccomp import docker_profile
-from antiphon.sandbox.sessions.box_config import CONTROL, VARIABLES, WORK, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, VARIABLES, WORK, BoxConfig, Launched
 from antiphon.sandbox.sessions.egress import PROXIES
 
 FIRST_USER, USERS = 1 << 30, 1 << 30  # numbers that no system gives out

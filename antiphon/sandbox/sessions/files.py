@@ -11,8 +11,8 @@ from pathlib import Path
 
 from antiphon.core.errors import DataError, SandboxError
 from antiphon.sandbox.sessions.archives import checked_tar
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import WORK
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell import STDOUT, Receive
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.forked import locate
-from antiphon.sandbox.sessions.box_config import PATH, BoxConfig
+from antiphon.sandbox.isolation.forked_python import locate
+from antiphon.sandbox.sessions.config import PATH, BoxConfig
 
 OPTIONAL = "/opt"  # where a box finds the commands and the packages
 SYSTEM = "/usr"  # every box has it

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Result, Status, Usage
-from antiphon.sandbox.sessions.box import Box
+from antiphon.sandbox.sessions.shell_sandbox import Box
 from antiphon.sandbox.sessions.shell import GRACE_SECONDS, STDERR, STDOUT, STOP_SECONDS, Command, Receive, Shell
 
 SIGNALLED = 128  # exit codes above this one are how a shell says that a signal ended what it waited for

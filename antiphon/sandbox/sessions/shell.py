@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import SandboxError, StallError
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import CONTROL
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import CONTROL
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PipeReader
 from antiphon.sandbox.sessions.processes import Process
 

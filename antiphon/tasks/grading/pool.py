@@ -68,7 +68,7 @@ _PROGRAM = (
     "main({descriptor}, {cores}, {gpu!r})"
 )
 _CONFINE = (
-    "from antiphon.sandbox.isolation.confined import confine; "
+    "from antiphon.sandbox.isolation.confinement import confine; "
     "confine({level}, {readable}, user_namespace={user_namespace}); "
 )
 

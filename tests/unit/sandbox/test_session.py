@@ -26,8 +26,8 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.sessions.archives import checked_tar
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import BoxConfig
 from antiphon.sandbox.sessions.egress import targets
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
@@ -819,7 +819,7 @@ def test_closing_leaves_nothing(rooms):
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {path!r})
-from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
     rooms = Rooms()

@@ -22,8 +22,8 @@ from antiphon.sandbox.base import (
     Usage,
     linked_limits,
 )
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import CONTROL, WORK, BoxConfig
+from antiphon.sandbox.sessions.shell_sandbox import Box
+from antiphon.sandbox.sessions.config import CONTROL, WORK, BoxConfig
 from antiphon.sandbox.sessions.files import Files
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session

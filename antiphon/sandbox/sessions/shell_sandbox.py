@@ -27,7 +27,7 @@ from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.sessions import bubblewrap, docker
-from antiphon.sandbox.sessions.box_config import CONTROL, RESERVED, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, RESERVED, BoxConfig, Launched
 from antiphon.sandbox.sessions.egress import FORWARDER, PORT, Egress
 from antiphon.sandbox.sessions.processes import Processes
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
