@@ -223,7 +223,9 @@ def plan(
         if run.engine.also:
             raise ConfigError("engine.also: the planner takes all engines of a pool for alike: leave it out")
         gpu, lent = (
-            (find_device(device), len(resolve_on_devices(run, device).lent.get("engine", ()))) if device else (None, 0)
+            (find_device(device), len(resolve_on_devices(run, device).time_shared.get("engine", ())))
+            if device
+            else (None, 0)
         )
         model = sizes.inspect(run)
         if speeds:
@@ -471,7 +473,7 @@ def probe_sandbox() -> None:
     """Show what keeps untrusted code apart here; exit code 2 if that is less than level 3."""
     with _outcome():
         from antiphon.sandbox.base import Level
-        from antiphon.sandbox.isolation.levels import probe, require
+        from antiphon.sandbox.isolation.levels import probe, require_level
 
         found = probe()
         problems = found.problems
@@ -479,7 +481,7 @@ def probe_sandbox() -> None:
         rows |= {name: problems.get(name, "yes") for name in ("memory_groups", "landlock_scopes", *problems)}
         level = found.level
         _table("works here", "", {**rows, "level": "none" if level is None else f"{level} ({level.name.lower()})"})
-        require(Level.ISOLATED)
+        require_level(Level.ISOLATED)
 
 
 @app.command()

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from antiphon.core.errors import DataError
 from antiphon.core.types import Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.sessions.shell_sandbox import Box
 from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Reset, Step
 from antiphon_envs.mini_swe.boxes import judge, modules_in, open_box, turn
 from antiphon_envs.mini_swe.packages import bytecode, instance_of, package_of
@@ -55,7 +55,7 @@ class MiniSWE:
         self._instance = instance_of(prompt.payload["instance"])
         self._package = package_of(self._instance)
         self._left, self._seconds, self._output = turns, seconds, output
-        self._box: Box | None = None
+        self._box: ShellSandbox | None = None
         self._session: Session | None = None
 
     async def reset(self, seed: int) -> Reset:
