@@ -29,10 +29,11 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import RunConfig

@@ -26,7 +26,8 @@ import numpy as np
 import yaml
 from _common import ROOT, smollm2, table, write_result
 
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 
 TINY, SMOLLM2 = (ROOT / "recipes" / name / "config.yaml" for name in ("tiny_arithmetic", "smollm2_arithmetic"))
 WARM_UP = 5  # steps

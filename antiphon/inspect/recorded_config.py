@@ -15,7 +15,7 @@ from typing import Any
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, RecordError
 from antiphon.engines.config import SERVERS
-from antiphon.record import reading
+from antiphon.record import safe_files
 from antiphon.run.config import RunConfig
 
 # What each verb resolves of a configuration: keys without the numbers of list items, and all that stands below them.
@@ -47,9 +47,9 @@ _HOW = {
 
 def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration that a run was made with, without a look at what it names. `RecordError` if it has none."""
-    path = reading.resolve_file(run, "config.yaml")
+    path = safe_files.resolve_file(run, "config.yaml")
     try:
-        with reading.convert_read_errors(path):
+        with safe_files.convert_read_errors(path):
             return load(path, overrides, model=RunConfig)
     except ConfigError as error:
         first, *others = str(error).splitlines()
@@ -58,10 +58,10 @@ def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def has_model(run: Path) -> bool:
     """Return True if a run keeps the model that it began with. `RecordError` if that is not of regular files of its own."""
-    built = reading.resolve_path(run, "model")
+    built = safe_files.resolve_path(run, "model")
     if not built.is_dir():
         return False
-    reading.check_model_files(built)
+    safe_files.check_model_files(built)
     return True
 
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
-from antiphon.record import reading
+from antiphon.record import safe_files
 from antiphon.record.run_dir import fsync, make_write_error, write_json
 
 MANIFEST = "MANIFEST.json"
@@ -83,18 +83,18 @@ def convert_save_errors(place: Path) -> Iterator[None]:
 
 def verify_checkpoint(directory: Path) -> None:
     """`RecordError` that names the file, unless all that the manifest lists is there as it was written."""
-    for name, (size, digest) in _listed(directory).items():
-        file = reading.resolve_file(directory, name)
+    for name, (size, digest) in list_files(directory).items():
+        file = safe_files.resolve_file(directory, name)
         if file.stat().st_size != size:
             raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
         if _digest(file) != digest:
             raise RecordError(f"{directory.name}/{name} is not as it was written")
 
 
-def _listed(directory: Path) -> dict[str, tuple[int, str]]:
+def list_files(directory: Path) -> dict[str, tuple[int, str]]:
     """Return the size and the digest of each file that the manifest of a checkpoint lists; `RecordError` if it is torn."""
-    manifest = reading.read_json(directory, MANIFEST)
-    with reading.convert_read_errors(f"{directory.name}/{MANIFEST}"):
+    manifest = safe_files.read_json(directory, MANIFEST)
+    with safe_files.convert_read_errors(f"{directory.name}/{MANIFEST}"):
         if manifest["digest"] != _digest_of(manifest["files"]):
             raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
         return {name: (written["bytes"], written["digest"]) for name, written in manifest["files"].items()}
@@ -103,7 +103,7 @@ def _listed(directory: Path) -> dict[str, tuple[int, str]]:
 def check_model(directory: Path) -> None:
     """Raise `RecordError` if those who load a model directory would open what is no file; of a checkpoint, or outside of it."""
     if directory.is_dir():
-        reading.check_model_files(directory, confined=(directory / MANIFEST).exists())
+        safe_files.check_model_files(directory, confined=(directory / MANIFEST).exists())
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
@@ -124,19 +124,6 @@ def newest_checkpoint(checkpoints: Path, tell: Callable[[str], None]) -> Path:
     raise RecordError(f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew")
 
 
-def export(checkpoints: Path, target: Path, tell: Callable[[str], None] = print) -> Path:
-    """Copy the newest whole checkpoint, without what only a resume reads, to `target`; returns where it was. `tell` hears of
-    those that are passed over."""
-    if target.exists():
-        raise RecordError(f"{target} exists already; give another place")
-    source = newest_checkpoint(reading.resolve_path(checkpoints.parent, checkpoints.name), tell)
-    for name in _listed(source):  # and nothing else that may lie there
-        if Path(name).parts[0] not in (STATE, TRAINING_STATE, CRITICS):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(reading.resolve_file(source, name), target / name)
-    return source
-
-
 def set_aside_newer(directory: Path) -> None:
     """Take the checkpoints after `directory` out of the way: they are torn, and kept to be looked at."""
     for later in list_checkpoints(directory.parent):
@@ -148,7 +135,7 @@ def set_aside_newer(directory: Path) -> None:
 
 def read_state(directory: Path) -> dict[str, Any]:
     """What `save` was given as state."""
-    state: dict[str, Any] = reading.read_json(directory, STATE)
+    state: dict[str, Any] = safe_files.read_json(directory, STATE)
     return state
 
 

@@ -35,7 +35,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.record import reading
+from antiphon.record import safe_files
 
 _STREAM = pa.struct(
     [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int32())), ("data", pa.binary())]
@@ -112,8 +112,8 @@ def digest(trajectory: Trajectory) -> int:
 
 def read(path: Path) -> dict[AttemptId, Trajectory]:
     """The trajectories of a file, by attempt. `RecordError` if it is damaged."""
-    table = reading.read_table(path, SCHEMA)
-    with reading.convert_read_errors(f"rollouts/{path.name}"):
+    table = safe_files.read_table(path, SCHEMA)
+    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
         return _from_table(table)
 
 
@@ -138,8 +138,8 @@ def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
 
 def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
     """The metas of the trajectories of a file, by attempt; no token is read."""
-    texts = reading.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
-    with reading.convert_read_errors(f"rollouts/{path.name}"):
+    texts = safe_files.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
+    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
         return {meta.id: meta for meta in map(_meta, texts)}
 
 

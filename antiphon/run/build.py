@@ -23,11 +23,12 @@ from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.stages import StepPipeline
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.events import Events, write_trace
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory, RunLineage, convert_write_errors
+from antiphon.record.store import LedgerStore
 from antiphon.record.trackers import open_trackers
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.evaluation import evaluate

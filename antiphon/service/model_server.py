@@ -16,7 +16,7 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.engines.config import EngineConfig
 from antiphon.inspect.recorded_config import load_recorded
-from antiphon.record import reading
+from antiphon.record import safe_files
 from antiphon.record.checkpoint import newest_checkpoint
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -54,7 +54,7 @@ def load_serving_config(
     for key in changed.keys() - taken.keys():
         tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
     engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
-    model = newest_checkpoint(reading.resolve_path(run, "checkpoints"), tell)
+    model = newest_checkpoint(safe_files.resolve_path(run, "checkpoints"), tell)
     return str(model), load(path, [*engine, *overrides], model=ServeConfig)
 
 

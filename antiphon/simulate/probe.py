@@ -22,9 +22,10 @@ from antiphon.cluster.devices import this_machine
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.types import Group, Trajectory
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.store import LedgerStore
 from antiphon.record.timeline import Served, Timeline, union_length
 from antiphon.rollout.config import Policy
 from antiphon.run.build import open_run

@@ -23,10 +23,11 @@ from antiphon.core.types import GenerateRequest, IntArray, Prompt
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
 from antiphon.rollout.filters import FILTERS

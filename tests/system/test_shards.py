@@ -19,8 +19,8 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
 from antiphon.inspect.replay import replay
+from antiphon.inspect.why import why
 from antiphon.run import build
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import resolve_placement

@@ -31,8 +31,9 @@ from antiphon.core.types import (
 )
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.resume import Lineages
+from antiphon.record.store import LedgerStore
 
 PROMPT = Prompt(id="task/1", task="task", messages=())
 VALUES = StreamSpec("values", "float32", (2, 3))
@@ -167,7 +168,7 @@ def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
         ledger = Ledger(store, Events(), run=run_synchronously)
         told(ledger)
         ledger.set_status(AttemptId(0, 0, 0), AttemptStatus.TRAINED)
-        ledger._add("INSERT INTO nowhere VALUES (?)")
+        ledger._add_statement("INSERT INTO nowhere VALUES (?)")
         with pytest.raises(RecordError, match=r"cannot be written.*--resume"):
             await ledger.commit()
         assert rows(tmp_path, "SELECT * FROM attempts") == []

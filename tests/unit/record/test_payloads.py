@@ -27,8 +27,9 @@ from antiphon.core.types import (
 )
 from antiphon.record import trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.payloads import PayloadReader, PayloadWriter
+from antiphon.record.store import LedgerStore
 
 NOW = PolicyVersion(2, 0)
 PROMPT = Prompt(id="task/1", task="task", messages=())

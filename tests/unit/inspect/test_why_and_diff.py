@@ -6,7 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from antiphon.inspect.forensics import diff, why
+from antiphon.inspect.diff import diff
+from antiphon.inspect.why import why
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 
 SCENARIO = {
@@ -60,4 +61,4 @@ def test_every_attempt_can_be_asked_for(run):
         attempts = db.execute("SELECT lineage, grp, sibling, try, status FROM attempts").fetchall()
     for lineage, *identity, status in attempts:
         told = dict(why(run, f"{lineage}:{'.'.join(map(str, identity))}"))
-        assert told["became"].startswith(status)
+        assert told["status"].startswith(status)
