@@ -30,6 +30,13 @@ from antiphon_envs.alfworld.games import ComparedStep, compare_engines, digest_c
 from antiphon_envs.alfworld.rooms import TASK_TYPES, Household, draw_household
 from antiphon_envs.alfworld.world import NOTHING
 
+MEASURES = (
+    "antiphon_envs.alfworld.environment",
+    "antiphon_envs.alfworld.games",
+    "antiphon_envs.alfworld.rooms",
+    "antiphon_envs.alfworld.world",
+)
+
 SHOWN = 10  # differences
 BREAKFAST = Household(
     task_type="heat_and_place",
@@ -162,7 +169,7 @@ def main() -> None:
         "ours_steps_per_second": steps_a_second(),
     }
     print(table(["figure", "value"], [[name, f"{value:.4f}"] for name, value in figures.items()]))
-    write_result("alfworld_transcripts", figures, options.out, command)
+    write_result("alfworld_transcripts", figures, options.out, command, measures=MEASURES)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
 from antiphon.tasks.rewards import build_reward
 
+MEASURES = (
+    "antiphon.tasks.reward_checks.checks",
+    "antiphon.tasks.reward_checks.attacks",
+    "antiphon.tasks.reward_checks.attack_programs",
+    "antiphon.tasks.rewards",
+)
+
 Reward = Callable[[dict[str, Any], str], Any]
 
 SUMS = [({"answer": str(a + b)}, f"What is {a}+{b}?") for a, b in ((37, 45), (12, 30), (250, 17))]
@@ -188,7 +195,7 @@ def main() -> None:
         "sound": len(SOUND),
         "false_alarms": sum(bool(finding.problems or finding.holes) for finding in alarms.values()),
     }
-    print(write_result("check", figures))
+    print(write_result("check", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

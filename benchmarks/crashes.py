@@ -10,6 +10,20 @@ from _common import table, write_result
 
 from antiphon.simulate.crashes import run_crashes
 
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+    "antiphon.simulate.crashes",
+    "antiphon.record.ledger",
+    "antiphon.record.checkpoint",
+    "antiphon.record.resume",
+)
+
 
 def main() -> None:
     """Play all seeds, print how lives ended, write the result."""
@@ -26,7 +40,7 @@ def main() -> None:
         "runs_done": seen["done"],
         "seconds": time.perf_counter() - began,
     }
-    print("written:", write_result("crashes", figures))
+    print("written:", write_result("crashes", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from antiphon.core.rng import derive
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 
+MEASURES = ("antiphon.tasks.environments",)
+
 Policy = Callable[[Any], str]
 
 
@@ -116,7 +118,7 @@ def main() -> None:
         print(f"{name}: done", flush=True)
     headings = ["", "steps/s", "resets/s", "random wins", "of", "expert wins", "of", "its turns"]
     print(table(headings, rows))
-    print(write_result("environments", figures, options.out))
+    print(write_result("environments", figures, options.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

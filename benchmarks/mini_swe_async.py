@@ -49,6 +49,14 @@ from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon.weights.base import TransferContext
 from antiphon_envs.mini_swe.packages import Instance, package_of, read_instances
 
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon_envs.mini_swe.environment",
+    "antiphon_envs.mini_swe.boxes",
+    "antiphon.sandbox.sessions.box",
+)
+
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns
 TOKENS = DistributionConfig(kind="lognormal", mean=100, spread=0.6, minimum=5)  # of a turn
@@ -238,7 +246,7 @@ def main() -> None:
         figures |= {f"{name}_{key}": number for key, number in numbers.items()}
     figures |= {"speedup": fmean(speedups), "speedup_lower": min(speedups), "speedup_higher": max(speedups)}
     print("\n" + table(["setting", *numbers], rows) + f"\n\n{figures['speedup']:.2f} times as fast")
-    print(f"written to {write_result('mini_swe_async', figures)}")
+    print(f"written to {write_result('mini_swe_async', figures, measures=MEASURES)}")
 
 
 if __name__ == "__main__":

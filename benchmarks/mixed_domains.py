@@ -20,13 +20,15 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 from antiphon.record.timeline import union_length
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+MEASURES = (*WHOLE_RUN, "antiphon.tasks.grading", "antiphon.tasks.mixture", "antiphon.tasks.rewards")
 
 CONFIG = ROOT / "recipes" / "mixed_domains" / "config.yaml"
 SHARES = {"math": 0.4, "code": 0.3, "instruction": 0.3}
@@ -138,7 +140,7 @@ def main() -> None:
         figures[name] = max(figures[f"seed_{seed}_{name}"] for seed in range(options.seeds))
     draw_curves(finished, CONFIG.parent / "curve.png")
     draw_trace(traces[0], CONFIG.parent / "trace.png")
-    print(f"\nwritten to {write_result('mixed_domains', figures)}")
+    print(f"\nwritten to {write_result('mixed_domains', figures, measures=MEASURES)}")
 
 
 def measure(run_: Finished, trace: Trace) -> dict[str, float]:

@@ -26,7 +26,7 @@ import argparse
 from pathlib import Path
 from statistics import fmean, median
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Peak, run
 
 from antiphon.cluster.devices import this_machine
@@ -37,6 +37,14 @@ from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import WARM_UP, Speeds, iterate_splits, predict, split_devices
 from antiphon.simulate.probe import SECONDS, measure_devices
 from antiphon.simulate.workloads import DistributionConfig
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.run.device_sharing",
+    "antiphon.cluster.placement",
+    "antiphon.simulate.planner",
+    "antiphon.simulate.probe",
+)
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 FIRST, SECOND = (f"cpu:{core}-{core}" for core in this_machine().cores[:2])
@@ -90,7 +98,7 @@ def main() -> None:
     print(table(["placement", *found["co_located"]], rows))
     if speeds is not None:
         print(table([f"{DEVICES} devices", "s a step", "against the best"], simulated(config, speeds, figures)))
-    print("written:", write_result("placement", figures, options.out))
+    print("written:", write_result("placement", figures, options.out, measures=MEASURES))
 
 
 def measured(name: str, overrides: tuple[str, ...], runs: Path) -> dict[str, float]:

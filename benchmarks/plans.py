@@ -19,6 +19,19 @@ from antiphon.simulate import sizes
 from antiphon.simulate.devices import DEVICES, resolve_on_devices
 from antiphon.simulate.planner import Prediction, Speeds, predict
 
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+    "antiphon.simulate.planner",
+    "antiphon.simulate.sizes",
+    "antiphon.simulate.devices",
+)
+
 FOLDER = ROOT / "recipes" / "clusters"
 RECIPES = {
     "dense_7b_8gpu": "h100",
@@ -51,7 +64,7 @@ def main() -> None:
             rows.append(row(label or name, plan, took))
             figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
         print(*sizes.find_misfits(model, config, device), sep="\n", flush=True)
-        print("written:", write_result(f"plans_{name}", figures), flush=True)
+        print("written:", write_result(f"plans_{name}", figures, measures=MEASURES), flush=True)
     print(table(HEADINGS, rows))
     parts = [[part, *(f"{of[part] / 2**30:,.1f}" for of in memory.values())] for part in need]
     print(table(["GiB of each device", *memory], parts))

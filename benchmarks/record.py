@@ -24,10 +24,12 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from _common import ROOT, smollm2, table, write_result
+from _common import ROOT, WHOLE_RUN, smollm2, table, write_result
 
 from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.store import LedgerStore
+
+MEASURES = (*WHOLE_RUN, "antiphon.record")
 
 TINY, SMOLLM2 = (ROOT / "recipes" / name / "config.yaml" for name in ("tiny_arithmetic", "smollm2_arithmetic"))
 WARM_UP = 5  # steps
@@ -288,7 +290,7 @@ def main() -> None:
             )
             figures |= {"smollm2_step_seconds_with": kept, "smollm2_step_seconds_without": lean}
     print(table(["figure", "value"], [[key, f"{value:.4g}"] for key, value in figures.items()]))
-    print("written:", write_result("record", figures))
+    print("written:", write_result("record", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,12 @@ from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.weights.base import CHANNELS, TransferContext, shared_directory
 
+MEASURES = (
+    "antiphon.weights",
+    "antiphon.engines.native.weights",
+    "antiphon.learning.host_device_copy",
+)
+
 
 class Copier(Worker):
     """What the machine does at best."""
@@ -130,7 +136,7 @@ def main() -> None:
         )
     print(table(["way", "seconds", "GB/s", "of two copies"], rows))
     command = f"python benchmarks/weights.py --rounds {args.rounds} --engines {args.engines}"
-    print("written to", write_result("weights", figures, command=command))
+    print("written to", write_result("weights", figures, command=command, measures=MEASURES))
 
 
 if __name__ == "__main__":

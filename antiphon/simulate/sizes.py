@@ -398,8 +398,9 @@ EFFICIENCY = 0.4  # of a device's matrix products, that a model reaches; what ou
 FORWARD, BACKWARD = 1, 2  # passes
 SUM_SECONDS = 1e-5  # of a sum over the devices of an engine, however little it is; an assumption
 COPYING = 5e9  # bytes a second between a GPU and memory of its machine that is not pinned; an assumption
-HANDOVER = {"shared_memory": 3.9e9, "object_store": 3.5e9, "distributed": 0.73e9}
-"""Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed (`benchmarks/weights.py`)."""
+HANDOVER = {"shared_memory": 3.7e9, "object_store": 3.1e9, "distributed": 0.51e9}
+"""Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed: medians of all runs there were
+(`benchmarks/handover.py`), which lie between 2.4 and 3.9, 2.1 and 3.6, 0.3 and 0.73 GB/s."""
 
 
 def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0) -> Speeds:

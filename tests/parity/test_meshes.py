@@ -273,11 +273,12 @@ CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_meshes", CASES)
+    modules = ("torch_learner", "pack_learner", "mesh", "sharding", "pipeline", "ranks")
+    yield from kept(request, "parity_meshes", CASES, modules)
 
 
-def kept(request, result, cases):
-    """Deviations, written to a result when all cases have been tried."""
+def kept(request, result, cases, modules):
+    """Deviations, written to a result of these modules of `learning` when all cases have been tried."""
     found = {}
     yield found
     if request.config.getoption("--long") and len(found) == len(cases):
@@ -289,7 +290,8 @@ def kept(request, result, cases):
             for case, of in found.items()
             for name, value in of.items()
         }
-        write_result(result, {"fewest digits": min(digits.values())} | digits, command="make parity")
+        figures = {"fewest digits": min(digits.values())} | digits
+        write_result(result, figures, command="make parity", measures=[f"antiphon.learning.{name}" for name in modules])
 
 
 def deviations(ours, theirs):

@@ -107,3 +107,26 @@ def test_a_whole_run_is_left_by_a_crash_at_its_end(project, tmp_path):
     for place in list_checkpoints(left / "checkpoints"):
         verify_checkpoint(place)
     assert not audit(left).violations
+
+
+STAGE = """
+import __main__
+async def begin(step):
+    __main__.mark(f"step-{step.number}")
+"""
+
+
+def test_what_is_trained_on_is_on_a_slow_disk_before(project, tmp_path):
+    """A step that did not wait for its trajectories would begin while the disk is still at work on them."""
+    (project.folder / "probe.py").write_text(STAGE)
+    stages = ["probe:begin", "annotate", "rewards", "advantages", "update_critics", "update_actor"]
+    path = project.config(steps=3, learner={"stages": stages}, checkpoint={"every": 100})
+    moments = watched(TRAIN, str(path), latency=0.1)
+    run = project.folder / "runs" / "run"
+    trained = "SELECT grp, sibling FROM attempts WHERE step = ?"
+    graded = "SELECT grp, sibling FROM attempts WHERE score IS NOT NULL"
+    for step in (1, 2, 3):
+        left = moments[f"step-{step}"].lay_out(run, tmp_path / f"left-{step}")
+        with closing(sqlite3.connect(run / "ledger.db")) as all_, closing(sqlite3.connect(left / "ledger.db")) as then:
+            wanted = set(all_.execute(trained, (step,)))
+            assert len(wanted) == 8 and wanted <= set(then.execute(graded)), step

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.config import Config, add_import_folder, dump, load
@@ -491,6 +491,7 @@ def returned(config, path):
 
 
 @given(SCALARS)
+@example(Scalars(options={"bound": [float("-inf")]}))
 def test_dumping_and_loading_gives_an_equal_model(scratch, config):
     assert returned(config, scratch) == config
 

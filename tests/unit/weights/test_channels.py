@@ -2,6 +2,7 @@
 
 import re
 import resource
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from antiphon.core import failpoints
 from antiphon.core.errors import ConfigError, WeightsError
 from antiphon.learning.parallel.sharding import Spread
 from antiphon.weights.base import BUCKET_BYTES, CHANNELS, TransferContext, channel
@@ -50,6 +52,37 @@ def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
         stranger.queue_push("asked", "garbage")
     ((name, tensor),) = opened.receive(update)
     assert name == "a" and tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_version_that_is_made_during_a_broadcast_does_not_change_it(tmp_path):
+    """Both ends are here: the learner makes the next version when its thread has broadcast the first bucket of this one."""
+    opened = channel(TransferContext(tmp_path, "distributed"))
+    here, buckets, made = threading.current_thread(), [], threading.Event()
+
+    def ask():
+        made.set()
+        return torch.zeros(3 * BUCKET_BYTES, dtype=torch.uint8)
+
+    later = Spread(torch.Size((3 * BUCKET_BYTES,)), torch.uint8, torch.device("cpu"), ask)
+    sender = threading.Thread(target=lambda: opened.send([("a", later)], 2))
+
+    def look(point, _path):
+        if point == "weights.bucket" and threading.current_thread() is not here:
+            buckets.append(point)
+            if len(buckets) == 2:
+                sender.start()
+                if made.wait(0.5):  # which it must not be
+                    sender.join()
+
+    update = opened.send([("a", torch.ones(3 * BUCKET_BYTES, dtype=torch.uint8))], 1)
+    failpoints.watch(look)
+    try:
+        ((_, tensor),) = opened.receive(update)
+    finally:
+        failpoints.watch(None)
+    assert len(buckets) == 3 and bool((tensor == 1).all())
+    sender.join()
+    assert made.is_set(), "then it is made"
 
 
 @settings(max_examples=40, deadline=None)
