@@ -38,9 +38,10 @@ from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import RunConfig
 from antiphon.run.loop import Components, Run, make_step_pipeline
-from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
-from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.simulate.engine import SimulatedEngine
+from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.faults import Faults
+from antiphon.simulate.learner import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.environments import environment_factory

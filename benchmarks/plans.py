@@ -17,17 +17,24 @@ from antiphon.core.config import load
 from antiphon.run.config import RunConfig
 from antiphon.simulate import sizes
 from antiphon.simulate.devices import DEVICES, resolve_on_devices
-from antiphon.simulate.planner import Prediction, Speeds, predict
+from antiphon.simulate.planner import Prediction, predict
+from antiphon.simulate.speeds import Speeds
 
 MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
     "antiphon.simulate.planner",
+    "antiphon.simulate.closed_form",
+    "antiphon.simulate.device_split",
     "antiphon.simulate.sizes",
     "antiphon.simulate.devices",
 )

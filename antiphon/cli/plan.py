@@ -14,7 +14,7 @@ from antiphon.cli.tables import print_table
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from antiphon.simulate.scenario import Outcome
+    from antiphon.simulate.outcome import Outcome
 
 
 def simulate(
@@ -51,8 +51,8 @@ def _simulate_scenario(path: str, overrides: list[str] | None, events: Path | No
     """Simulate the scenario of a file, and write its events and trace if asked for."""
     from antiphon.core.config import load
     from antiphon.record.events import write_trace
+    from antiphon.simulate.run import simulate as run_scenario
     from antiphon.simulate.scenario import ScenarioConfig
-    from antiphon.simulate.scenario import simulate as run_scenario
 
     with ExitStack() as stack:
         if trace is not None and events is None:
@@ -82,9 +82,11 @@ def plan(
         run = load_run(config, overrides)
         from antiphon.run.model_files import check_model_path
         from antiphon.simulate import sizes
+        from antiphon.simulate.device_split import iterate_splits
         from antiphon.simulate.devices import find_device, resolve_on_devices
-        from antiphon.simulate.planner import Speeds, iterate_splits, predict
+        from antiphon.simulate.planner import predict
         from antiphon.simulate.probe import SECONDS, measure_devices
+        from antiphon.simulate.speeds import Speeds
 
         if bool(probe) + bool(speeds) + bool(device) > 1:
             raise ConfigError("give one of --probe, --speeds and --device")

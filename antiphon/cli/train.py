@@ -42,8 +42,9 @@ def _place_automatically(run: "RunConfig") -> "RunConfig":
     """Divide this machine's devices as the planner suggests, from speeds that a probe left or else from sizes alone."""
     from antiphon.cluster.devices import this_machine
     from antiphon.core.config import load
-    from antiphon.simulate.planner import Speeds, split_devices
+    from antiphon.simulate.device_split import split_devices
     from antiphon.simulate.probe import speeds_path
+    from antiphon.simulate.speeds import Speeds
 
     measured = speeds_path(run)
     if measured.is_file():

@@ -182,10 +182,8 @@ class Replayer:
         directory = safe_files.resolve_path(self._run, f"checkpoints/{checkpoint_name(step)}")
         if self._models is None or self._is_training or not directory.is_dir():
             return
-        if (
-            step > lineage.step and read_state(directory)["lineage"] != lineage.number
-        ):  # of another lineage, which undid this one
-            return
+        if step > lineage.step and read_state(directory)["lineage"] != lineage.number:
+            return  # another lineage wrote it, which undid this one
         safe_files.check_model_files(directory)
         config = self._config
         await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)

@@ -187,7 +187,7 @@ class RunReader:
     def _attempts(self, condition: str, *values: Any) -> Iterator[AttemptRow]:
         query = (
             "SELECT lineage, grp, sibling, try, task, id, epoch, g.version AS admitted, outcome, status, started, newest,"
-            " a.step, score, failure, arrival, file, digest, origin"
+            " a.step AS step, score, failure, arrival, file, digest, origin"
             " FROM attempts a JOIN groups g USING (lineage, grp) JOIN prompts USING (prompt) WHERE "
         )
         for row in self._query(query + condition, *values):

@@ -18,8 +18,10 @@ from antiphon.core.errors import AntiphonError, RecordError, RolloutError, Worke
 from antiphon.core.rng import generator
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
-from antiphon.simulate.chaos import InvariantBroken, draw_scenario
-from antiphon.simulate.scenario import ScenarioConfig, simulate
+from antiphon.simulate.chaos_scenario import draw_scenario
+from antiphon.simulate.invariants import InvariantBroken
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 LIVES = 5  # at most; the last is not ended on purpose
 POINTS = (

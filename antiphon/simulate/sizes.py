@@ -29,10 +29,10 @@ from antiphon.learning.parallel.sharding import COLUMNS, ROWS
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import check_meshes, model_directory
 from antiphon.run.memory import DTYPE_BYTES, TRAINED_BYTES, memory_estimate
-from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.devices import Device
-from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.planner import Speeds, trace
+from antiphon.simulate.engine_speed import EngineSpeed
+from antiphon.simulate.learner import LearnerSpeed
+from antiphon.simulate.speeds import Speeds, make_trace
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
@@ -431,7 +431,7 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
     return Speeds(
         engine=speed,
         learner=LearnerSpeed(step=turns, per_token=_learner_seconds(model, config, device), publish=publish),
-        prompt_tokens=trace(model.prompt_tokens),
+        prompt_tokens=make_trace(model.prompt_tokens),
         response_tokens=DistributionConfig(kind="uniform", mean=most / 2, spread=most / 2, minimum=1),
     )
 

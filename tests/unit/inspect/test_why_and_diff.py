@@ -8,7 +8,8 @@ import pytest
 
 from antiphon.inspect.diff import diff
 from antiphon.inspect.why import why
-from antiphon.simulate.scenario import ScenarioConfig, simulate
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 SCENARIO = {
     "steps": 4,
