@@ -139,7 +139,7 @@ def test_a_worker_and_an_engine_of_another_are_killed(project):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     checker = books_of(project, project.summary()["steps"])
-    assert checker.engines.keys() == {0, 1000, 1001, 2000} and checker.gone == {0, 1000}
+    assert checker.engines.keys() == {0, 1000, 1001, 2000} and checker.lost == {0, 1000}
     assert min(checker.engines[1001], checker.engines[2000]) > 0, "they hold newer weights"
     nobody_is_left(project)
 
