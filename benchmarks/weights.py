@@ -28,7 +28,8 @@ from antiphon.core.workers import Worker
 from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.weights.base import CHANNELS, TransferContext, shared_directory
+from antiphon.weights.base import CHANNELS, TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 MEASURES = (
     "antiphon.weights",

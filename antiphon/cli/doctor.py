@@ -18,8 +18,8 @@ def doctor(
         from antiphon.inspect.doctor import describe_hardware, describe_optional, describe_software
 
         if clean:
-            from antiphon.weights.base import remove_abandoned
+            from antiphon.weights.shared_directory import remove_abandoned_directories
 
-            print("\n".join(["removed:", *map(str, remove_abandoned())]))
+            print("\n".join(["removed:", *map(str, remove_abandoned_directories())]))
         print_table("machine", "", {**describe_software(), **describe_hardware()})
         print_table("optional", "", describe_optional())

@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, RecordError
-from antiphon.engines.config import SERVERS
+from antiphon.engines.config import SERVER_KINDS
 from antiphon.record import safe_files
 from antiphon.run.config import RunConfig
 
@@ -157,7 +157,7 @@ def _need(key: str, value: Any, run: Path) -> str:
 def _runs_something(key: str, last: str, value: Any) -> bool:
     """Return True if a value names a program, a server, or how well programs are kept apart."""
     if key.startswith("engine"):
-        return last == "python" or (last == "kind" and value in SERVERS) or bool(_OPTIONS.fullmatch(key))
+        return last == "python" or (last == "kind" and value in SERVER_KINDS) or bool(_OPTIONS.fullmatch(key))
     if _OPTIONS.fullmatch(key) and last in _SERVICES:
         return True
     return (

@@ -19,7 +19,8 @@ from antiphon.learning.learner import ModelRoles
 from antiphon.record.reader import RunReader
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import model_directory, start_models
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 __all__ = ["ReplayMismatch", "replay", "requires_models"]
 

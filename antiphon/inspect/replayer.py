@@ -55,14 +55,14 @@ class RecordedAttempts:
         finally:
             del self.running[attempt]
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Any:
         """Refuse: a custom sampler calls this, and its calls are not recorded."""
         raise RecordError(SAMPLER_ERROR)
 
     async def score(self, played: Any) -> Trajectory:
-        """Refuse: `play` returned nothing that could be scored."""
+        """Refuse: `generate` returned nothing that could be scored."""
         raise NotImplementedError
 
 

@@ -45,8 +45,8 @@ from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
 from antiphon.record.checkpoint import TRAINING_STATE, convert_save_errors
+from antiphon.weights.manifest import TensorSpec
 from antiphon.weights.rendezvous import open_store
-from antiphon.weights.tensors import TensorSpec
 
 Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 

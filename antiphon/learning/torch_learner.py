@@ -17,8 +17,9 @@ from antiphon.learning.model.attention_rhythm import AllRead, RhythmReader, midd
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
-from antiphon.weights.adapters import flat
-from antiphon.weights.base import Adapters, TransferContext, channel
+from antiphon.weights.adapters import flatten_adapters
+from antiphon.weights.base import TransferContext, open_channel
+from antiphon.weights.manifest import Adapters
 
 
 class TorchLearner(PackLearner):
@@ -44,10 +45,10 @@ class TorchLearner(PackLearner):
         trim_memory()
         named, base = self.shards.named(), None
         if self.config.lora is not None:
-            named = flat(lora.pairs(self.shards.named(trained=True)))
+            named = flatten_adapters(lora.pairs(self.shards.named(trained=True)))
             base = Adapters(self.model_path, self.config.lora.scale)
         if self._first:
-            return channel(exchange).send(named, version, base)
+            return open_channel(exchange).send(named, version, base)
         copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
 

@@ -59,7 +59,8 @@ from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 

@@ -137,7 +137,7 @@ class RunConfig(Config):
         return ranks | {
             "groups alive": rollout.capacity,
             "attempts alive": rollout.capacity * (rollout.group_size + rollout.redundancy),
-            "sequences decoded at once": sum(engine.slots for engine in self.engine.each),
+            "sequences decoded at once": sum(engine.slots for engine in self.engine.engine_kinds),
             "most versions between start and use": rollout.max_age,
             "samples a step": samples,
             "most sampled tokens a step": samples * longest,

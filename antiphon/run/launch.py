@@ -23,12 +23,13 @@ from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.record.events import Events
 from antiphon.record.run_dir import RunDirectory, RunLineage
-from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
+from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_agent
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.environment_pool import EnvironmentPool
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment, PlayAgent
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner, RunAgent
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model as ModelBehind
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
@@ -252,12 +253,10 @@ async def start_engines(
         rollout,
         events=events,
         on_loss=tell,
-        respawn=starter.another,
-        wanted=starter.wanted,
-        prefers=prefers,
-        scaling=starter.scaling,
+        supply=EngineSupply(start=starter.another, target=starter.wanted, scaling=starter.scaling),
+        preferred_devices=prefers,
     )
-    starter.turn = pool.turn
+    starter.turn = pool.hold_devices
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -346,12 +345,12 @@ async def start_rollout_workers(
 
 async def _start_agents(
     pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, deadlines: Deadlines, stack: AsyncExitStack
-) -> dict[str, PlayAgent]:
+) -> dict[str, RunAgent]:
     """What plays the attempts of each task that has an agent: all of them ask at one gateway."""
     tasks = {task.name: task.agent for task in config.tasks if task.agent is not None}
     if not tasks:
         return {}
-    answering = ModelBehind(
+    answering = ServedModel(
         generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.rollout.tool_format
     )
     gateway = await stack.enter_async_context(Gateway(answering, seed=config.seed))
@@ -359,7 +358,7 @@ async def _start_agents(
     if any(agent.command and not agent.unconfined for agent in tasks.values()):
         rooms = RuntimeDirs()
         stack.callback(rooms.close)
-    found: dict[str, PlayAgent] = {}
+    found: dict[str, RunAgent] = {}
     for name, settings in tasks.items():
         agent: Agent
         if settings.function:
@@ -370,15 +369,17 @@ async def _start_agents(
             agent = command_agent(
                 settings.command, rooms=own, deadlines=deadlines, config=box, unconfined=settings.unconfined
             )
-        found[name] = partial(play, agent, gateway, seconds=settings.seconds)
+        found[name] = partial(run_agent, agent, gateway, seconds=settings.seconds)
     return found
 
 
-def _environments(cluster: Cluster, placement: Placement, config: RunConfig) -> Iterator[tuple[str, MakeEnvironment]]:
+def _environments(
+    cluster: Cluster, placement: Placement, config: RunConfig
+) -> Iterator[tuple[str, EnvironmentFactory]]:
     """What makes the environments of each task that has some: here, or in processes if they block."""
     for task in config.tasks:
         if task.environment:
-            make: MakeEnvironment = environment_factory(task.environment, task.environment_options)
+            make: EnvironmentFactory = environment_factory(task.environment, task.environment_options)
             if is_blocking(task.environment) and not config.rollout.deterministic:
                 placed = "environment" in placement.places
                 seat_of = (

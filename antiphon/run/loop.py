@@ -67,7 +67,7 @@ from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.rollout.sampling_loop import SamplingLoop
-from antiphon.rollout.scheduler import KeepGroup, Scheduler
+from antiphon.rollout.scheduler import GroupFilter, Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.tasks.base import FLAG_PREFIX
@@ -105,7 +105,7 @@ class Components:
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
-    keep: KeepGroup | None
+    keep: GroupFilter | None
     sampler: SamplingLoop | None
     directory: RunDirectory
     ledger: Ledger
@@ -347,7 +347,7 @@ class Run:
                 return step - 1
             waited = self._spent("groups") - waited
             async with self._between_steps:
-                await scheduler.recorded()
+                await scheduler.wait_durable()
                 if config.rollout.deterministic:
                     await self._wait(self.parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
@@ -486,15 +486,15 @@ class Run:
             "tokens/requeued": float(self.parts.pool.requeued_tokens),
             "attempts/dispatched": float(scheduler.admission.dispatched),
             "groups/live": float(scheduler.admission.live),
-            "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
-            "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
-            "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-            **scheduler.bias.metrics(),
+            "groups/filtered": float(scheduler.take_group_count(GroupOutcome.FILTERED)),
+            "groups/failed": float(scheduler.take_group_count(GroupOutcome.FAILED)),
+            "groups/stale": float(scheduler.take_group_count(GroupOutcome.STALE)),
+            **scheduler.bias_meter.metrics(),
         }
 
     def _watch(self, step: int, scheduler: Scheduler) -> dict[str, float]:
         """What the rewards look like; each alarm is told of once."""
-        metrics, alarms = scheduler.watch.look()
+        metrics, alarms = scheduler.reward_monitor.check()
         for alarm in alarms:
             if self.progress.alarms.setdefault(f"{alarm.task}: {alarm.name}", step) == step:
                 self.parts.view.message(f"alarm at step {step}: {alarm}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import DataError
-from antiphon.weights.base import weight_files
+from antiphon.weights.checkpoint_files import list_weight_files
 
 
 def check_model_path(path: str) -> None:
@@ -40,7 +40,7 @@ def check_weights(directory: Path) -> None:
 
 def count_parameters(path: str) -> int | None:
     """Return the number of parameters in a model directory, read from safetensors headers; None without such files."""
-    files = weight_files(Path(path))
+    files = list_weight_files(Path(path))
     total = 0
     for file in files:
         with file.open("rb") as stream:

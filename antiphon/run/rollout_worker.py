@@ -23,11 +23,11 @@ from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import RARE, Events
 from antiphon.record.payloads import PayloadWriter
 from antiphon.record.run_dir import RunLineage
-from antiphon.rollout.episode import EpisodeRunner, Played
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import Counts
 from antiphon.rollout.reward_monitor import text_statistics
-from antiphon.rollout.scheduler import AttemptRunner
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch import make_group_scorer, start_graders, start_rollouts
@@ -92,12 +92,12 @@ class RolloutWorkerProcess(AsyncWorker):
             keeping = _Keeping(episodes, player, files)
             able: list[Handler] = [
                 keeping.run,
-                player.play,
+                player.generate,
                 keeping.score,
                 pool.load,
-                pool.catch_up,
-                pool.lend,
-                pool.take_back,
+                pool.load_stale,
+                pool.sleep_colocated,
+                pool.wake_all,
             ]
             does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
             await run_supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
@@ -128,7 +128,7 @@ class _Keeping:
             return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
         return await self._keep(await self._player.run(prompt, attempt, started))
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """See `RolloutWorkers.score`."""
         return await self._keep(await self._player.score(played))
 

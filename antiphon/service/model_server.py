@@ -21,8 +21,8 @@ from antiphon.record.checkpoint import newest_checkpoint
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model
 from antiphon.run.device_assignment import EngineStarter
 from antiphon.run.launch import model_directory, start_engines
 from antiphon.run.loop import run_supervised
@@ -86,10 +86,10 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
         )
         starter = EngineStarter(cluster, "engine", directory, config.engine)
         pool, longest = await start_engines(starter, rollout, deadlines, Events(), announce)
-        model = Model(
+        model = ServedModel(
             generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.tools, name=config.name
         )
         gateway = await stack.enter_async_context(Gateway(model, host=config.host, port=config.port))
-        gateway.invite(token)
+        gateway.issue_key(token)
         announce(gateway.address)
         await run_supervised([pool.watch()], lambda _: stop.wait())

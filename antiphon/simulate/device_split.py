@@ -49,7 +49,7 @@ def iterate_splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 
         devices: Number of devices.
         most: Number of devices that can train; 0: all.
     """
-    most, size = most or devices, config.engine.devices
+    most, size = most or devices, config.engine.devices_per_engine
     if devices < size:
         raise ConfigError(f"--devices {devices}: one engine needs {size} (engine.options)")
 
@@ -88,7 +88,7 @@ def split_devices(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunCon
     threads = best.learners if kind == "cpu" else config.learner.threads
     changes = {
         "placement": placement,
-        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices}),
+        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices_per_engine}),
         "learner": config.learner.model_copy(update={"threads": threads}),
     }
     return config.model_copy(update=changes), best
@@ -96,7 +96,7 @@ def split_devices(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunCon
 
 def balance_learners(config: RunConfig, speeds: Speeds, devices: int) -> int:
     """Return how many devices should train by the closed form."""
-    size = config.engine.devices
+    size = config.engine.devices_per_engine
     closed = ClosedForm.from_scenario(make_scenario(config, speeds, engines=devices // size, learners=1))
     longest = closed.longest / (1 + closed.ratio)
     share = solve_learner_share(closed.generation * size / devices, closed.training / devices, longest)

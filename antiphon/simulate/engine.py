@@ -12,7 +12,7 @@ from collections.abc import Callable
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.engines.base import require_runnable
+from antiphon.engines.base import validate_request
 from antiphon.simulate.decode_batch import DecodeBatch
 from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.generation import Sequence, SimulatedGeneration, count_resumed
@@ -27,17 +27,17 @@ class SimulatedEngine:
 
     device = ""  # all simulated engines are alike
 
-    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, lent: bool = False) -> None:
+    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, colocated: bool = False) -> None:
         """Make an idle engine.
 
         Args:
             speed: How fast it is.
             length: Returns how many tokens a request gets in all; a request that another engine began gets the rest.
             version: Version of its weights.
-            lent: It shares a device with the learner, and sleeps while that trains.
+            colocated: It shares a device with the learner, and sleeps while that trains.
         """
         self.speed = speed
-        self.lent = lent
+        self.colocated = colocated
         self.version = version
         self.capacity = speed.slots
         self.dead: WorkerDied | None = None
@@ -92,7 +92,7 @@ class SimulatedEngine:
                 raise self.dead
             if request.id in self._batch.known:
                 raise RequestError(f"request {request.id!r} is already running")
-            require_runnable(request, UNBOUNDED, UNBOUNDED, decodes=True)
+            validate_request(request, UNBOUNDED, UNBOUNDED, decodes=True)
         except AntiphonError as error:
             generation.fail(error)
             return generation

@@ -63,7 +63,7 @@ class SimulatedLearner:
         slices, taken = (1 if factor == 1 else SLICES), 0.0
         self._notify_engines(True)
         for _ in range(slices):
-            if any(engine.lent and engine.running for engine in self._engines()):
+            if any(engine.colocated and engine.running for engine in self._engines()):
                 raise StateError("an engine runs on a device that the learner uses")
             is_slowed = any(engine.running for engine in self._engines())
             slice_seconds = seconds / slices * (factor if is_slowed else 1)

@@ -22,7 +22,8 @@ from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
+from antiphon.rollout.engine_supervisor import EngineSupply
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.device_sharing import SharedDevices
@@ -97,13 +98,15 @@ class _Simulation:
         self.engines: list[SimulatedEngine] = []
         self._length = _make_length(scenario)
         first = [self._start_engine() for _ in range(scenario.engines.count)]
-        self.pool = EnginePool(first, deadlines, self.config.rollout, events=self.events, respawn=self._replace_engine)
+        self.pool = EnginePool(
+            first, deadlines, self.config.rollout, events=self.events, supply=EngineSupply(start=self._replace_engine)
+        )
         self.learner = SimulatedLearner(scenario.learner, self.faults, lambda: self.engines)
 
     def _start_engine(self) -> SimulatedEngine:
         config = self.scenario.engines
-        lent = sum(engine.lent for engine in self.engines if engine.dead is None) < config.lent
-        engine = SimulatedEngine(config.speed, self._length, lent=lent)
+        colocated = sum(engine.colocated for engine in self.engines if engine.dead is None) < config.lent
+        engine = SimulatedEngine(config.speed, self._length, colocated=colocated)
         engine.load_failures = lambda: self.faults.should_fail("engine.load")
         self.engines.append(engine)
         return engine
@@ -202,7 +205,7 @@ def _make_length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     return length
 
 
-def _make_environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+def _make_environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, EnvironmentFactory]:
     config, numbers = scenario.environment, count()
     if config is None:
         return {}

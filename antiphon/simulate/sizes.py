@@ -22,7 +22,7 @@ import torch
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
-from antiphon.engines.config import OWN_MEMORY
+from antiphon.engines.config import PREALLOCATING_KINDS
 from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
 from antiphon.learning.model.loading import build_on_meta
 from antiphon.learning.parallel.sharding import COLUMNS, ROWS
@@ -329,16 +329,16 @@ def engine_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     """Bytes on each device of an engine: weights, evenly divided; the KV cache at most, heads divided as far as they can be.
     A kind that has its own memory makes do with what there is."""
     engine = config.engine
-    weights = model.shape.parameters * _size(engine.dtype) // engine.devices
+    weights = model.shape.parameters * _size(engine.dtype) // engine.devices_per_engine
     cache = model.cache(config) // _cuts(model.shape, config)
-    if engine.kind in OWN_MEMORY:
+    if engine.kind in PREALLOCATING_KINDS:
         cache = min(cache, max(int(_room(config, device)) - weights, 0))
     return {"weights": weights, "KV cache, at most": cache}
 
 
 def _cuts(shape: Architecture, config: RunConfig) -> int:
     """Parts of an engine's cache: where there are more devices than key heads, some have the same."""
-    return min(config.engine.devices, shape.keys or 1)
+    return min(config.engine.devices_per_engine, shape.keys or 1)
 
 
 def _room(config: RunConfig, device: Device) -> float:
@@ -383,7 +383,7 @@ def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterat
         **passing_needs(model, config),
     }
     needs = [(who, need, device.memory) for who, need in found.items()]
-    if config.engine.kind in OWN_MEMORY:
+    if config.engine.kind in PREALLOCATING_KINDS:
         longest = model.cache(config) // config.engine.slots // _cuts(model.shape, config)
         one = "each device of an engine, for one sequence of the longest"
         needs.append((one, engine["weights"] + longest, _room(config, device)))
@@ -411,7 +411,7 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
     that have more to do than others, optimiser steps, gradients summed while they are computed for `context`.
     """
     shape, engine = model.shape, config.engine
-    size, ranks = _size(engine.dtype), engine.devices
+    size, ranks = _size(engine.dtype), engine.devices_per_engine
     token = 2 * shape.active / (device.operations * EFFICIENCY * ranks) + _sums(shape, size, ranks, device.link)
     most = config.rollout.sampling.max_tokens
     weights = 0 if config.learner.lora else shape.parameters * TRAINED_BYTES
@@ -425,7 +425,7 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
         prefill=token,
         load=weights / HANDOVER.get(config.weights.channel, HANDOVER["shared_memory"]) - publish,
     )
-    if engine.kind in OWN_MEMORY and math.isfinite(device.memory):
+    if engine.kind in PREALLOCATING_KINDS and math.isfinite(device.memory):
         room = _room(config, device) - engine_memory(model, config, device)["weights"]
         speed = speed.model_copy(update={"memory": max(int(room / cached), 1)})
     return Speeds(
@@ -444,7 +444,7 @@ def _sums(shape: Architecture, size: int, ranks: int, rate: float, times: int = 
 def _turns(model: ModelFacts, config: RunConfig) -> float:
     """Seconds of a step in which learner and engine leave a device to each other, and come back."""
     held = max(share.held for share in model.shape.shares(config.learner.mesh)) * TRAINED_BYTES * 3
-    weights = model.shape.parameters * _size(config.engine.dtype) // config.engine.devices
+    weights = model.shape.parameters * _size(config.engine.dtype) // config.engine.devices_per_engine
     return 2 * (held + weights) / COPYING
 
 

@@ -28,10 +28,10 @@ from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.record.events import Events
-from antiphon.rollout.agents import FunctionAgent, play
+from antiphon.rollout.agents import FunctionAgent, run_agent
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model
 from antiphon.run.device_assignment import EngineStarter
 from antiphon.run.launch import start_engines
 from antiphon.service.model_server import load_serving_config, serve
@@ -265,11 +265,11 @@ def captured(directory, agents):
         starter = EngineStarter(cluster, "engine", directory, EngineConfig(slots=4, device="cpu"))
         try:
             pool, longest = await start_engines(starter, rollout, deadlines, Events(), print)
-            model = Model(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
+            model = ServedModel(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)
                 playing = [
-                    play(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
+                    run_agent(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
                     for n, agent in enumerate(agents)
                 ]
                 return await asyncio.gather(*playing)

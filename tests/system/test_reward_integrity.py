@@ -155,7 +155,7 @@ async def grade_and_train(folder, address):
             trained = []
             for _ in range(STEPS):
                 groups = await scheduler.next_step()
-                await scheduler.recorded()
+                await scheduler.wait_durable()
                 trained += [trajectory.meta.score.value for group in groups for trajectory in group.trajectories]
                 scheduler.publish()
                 scheduler.admit()

@@ -65,11 +65,11 @@ def _check_auto_placement(config: "RunConfig") -> Iterator[Problem]:
 
 def check_server_placement(config: "RunConfig") -> Iterator[Problem]:
     """Check that servers are neither placed nor asked to judge."""
-    if any(engine.servers for _, engine in iterate_engines(config)) and (
+    if any(engine.server_options for _, engine in iterate_engines(config)) and (
         config.placement.engine or config.placement.auto
     ):
         yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
-    if config.engine.servers is None:
+    if config.engine.server_options is None:
         return
     for index, task in enumerate(config.tasks):
         if task.judge is not None:

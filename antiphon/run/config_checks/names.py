@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
-from antiphon.engines.worker import ENGINES
+from antiphon.engines.base import ENGINES
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.rollout.filters import FILTERS

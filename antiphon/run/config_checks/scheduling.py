@@ -80,7 +80,7 @@ def check_rollout_workers(config: "RunConfig") -> Iterator[Problem]:
         yield "engine.also", "each of rollout.workers has as many engines, all alike: leave it out"
     if any(task.prefers for task in config.tasks):
         yield "tasks.prefers", "each of rollout.workers has engines of one class of devices: leave it out"
-    if config.engine.servers is not None:
+    if config.engine.server_options is not None:
         yield "rollout.workers", "servers (engine.kind) are the controller's to ask: give 0"
     if config.rollout.deterministic:
         yield "rollout.workers", "workers do not wait for each other: not with rollout.deterministic"

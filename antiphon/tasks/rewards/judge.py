@@ -13,7 +13,7 @@ from typing import Any, Literal
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.engines.openai import NoReply, OpenAIChat
+from antiphon.engines.openai import ChatRequestFailed, OpenAIChatClient
 from antiphon.tasks.base import Generate, Transcript, Unreachable
 from antiphon.tasks.rewards.extract import ground_truth
 
@@ -114,7 +114,9 @@ class _Remote:
         timeout: float = 60.0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._chat = OpenAIChat(address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout)
+        self._chat = OpenAIChatClient(
+            address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout
+        )
         self._settings = {"temperature": 0.0, **(settings or {})}
         self.close = self._chat.close
 
@@ -122,7 +124,7 @@ class _Remote:
         sent = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return await self._chat(sent, **self._settings)
-        except NoReply as error:
+        except ChatRequestFailed as error:
             raise Unreachable(f"the judge at {error}") from error
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.engines.base import Delta
+from antiphon.engines.generation import Generation
 from antiphon.engines.server_protocols import DIALECTS
-from antiphon.engines.worker import Generation
 
 
 def apply(deltas):

@@ -18,7 +18,8 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
-from antiphon.rollout.gateway.sessions import Attempt, Model
+from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gateway.sessions import Attempt
 from antiphon.tasks.rendering import Renderer
 
 MARKS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -107,7 +108,7 @@ class Logger:
 
 
 def model(renderer, engine, **more):
-    return Model(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
+    return ServedModel(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
 
 
 def attempt(renderer, engine, sampling=SAMPLING, *, max_turns=0, **more):

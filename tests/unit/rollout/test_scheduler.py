@@ -148,7 +148,7 @@ def test_what_a_step_trains_on_is_in_the_ledger_before():
         await scheduler._ledger.commit()
         await stage.end(1)
         groups = await scheduler.next_step()
-        await scheduler.recorded()
+        await scheduler.wait_durable()
         wanted = {(each.meta.id.group, each.meta.id.sibling) for group in groups for each in group.trajectories}
         (path,) = Stage.place.glob("*/ledger.db")
         with closing(sqlite3.connect(path)) as db:
@@ -355,7 +355,7 @@ def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free
         scheduler.admit()
         await settle()
         assert groups_of(stage) == [3, 4, 5]
-        metrics = scheduler.bias.metrics()
+        metrics = scheduler.bias_meter.metrics()
         assert metrics["drops/stale"] == 2 and metrics["bias/prompts_never_trained"] == 4 / 6
         scheduler.stop()
 
