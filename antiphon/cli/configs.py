@@ -104,7 +104,7 @@ def print_run(run: "RunConfig") -> None:
     print_derived(run.derived())
     parameters = count_parameters(run.model.path)
     if parameters is None and (path := Path(run.model.path) / "config.json").is_file():
-        from antiphon.simulate.sizes import Architecture
+        from antiphon.simulate.model_shape import Architecture
 
         parameters = Architecture.read(path.parent).parameters
     if parameters is not None:

@@ -81,11 +81,13 @@ def plan(
     with exit_on_error():
         run = load_run(config, overrides)
         from antiphon.run.model_files import check_model_path
-        from antiphon.simulate import sizes
+        from antiphon.simulate.device_memory import device_memory, find_misfits
         from antiphon.simulate.device_split import iterate_splits
         from antiphon.simulate.devices import find_device, resolve_on_devices
+        from antiphon.simulate.model_facts import read_model_facts
         from antiphon.simulate.planner import predict
         from antiphon.simulate.probe import SECONDS, measure_devices
+        from antiphon.simulate.speed_estimate import estimate, measure_this_machine
         from antiphon.simulate.speeds import Speeds
 
         if bool(probe) + bool(speeds) + bool(device) > 1:
@@ -95,7 +97,7 @@ def plan(
             raise ConfigError("engine.also: the planner assumes that all engines of a pool are alike: leave it out")
         gpu = find_device(device) if device else None
         lent = len(resolve_on_devices(run, device).lent.get("engine", ())) if device else 0
-        model = sizes.inspect(run)
+        model = read_model_facts(run)
         if speeds:
             from antiphon.core.config import load
 
@@ -103,15 +105,15 @@ def plan(
         elif probe:
             known = measure_devices(run, SECONDS, max(devices, 1))
         else:
-            known = sizes.estimate(run, model, gpu or sizes.here(run), lent)
+            known = estimate(run, model, gpu or measure_this_machine(run), lent)
         print_table("on average", "predicted", predict(run, known, lent=lent).table())
         print_table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
         if gpu:
-            memory = sizes.device_memory(model, run, gpu)
+            memory = device_memory(model, run, gpu)
             print_table(
                 f"memory of each {device}", "GiB", {name: f"{size / 2**30:,.1f}" for name, size in memory.items()}
             )
-            print("\n".join(f"does not fit: {misfit}" for misfit in sizes.find_misfits(model, run, gpu)) or "fits")
+            print("\n".join(f"does not fit: {misfit}" for misfit in find_misfits(model, run, gpu)) or "fits")
         if devices:
             found = {str(split): split.seconds for split in iterate_splits(run, known, devices)}
             print_table(f"{devices} devices", "seconds a step", found)

@@ -50,9 +50,10 @@ def _place_automatically(run: "RunConfig") -> "RunConfig":
     if measured.is_file():
         speeds, source = load(measured, model=Speeds), f"speeds in {measured}"
     else:
-        from antiphon.simulate import sizes
+        from antiphon.simulate.model_facts import read_model_facts
+        from antiphon.simulate.speed_estimate import estimate, measure_this_machine
 
-        speeds = sizes.estimate(run, sizes.inspect(run), sizes.here(run))
+        speeds = estimate(run, read_model_facts(run), measure_this_machine(run))
         source = "sizes alone; `antiphon plan --probe --devices` measures speeds"
     placed, split = split_devices(run, speeds, this_machine())
     print(f"placement: {split} (learner {placed.placement.learner}; engines {placed.placement.engine}), from {source}")
