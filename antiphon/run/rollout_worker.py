@@ -134,7 +134,7 @@ class _Keeping:
 
     async def _keep(self, trajectory: Trajectory) -> Trajectory:
         meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
-        return await self._files.keep(replace(trajectory, meta=meta))
+        return await self._files.write(replace(trajectory, meta=meta))
 
 
 class _Told(Events):

@@ -200,7 +200,7 @@ def _make_length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
 
     def length(request: GenerateRequest) -> int:
         prompt = prompts[int(request.tokens[0]) - FIRST_NUMBER]
-        return round(scenario.response_tokens.draw_alike(prompt, request.sampling.seed))
+        return round(scenario.response_tokens.draw_correlated(prompt, request.sampling.seed))
 
     return length
 

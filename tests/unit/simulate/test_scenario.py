@@ -181,7 +181,7 @@ def test_answers_to_one_prompt_are_as_alike_as_they_are_said_to_be():
         lengths = DistributionConfig(kind="lognormal", mean=100, spread=1.0, shared=shared)
         pairs = np.log(
             [
-                [lengths.draw_alike(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
+                [lengths.draw_correlated(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
                 for thing in map(derive, range(4000))
             ]
         )
