@@ -72,8 +72,8 @@ def _is_harmless(key: str, value: Any) -> bool:
     if key in MAX_VALUES:
         return bool(value <= MAX_VALUES[key])
     pattern = ALLOWED_PATTERNS.get(key)
-    return (key == "kind" and value in ALLOWED_KINDS) or (pattern is not None and re.fullmatch(pattern, value) is not None)
-        key in ALLOWED_PATTERNS and re.fullmatch(ALLOWED_PATTERNS[key], value) is not None
+    return (key == "kind" and value in ALLOWED_KINDS) or (
+        pattern is not None and re.fullmatch(pattern, value) is not None
     )
 
 

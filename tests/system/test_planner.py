@@ -199,7 +199,7 @@ def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_w
     assert found and all(split.engines >= 2 for split in found)
     own, four = (make_scenario(wide, SPEEDS, learners=learners).learner.per_token for learners in (0, 4))
     assert own == SPEEDS.learner.per_token == pytest.approx(2 * four), "speeds are those of the ranks there are"
-    with pytest.raises(ConfigError, match="an engine alone has 2"):
+    with pytest.raises(ConfigError, match="one engine needs 2"):
         list(iterate_splits(wide, SPEEDS, 1))
 
 
