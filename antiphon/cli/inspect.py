@@ -61,14 +61,14 @@ def replay(
     """Run the scheduler and the stages again on what a run recorded; every batch must be identical, byte for byte."""
     with exit_on_error(run):
         config, recorded = load_recorded(run)
-        from antiphon.inspect.replay import ReplayMismatch, requires_models
+        from antiphon.inspect.replay import ReplayMismatchError, requires_models
         from antiphon.inspect.replay import replay as replay_run
 
         needed = (*recorded.REPLAY, *(recorded.MODELS if requires_models(config, weights) else ()))
         recorded.require_trust(run, config, needed, code=code, trust=trust)
         try:
             print_line(f"{replay_run(run, config, weights=weights, report=print_line)} steps, no difference")
-        except ReplayMismatch as mismatch:
+        except ReplayMismatchError as mismatch:
             print_line(str(mismatch))
             raise typer.Exit(1) from mismatch
 

@@ -19,7 +19,7 @@ from antiphon.record import safe_files, trajectories
 from antiphon.record.reader import AttemptRow, LineageRow, RunReader
 
 
-class ReplayMismatch(AntiphonError):
+class ReplayMismatchError(AntiphonError):
     """A replay differs from what the run recorded."""
 
 
@@ -72,7 +72,7 @@ def read_lineages(reader: RunReader) -> Iterator[RecordedLineage]:
 
     Raises:
         RecordError: The run has no lineage, or its record is damaged.
-        ReplayMismatch: A recorded trajectory is not the one that the ledger names.
+        ReplayMismatchError: A recorded trajectory is not the one that the ledger names.
     """
     rows = reader.list_lineages()
     if not rows:
@@ -99,7 +99,7 @@ def _read_arrivals(reader: RunReader, lineage: int) -> Iterator[tuple[int, Arriv
             continue
         trajectory = reader.read_trajectories(row.file).get(row.id)
         if trajectory is None or trajectories.digest(trajectory) != row.digest:
-            raise ReplayMismatch(
+            raise ReplayMismatchError(
                 f"attempt {row.name}: its trajectory in rollouts/{row.file} is not the one that was recorded"
             )
         yield row.arrival, Arrival(attempt=row.id, trajectory=trajectory)

@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.errors import RecordError
 from antiphon.inspect.recorded_config import has_model
-from antiphon.inspect.recorded_lineage import ReplayMismatch, read_lineages
+from antiphon.inspect.recorded_lineage import ReplayMismatchError, read_lineages
 from antiphon.inspect.replayer import SAMPLER_ERROR, Replayer
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.reader import RunReader
@@ -22,7 +22,7 @@ from antiphon.run.launch import model_directory, start_models
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
 
-__all__ = ["ReplayMismatch", "replay", "requires_models"]
+__all__ = ["ReplayMismatchError", "replay", "requires_models"]
 
 
 def replay(run: Path, config: RunConfig, *, weights: bool = False, report: Callable[[str], None] = print) -> int:
@@ -38,7 +38,7 @@ def replay(run: Path, config: RunConfig, *, weights: bool = False, report: Calla
         The number of steps.
 
     Raises:
-        ReplayMismatch: The first difference.
+        ReplayMismatchError: The first difference.
         RecordError: The record is damaged, or does not hold what a replay of this run needs.
     """
     return asyncio.run(_replay(run, config, weights, report))

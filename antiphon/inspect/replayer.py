@@ -21,7 +21,7 @@ from antiphon.core.types import (
     TrainBatch,
     Trajectory,
 )
-from antiphon.inspect.recorded_lineage import Arrival, Publication, RecordedLineage, ReplayMismatch, StepBegin
+from antiphon.inspect.recorded_lineage import Arrival, Publication, RecordedLineage, ReplayMismatchError, StepBegin
 from antiphon.learning.learner import Learner, ModelRoles
 from antiphon.record import safe_files
 from antiphon.record.checkpoint import checkpoint_name, read_state
@@ -129,7 +129,7 @@ class Replayer:
             match event:
                 case Arrival(attempt=attempt, trajectory=trajectory):
                     if attempt not in attempts.running:
-                        raise ReplayMismatch(
+                        raise ReplayMismatchError(
                             f"attempt {lineage.number}:{attempt} ended in the run, and is not running in the replay"
                         )
                     attempts.running[attempt].set_result(trajectory)
@@ -175,7 +175,7 @@ class Replayer:
     async def _build_batch(self, groups: Sequence[Group], recorded: StepBegin, version: int) -> None:
         _, batch = await self._pipeline.learn(recorded.step, version, groups)
         if recorded.batch is not None and batch != recorded.batch:
-            raise ReplayMismatch(f"step {recorded.step}: the batch is not the one that was trained on")
+            raise ReplayMismatchError(f"step {recorded.step}: the batch is not the one that was trained on")
 
     async def _restore_weights(self, lineage: RecordedLineage, step: int) -> None:
         """Begin to train at the first checkpoint of the lineage that is there."""
@@ -194,27 +194,27 @@ class Replayer:
         self._is_training = True
 
     async def _compare_weights(self, recorded: Publication) -> None:
-        """Raise `ReplayMismatch` unless the learner has the recorded weights of a version."""
+        """Raise `ReplayMismatchError` unless the learner has the recorded weights of a version."""
         if self._models is None or self._context is None or not self._is_training:
             return
         update = await self._models.learner.publish(recorded.version, self._context)
         if update.manifest.digest != recorded.digest:
-            raise ReplayMismatch(f"version {recorded.version}: its weights are not those that were published")
+            raise ReplayMismatchError(f"version {recorded.version}: its weights are not those that were published")
 
 
 async def _take_groups(recorded: StepBegin, scheduler: Scheduler, owner: asyncio.TaskGroup) -> Sequence[Group]:
-    """Take the groups of a step; raise `ReplayMismatch` unless they are the recorded ones."""
+    """Take the groups of a step; raise `ReplayMismatchError` unless they are the recorded ones."""
     task = owner.create_task(scheduler.next_step(), name=f"step {recorded.step}")
     await _run_until_idle()
     if not task.done():
         task.cancel()
-        raise ReplayMismatch(
+        raise ReplayMismatchError(
             f"step {recorded.step} began with groups {list(recorded.groups)}; in the replay there are not enough"
         )
     groups = task.result()
     if {group.id for group in groups} != set(recorded.groups):
         taken = sorted(group.id for group in groups)
-        raise ReplayMismatch(
+        raise ReplayMismatchError(
             f"step {recorded.step} took groups {sorted(recorded.groups)}; in the replay it takes {taken}"
         )
     return groups

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from antiphon.core.errors import RolloutError, WorkerDied
 from antiphon.simulate.chaos_scenario import draw_scenario
-from antiphon.simulate.invariants import CheckedDeadlines, InvariantBroken, InvariantChecker
+from antiphon.simulate.invariants import CheckedDeadlines, InvariantChecker, InvariantError
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
 
@@ -25,14 +25,14 @@ def run_chaos(seeds: Iterable[int], events: Path | None = None, report: Callable
         How many runs ended in which way.
 
     Raises:
-        InvariantBroken: A run broke an invariant.
+        InvariantError: A run broke an invariant.
     """
     endings: Counter[str] = Counter()
     for seed in seeds:
         log = io.StringIO()
         try:
             endings[run_seed(seed, log)] += 1
-        except InvariantBroken:
+        except InvariantError:
             report(f"seed {seed} fails; again: antiphon simulate --chaos 1 --seed {seed} --events events.jsonl")
             raise
         finally:
@@ -48,7 +48,7 @@ def run_seed(seed: int, log: io.StringIO) -> str:
         How the run ended: `done`, or the message of a fault that may end it.
 
     Raises:
-        InvariantBroken: The run broke an invariant, or ended for a reason that no fault explains.
+        InvariantError: The run broke an invariant, or ended for a reason that no fault explains.
     """
     scenario, error = draw_scenario(seed), None
     try:
@@ -56,14 +56,14 @@ def run_seed(seed: int, log: io.StringIO) -> str:
     except (WorkerDied, RolloutError) as raised:
         error = raised
     except Exception as raised:  # no fault explains any other error
-        raise InvariantBroken(f"the run failed: {type(raised).__name__}: {raised}") from raised
+        raise InvariantError(f"the run failed: {type(raised).__name__}: {raised}") from raised
     checker = InvariantChecker(scenario.rollout)
     checker.check(log.getvalue().splitlines())
     if error is None:
         checker.check_end(scenario.steps)
         return "done"
     if not _is_explained(error, scenario, checker):
-        raise InvariantBroken(f"the run failed, and no fault explains it: {error}") from error
+        raise InvariantError(f"the run failed, and no fault explains it: {error}") from error
     return re.sub(r"\d+", "n", str(error))
 
 

@@ -19,7 +19,7 @@ from antiphon.core.rng import generator
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
 from antiphon.simulate.chaos_scenario import draw_scenario
-from antiphon.simulate.invariants import InvariantBroken
+from antiphon.simulate.invariants import InvariantError
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
 
@@ -38,7 +38,7 @@ POINTS = (
 )
 
 
-class MachineCrashed(AntiphonError):
+class MachineCrashError(AntiphonError):
     """The simulated machine crashed."""
 
 
@@ -111,7 +111,7 @@ def run_crashes(seeds: Iterable[int], report: Callable[[str], None] = print) -> 
         report: Receives the command that repeats a seed whose run breaks an invariant.
 
     Raises:
-        InvariantBroken: A run broke an invariant.
+        InvariantError: A run broke an invariant.
     """
     endings: Counter[str] = Counter()
     for seed in seeds:
@@ -159,18 +159,18 @@ def _run_lineage(
             disk.record_sync(path)
         left -= reached == point
         if crash and not left:
-            raise MachineCrashed(point)
+            raise MachineCrashError(point)
 
     failpoints.watch(on_failpoint)
     try:
         simulate(scenario, keep=root, resume=resume)
-    except MachineCrashed:
+    except MachineCrashError:
         return f"crashed: {point}"
     except RecordError as error:
         if "no checkpoint is whole" not in str(error):
-            raise InvariantBroken(f"the resume failed: {error}") from error
+            raise InvariantError(f"the resume failed: {error}") from error
         if list((root / scenario.name / "checkpoints").glob("step_??????")):
-            raise InvariantBroken(f"a checkpoint is torn where none may be: {error}") from error
+            raise InvariantError(f"a checkpoint is torn where none may be: {error}") from error
         return "nothing to resume"
     except (WorkerDied, RolloutError):
         return "a fault ended it"
@@ -183,4 +183,4 @@ def _run_lineage(
 def _check_run(run: Path) -> None:
     violations = audit(run).violations
     if violations:
-        raise InvariantBroken("\n".join(violations))
+        raise InvariantError("\n".join(violations))

@@ -6,7 +6,7 @@ from antiphon.core.config import Config
 
 
 class EngineSpeed(Config):
-    """How fast a simulated engine is, in seconds and tokens."""
+    """Speed of a simulated engine, in seconds and tokens."""
 
     slots: int = Field(256, gt=0)
     """Sequences that run at once."""

@@ -14,7 +14,7 @@ from antiphon.rollout.config import RolloutConfig
 T = TypeVar("T")
 
 
-class InvariantBroken(AntiphonError):
+class InvariantError(AntiphonError):
     """A run broke an invariant."""
 
 
@@ -24,18 +24,18 @@ class CheckedDeadlines(Deadlines):
     async def wait(
         self, awaitable: Awaitable[T], *, name: str, owner: str, on: str, deadline: float, key: str = ""
     ) -> T:
-        """Wait, and raise `InvariantBroken` if it lasted longer than the deadline."""
+        """Wait, and raise `InvariantError` if it lasted longer than the deadline."""
         began = asyncio.get_running_loop().time()
         try:
             return await super().wait(awaitable, name=name, owner=owner, on=on, deadline=deadline, key=key)
         finally:
             waited = asyncio.get_running_loop().time() - began
             if waited > deadline + 1e-6:
-                raise InvariantBroken(f"{owner} waited {waited:g} s for {on}, with a deadline of {deadline:g} s")
+                raise InvariantError(f"{owner} waited {waited:g} s for {on}, with a deadline of {deadline:g} s")
 
 
 class InvariantChecker:
-    """Checks the events of a run, and raises `InvariantBroken` at the first one that breaks an invariant.
+    """Checks the events of a run, and raises `InvariantError` at the first one that breaks an invariant.
 
     It counts everything itself and shares no code with the scheduler.
     """
@@ -78,8 +78,8 @@ class InvariantChecker:
                 handler = getattr(self, f"_{event['event']}", None)
                 if handler is not None and not event.get("request", "").startswith("-"):  # not an evaluation's
                     handler(event)
-            except InvariantBroken as error:
-                raise InvariantBroken(f"{error}, at {line}") from None
+            except InvariantError as error:
+                raise InvariantError(f"{error}, at {line}") from None
 
     def check_end(self, steps: int) -> None:
         """Check the end of a run that completed."""
@@ -89,7 +89,7 @@ class InvariantChecker:
 
     def _require(self, condition: bool, message: str) -> None:
         if not condition:
-            raise InvariantBroken(message)
+            raise InvariantError(message)
 
     def _admit(self, event: dict[str, Any]) -> None:
         self.live.setdefault(event["group"], 0)

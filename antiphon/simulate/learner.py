@@ -20,7 +20,7 @@ SLICES = 16  # of a training step; before each, the learner looks whether engine
 
 
 class LearnerSpeed(Config):
-    """How fast a simulated learner is, in seconds."""
+    """Speed of a simulated learner, in seconds."""
 
     step: float = Field(0.0, ge=0.0)
     """Seconds of a training step, whatever is in it."""

@@ -39,7 +39,7 @@ class ScenarioConfig(Config):
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
     training: LearnerConfig = LearnerConfig()
-    """How a step's samples are packed, and its stages; the learner's speed is in `learner`."""
+    """Packing and stages of a step; the learner's speed is in `learner`."""
     engines: EnginesConfig = EnginesConfig()
     learner: LearnerSpeed = LearnerSpeed()
     prompts: int = Field(1000, gt=0)

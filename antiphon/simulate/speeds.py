@@ -10,7 +10,7 @@ from antiphon.simulate.workloads import DistributionConfig
 
 
 class Speeds(Config):
-    """How fast the parts of a run are, the learner on all its ranks, and what their work is like.
+    """Speeds of a run's parts, the learner on all its ranks, and distributions of their work.
 
     Where the run's configuration also has a value, such as `engine.slots`, the configuration decides.
     """

@@ -11,7 +11,7 @@ from antiphon.record.events import to_trace
 from antiphon.rollout.config import RolloutConfig
 from antiphon.simulate.chaos import run_seed
 from antiphon.simulate.chaos_scenario import draw_scenario
-from antiphon.simulate.invariants import InvariantBroken, InvariantChecker
+from antiphon.simulate.invariants import InvariantChecker, InvariantError
 
 SEEDS = 20  # a thousand in benchmarks/simulation.py
 
@@ -77,12 +77,12 @@ def test_books_of_a_good_run():
     ],
 )
 def test_books_of_bad_runs(events, message):
-    with pytest.raises(InvariantBroken, match=message):
+    with pytest.raises(InvariantError, match=message):
         read(*events)
 
 
 def test_an_attempt_that_never_ends_is_found():
-    with pytest.raises(InvariantBroken, match="never ended"):
+    with pytest.raises(InvariantError, match="never ended"):
         read().check_end(steps=0)
 
 
