@@ -95,7 +95,7 @@ def require_models(paths: Iterable[str]) -> None:
 def print_run(run: "RunConfig") -> None:
     """Print the resolved configuration as YAML with derived sizes as comments, so that the output is itself a recipe."""
     from antiphon.core.config import dump
-    from antiphon.run.launch import check_meshes
+    from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 

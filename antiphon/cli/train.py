@@ -33,7 +33,7 @@ def train(
         require_models(run.models)
         if run.placement.auto:
             run = _place_automatically(run)
-        from antiphon.run.build import train as build_and_train
+        from antiphon.run.commands import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
 
@@ -70,7 +70,7 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
             print_run(run)
             return
         require_models([run.model.path])
-        from antiphon.run.build import sft as build_and_tune
+        from antiphon.run.commands import sft as build_and_tune
 
         raise typer.Exit(build_and_tune(run, overwrite=overwrite))
 
@@ -95,7 +95,7 @@ def evaluate(
     with exit_on_error():
         run = load_for_evaluation(Path(config), overrides or [], code, trust)
         require_models([model])
-        from antiphon.run.build import evaluate_model
+        from antiphon.run.commands import evaluate_model
 
         settings = run.evaluation
         result = evaluate_model(
@@ -116,7 +116,7 @@ def check(
     """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks."""
     with exit_on_error():
         run = load_run(config, overrides)
-        from antiphon.run.build import check_rewards
+        from antiphon.run.reward_checks import check_rewards
 
         found = check_rewards(run, prompts)
         for finding in found:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
@@ -23,7 +22,9 @@ from antiphon.record import safe_files
 from antiphon.record.reader import AttemptRow, RunReader
 from antiphon.record.run_dir import atomic_write, convert_write_errors
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import model_directory, start_graders
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.model_directory import model_directory
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
@@ -94,13 +95,13 @@ async def _grade_all(run: Path, config: RunConfig) -> list[RegradedAttempt]:
         built = run / "model"
         model = await model_directory(cluster, str(built) if has_model(run) else config.model.path, built, config.seed)
         renderer = Renderer(model)
-        async with start_graders(cluster, config, Deadlines()) as (grading, _):
+        async with start_graders(LaunchContext(cluster=cluster, config=config)) as graders:
 
             async def grade(row: AttemptRow, trajectory: Trajectory) -> RegradedAttempt:
                 async with slots:
                     prompt = mixture.find(*row.prompt)
                     transcript = _make_transcript(prompt, trajectory, renderer)
-                    after = await grading.score(prompt, transcript)
+                    after = await graders.router.score(prompt, transcript)
                 return RegradedAttempt(
                     lineage=row.lineage,
                     attempt=row.id,

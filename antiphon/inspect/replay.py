@@ -18,7 +18,9 @@ from antiphon.inspect.replayer import SAMPLER_ERROR, Replayer
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.reader import RunReader
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import model_directory, start_models
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.launch.models import start_models
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
 
@@ -74,6 +76,6 @@ async def _start_models(run: Path, config: RunConfig, weights: bool) -> AsyncIte
     try:
         path = str(run / "model") if has_model(run) else config.model.path
         model = await model_directory(cluster, path, Path(), config.seed)
-        yield (await start_models(cluster, model, config))[0]
+        yield (await start_models(LaunchContext(cluster=cluster, config=config), model))[0]
     finally:
         await cluster.close()

@@ -33,7 +33,8 @@ from antiphon.record.store import LedgerStore
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
-from antiphon.run.loop import make_step_pipeline, run_supervised
+from antiphon.run.launch.models import make_step_pipeline
+from antiphon.run.supervision import run_supervised
 from antiphon.tasks.mixture import Mixture
 from antiphon.weights.base import TransferContext
 
@@ -138,7 +139,7 @@ class Replayer:
                     await self._build_batch(groups, event, scheduler.admission.version.n)
                     steps += 1
                 case Publication():
-                    scheduler.publish()
+                    scheduler.publish(scheduler.admission.version.next())
                     scheduler.admit()
                     await self._compare_weights(event)
                     await self._restore_weights(lineage, lineage.step + steps)

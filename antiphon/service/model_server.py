@@ -24,8 +24,9 @@ from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.run.device_assignment import EngineStarter
-from antiphon.run.launch import model_directory, start_engines
-from antiphon.run.loop import run_supervised
+from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.supervision import run_supervised
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import check_meshes, model_directory
+from antiphon.run.launch.model_checks import check_meshes
+from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.memory import DTYPE_BYTES, memory_estimate
 from antiphon.simulate.model_shape import Architecture
 from antiphon.tasks.mixture import Mixture

@@ -98,30 +98,25 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
 async def _run_phases(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
     async with open_run(config, overwrite=True) as whole:
-        version = whole.version
+        parts, record = whole.parts, whole.parts.record
         if config.sft:
-            warm = Run(replace(whole.parts, test=()))
-            await warm.sft()
-            version = warm.version
+            await Run(replace(parts, tasks=replace(parts.tasks, test=()))).sft()
         phases = make_phases(config)
         groups: list[list[Group]] = [[] for _ in phases]
-        places = (whole.parts.directory.path / f"phase-{number}" for number in range(len(phases)))
-        for phase, made, place in zip(phases, groups, places, strict=True):
+        folders = (record.directory.path / f"phase-{number}" for number in range(len(phases)))
+        for phase, made, folder in zip(phases, groups, folders, strict=True):
 
             def keep_all(group: Group, made: list[Group] = made) -> bool:
                 made.append(group)
                 return True  # nothing is filtered: see `make_phases`
 
-            watch = TimedView(whole.parts.view, seconds / len(phases))
-            whole.parts.ledger.events.add("phase")
-            place.mkdir()
-            ledger = Ledger(LedgerStore(place), whole.parts.ledger.events)
-            watch.run = run = Run(
-                replace(whole.parts, config=phase, keep=keep_all, sampler=None, view=watch, ledger=ledger)
-            )
-            run.version = version
-            await run.reinforce()
+            view = TimedView(record.view, seconds / len(phases))
+            record.events.add("phase")
+            folder.mkdir()
+            ledger = Ledger(LedgerStore(folder), record.events)
+            phase_record = replace(record, view=view, ledger=ledger)
+            view.run = Run(replace(parts, config=phase, keep=keep_all, sampler=None, record=phase_record))
+            await view.run.reinforce()
             await ledger.close()
-            version = run.version
         # A policy that learns from the last phase's small steps may degrade: its responses are unlike those of a run.
-        return whole.parts.directory, [group for made in groups[:-1] for group in made]
+        return record.directory, [group for made in groups[:-1] for group in made]

@@ -4,30 +4,37 @@ import asyncio
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import UnsupportedError
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
-from antiphon.core.types import GenerateRequest, IntArray, Prompt
+from antiphon.core.types import GenerateRequest, Prompt
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
+from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
+from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.engine_supervisor import EngineSupply
-from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
+from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
+from antiphon.run.components import Components
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.run.loop import Components, Run, make_step_pipeline
+from antiphon.run.launch.models import make_local_training
+from antiphon.run.launch.record import RunRecord
+from antiphon.run.launch.tasks import TaskData
+from antiphon.run.loop import Run
+from antiphon.run.publisher import WeightPublisher
+from antiphon.run.waits import RunWaits
 from antiphon.simulate import clock
 from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.environment import LockStep, SimulatedEnvironment
@@ -75,16 +82,6 @@ async def _simulate(
     return simulation.make_outcome(summary)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
-    """The files of a simulated run."""
-
-    directory: RunDirectory
-    ledger: Ledger
-    metrics: Metrics
-    resumption: ResumeState | None
-
-
 class _Simulation:
     """The simulated parts of one run."""
 
@@ -115,7 +112,7 @@ class _Simulation:
         await asyncio.sleep(self.scenario.engines.start_seconds)
         return self._start_engine()
 
-    def open_record(self, root: Path, stack: ExitStack, resume: bool) -> _Record:
+    def open_record(self, root: Path, stack: ExitStack, resume: bool) -> RunRecord:
         """Create the run directory, or open it to continue; `stack` closes its files."""
         config = self.config
         directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
@@ -128,49 +125,43 @@ class _Simulation:
             lineage, step = resumption.lineage, resumption.state["step"]
         else:
             open_first_lineage(store)
-        return _Record(
+        return RunRecord(
             directory=directory,
             ledger=Ledger(store, self.events, lineage=lineage, step=step, run=run_synchronously),
             metrics=stack.enter_context(Metrics(directory.metrics, lineage=lineage)),
+            view=self.view,
             resumption=resumption,
+            in_thread=run_synchronously,
         )
 
-    def make_components(self, record: _Record) -> Components:
+    def make_components(self, record: RunRecord) -> Components:
         """Assemble the run from simulated parts."""
-        scenario, config, models = self.scenario, self.config, ModelRoles(learner=self.learner)
+        scenario, config = self.scenario, self.config
         judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), self.faults)
         prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
+        episodes = EpisodeRunner(
+            tokenizer=SimulatedTokenizer(),
+            generate=self.pool.generate,
+            grade=judge.score,
+            environments=_make_environments(scenario, self.faults),
+            config=config.rollout,
+            max_length=MAX_LENGTH,
+            seed=config.seed,
+        )
+        rollouts = LocalRollouts(self.pool, episodes)
+        wait = partial(RunWaits(config, self.deadlines), name="step", on="the learner")
+        training = make_local_training(config, ModelRoles(learner=self.learner), wait=wait)
+        devices = SharedDevices(training, rollouts, shared=scenario.engines.lent > 0)
+        context = TransferContext(record.directory.path.parent)
         return Components(
             config=config,
             deadlines=self.deadlines,
-            workers=(),
-            models=models,
-            lease=SharedDevices(models, self.pool, (), shared=scenario.engines.lent > 0),
-            training=make_step_pipeline(config, self.learner),
-            pool=self.pool,
-            episodes=EpisodeRunner(
-                tokenizer=SimulatedTokenizer(),
-                generate=self.pool.generate,
-                grade=judge.score,
-                environments=_make_environments(scenario, self.faults),
-                config=config.rollout,
-                max_length=MAX_LENGTH,
-                seed=config.seed,
-            ),
-            mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], config.seed),
-            next_example=_refuse_examples,
-            validation=(),
-            test=(),
+            tasks=TaskData(mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], config.seed)),
+            rollouts=rollouts,
+            weights=WeightPublisher(config, self.deadlines, devices, context, record.first_version),
+            record=record,
             keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
             sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
-            directory=record.directory,
-            ledger=record.ledger,
-            resumption=record.resumption,
-            exchange=TransferContext(record.directory.path.parent),
-            metrics=record.metrics,
-            trackers=(),
-            view=self.view,
-            in_thread=run_synchronously,
         )
 
     def make_outcome(self, summary: dict[str, Any]) -> Outcome:
@@ -188,10 +179,6 @@ class _Simulation:
             engines_idle=1 - busy / (self.scenario.engines.count * seconds),
             learner_idle=1 - self.learner.busy_seconds / seconds,
         )
-
-
-def _refuse_examples() -> tuple[IntArray, IntArray]:
-    raise UnsupportedError("a simulation has no supervised fine-tuning")
 
 
 def _make_length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:

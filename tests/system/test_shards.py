@@ -21,7 +21,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.inspect.why import why
-from antiphon.run import build
+from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import resolve_placement
 from antiphon.simulate.invariants import InvariantChecker
@@ -66,7 +66,7 @@ def train(project, *, resume=False, **sections):
     path = project.config(**sections)
     add_import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
-    assert build.train(config, overwrite=not resume, resume=resume) == 0
+    assert commands.train(config, overwrite=not resume, resume=resume) == 0
 
 
 def test_environments_and_groups_that_are_judged_together(project):

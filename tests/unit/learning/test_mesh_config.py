@@ -10,7 +10,7 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LearnerConfig, MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import check_installed, check_layers, check_mesh, check_meshes, check_shares
+from antiphon.run.launch.model_checks import check_installed, check_layers, check_mesh, check_meshes, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,
