@@ -19,8 +19,12 @@ from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
 
 Row = tuple[Any, ...]
 
-MEMORY = 256 << 20  # bytes, of all of SQLite in the process
-LONGEST = 1 << 20  # bytes of one value, or of a query
+MEMORY = 64 << 20  # bytes, of all of SQLite in the process
+LONGEST = 1 << 20  # bytes of a query
+LONGEST_VALUE = (
+    1 << 14
+)  # bytes of one value in a query: a step takes longer the longer they are. Or as many as the script has
+LONGEST_PATTERN = 100  # bytes, of LIKE and GLOB
 _STEPS_AT_ONCE = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
@@ -43,7 +47,7 @@ def sql(
     answer: str = "query",
     databases: str = "databases",
     columns_in_order: bool = True,
-    steps: int = 5_000_000,
+    steps: int = 1_000_000,
     rows: int = 10_000,
 ) -> Score:
     """Whether the response's last code block, or without one all of it, finds the same rows as the payload's `answer` in every
@@ -97,8 +101,9 @@ def _database(script: str, prompt: Prompt, number: int) -> sqlite3.Connection:
     except (sqlite3.Error, MemoryError) as error:
         database.close()
         raise ValueError(f"prompt {prompt.id}, database {number} cannot be made: {error}") from None
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(LONGEST_VALUE, len(script.encode())))
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
     database.set_authorizer(_authorize)
     return database
 

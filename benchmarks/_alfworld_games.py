@@ -11,9 +11,10 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.textworld import TextWorld
+from antiphon.tasks.environments.adapters.textworld import TextWorld
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.rooms import (
+from antiphon_envs.alfworld.households import Household
+from antiphon_envs.alfworld.kinds import (
     CLEANABLE,
     COOLABLE,
     HEATABLE,
@@ -22,7 +23,6 @@ from antiphon_envs.alfworld.rooms import (
     OPENABLE,
     SLICEABLE,
     VESSELS,
-    Household,
     kind_of,
 )
 

@@ -1,4 +1,4 @@
-"""Exact arithmetic on what a policy wrote, with a parser of our own: nothing is ever run as code, and nothing takes long."""
+"""The tool `calculator`: exact arithmetic by a parser of its own, which runs no code and bounds time and size."""
 
 import re
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Never
 
-from antiphon.tasks.environments.toolbox import ToolError
+from antiphon.tasks.environments.tools.toolbox import ToolError
 
-LONGEST = 400  # characters of an expression
-DEEPEST = 40  # parentheses and signs in each other
+MOST_CHARACTERS = 400  # characters of an expression
+MOST_DEPTH = 40  # of nested parentheses and signs
 MOST_BITS = 2000  # of a numerator or denominator
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>\d+(?:\.\d*)?|\.\d+)|(?P<sign>\*\*|//|[-+*/%()^]))")
-_LEVELS: tuple[dict[str, Callable[[Fraction, Fraction], Fraction]], ...] = (  # from what binds least
+_LEVELS: tuple[dict[str, Callable[[Fraction, Fraction], Fraction]], ...] = (  # lowest precedence first
     {"+": lambda a, b: a + b, "-": lambda a, b: a - b},
     {"*": lambda a, b: a * b, "/": lambda a, b: a / b, "//": lambda a, b: Fraction(a // b), "%": lambda a, b: a % b},
 )
 
 
 def calculator(expression: str) -> str:
-    """Work out an arithmetic expression with numbers, + - * / // (whole division) % (remainder) ** (power) and parentheses."""
+    """Evaluate an arithmetic expression with numbers, + - * / // (whole division) % (remainder) ** (power) and parentheses."""
     try:
-        value = _Parser(expression).value()
+        value = _Parser(expression).parse()
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     if value.denominator == 1:
@@ -32,25 +32,25 @@ def calculator(expression: str) -> str:
 
 
 class _Parser:
-    """Recursive descent; ** binds tighter than a sign before it, and from right to left."""
+    """A recursive-descent parser; ** binds tighter than a sign before it and is right-associative."""
 
     def __init__(self, text: str) -> None:
-        if len(text) > LONGEST:
-            raise ToolError(f"the expression has {len(text)} characters, more than {LONGEST}")
+        if len(text) > MOST_CHARACTERS:
+            raise ToolError(f"the expression has {len(text)} characters, more than {MOST_CHARACTERS}")
         self._text, self._at, self._depth = text.rstrip(), 0, 0
         self._number: str | None = None
         self._sign: str | None = None
         self._advance()
 
-    def value(self) -> Fraction:
-        """Of the whole expression."""
+    def parse(self) -> Fraction:
+        """Return the value of the whole expression."""
         value = self._chain(0)
         if self._number or self._sign:
             self._fail()
         return value
 
     def _advance(self) -> None:
-        """Go to the next token; at the end there is neither a number nor a sign."""
+        """Read the next token; at the end both `_number` and `_sign` are None."""
         self._number = self._sign = None
         if self._at == len(self._text):
             return
@@ -64,20 +64,20 @@ class _Parser:
         raise ToolError(f"this is no arithmetic, from {rest!r} on" if rest else "the expression is empty")
 
     def _chain(self, level: int) -> Fraction:
-        """Operators of one level, from left to right."""
+        """Evaluate operators of one level, left to right."""
         if level == len(_LEVELS):
             return self._signed()
         value = self._chain(level + 1)
         while self._sign in _LEVELS[level]:
             operator = _LEVELS[level][self._sign]
             self._advance()
-            value = _small(operator(value, self._chain(level + 1)))
+            value = _check_size(operator(value, self._chain(level + 1)))
         return value
 
     def _signed(self) -> Fraction:
         self._depth += 1
-        if self._depth > DEEPEST:
-            raise ToolError(f"more than {DEEPEST} parentheses or signs are in each other")
+        if self._depth > MOST_DEPTH:
+            raise ToolError(f"more than {MOST_DEPTH} parentheses or signs are in each other")
         if self._sign in ("+", "-"):
             factor = -1 if self._sign == "-" else 1
             self._advance()
@@ -102,7 +102,7 @@ class _Parser:
 
     def _atom(self) -> Fraction:
         if self._number:
-            value = _small(Fraction(self._number))
+            value = _check_size(Fraction(self._number))
             self._advance()
             return value
         if self._sign != "(":
@@ -115,7 +115,7 @@ class _Parser:
         return value
 
 
-def _small(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS:
         raise ToolError("a number becomes too large")
     return value

@@ -1,4 +1,4 @@
-"""Problems that need tools: sums that are too long for the head, and questions whose answer is two documents away."""
+"""Problems that need tools: arithmetic with large numbers, and questions whose answer takes several searches."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,21 +8,23 @@ import numpy as np
 
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.rng import derive, generator
-from antiphon.tasks.environments.bm25 import Index
-from antiphon.tasks.environments.calculator import calculator
+from antiphon.tasks.environments.tools.bm25 import Index
+from antiphon.tasks.environments.tools.calculator import calculator
 from antiphon.tasks.splits import SPLITS, split_of
 
 Row = dict[str, Any]
 
-PEOPLE = 40  # of a corpus; and as many towns, and half as many companies
-SHARED = 50  # problems that share a corpus
+PEOPLE = 40  # people of a corpus, which has as many towns and half as many companies
+PROBLEMS_PER_CORPUS = 50
 
 
 def tool_problems(
     split: str, size: int = 1000, seed: int = 0, kinds: Sequence[str] = ("arithmetic", "lookup")
 ) -> Iterator[Row]:
-    """`size` different problems of one split, of these kinds in turn. A row has the `answer`, and the `plan` of calls after
-    which it is known. The question decides the split, so the splits share none."""
+    """Yield `size` different problems of one split, cycling through `kinds`.
+
+    A row has the `answer` and a `plan` of calls that find it. A hash of the question decides its split.
+    """
     if split not in SPLITS:
         raise DataError(f"tools has the splits {', '.join(SPLITS)}, not {split!r}")
     if not kinds or not set(kinds) <= set(KINDS):
@@ -35,12 +37,12 @@ def tool_problems(
         if row["prompt"] not in seen and split_of(row["prompt"]) == split:
             seen.add(row["prompt"])
             yield row
-    raise DataError(f"tools: {size} different {split} problems wanted, {len(seen)} found")
+    raise DataError(f"tools: {size} different {split} problems were asked for, only {len(seen)} exist")
 
 
 # --- arithmetic ----------------------------------------------------------------------------------------------------------
 
-_SUMS = (
+_STORIES = (  # text, and the expressions of its steps
     (
         "A mill fills {a} sacks an hour for {b} hours, and loads them on carts of {c} sacks. How many sacks are left over?",
         ("{a} * {b}", "{0} % {c}"),
@@ -58,9 +60,9 @@ _SUMS = (
 )
 
 
-def _arithmetic(number: int, seed: int) -> Row:
+def _draw_arithmetic(number: int, seed: int) -> Row:
     random = generator(seed, "tools", "arithmetic", number)
-    text, steps = _SUMS[int(random.integers(len(_SUMS)))]
+    text, steps = _STORIES[int(random.integers(len(_STORIES)))]
     values = {
         name: int(random.integers(low, 10 * low)) for name, low in zip("abcde", (1000, 100, 100, 10, 10), strict=True)
     }
@@ -76,41 +78,41 @@ def _arithmetic(number: int, seed: int) -> Row:
 # --- lookup --------------------------------------------------------------------------------------------------------------
 
 
-def _lookup(number: int, seed: int) -> Row:
-    place = derive(seed, "tools", "corpus", number // SHARED)
-    facts = _facts(place)
+def _draw_lookup(number: int, seed: int) -> Row:
+    corpus = derive(seed, "tools", "corpus", number // PROBLEMS_PER_CORPUS)
+    facts = _draw_facts(corpus)
     random = generator(seed, "tools", "lookup", number)
     person = str(random.choice(list(facts)))
-    chain, (asked, key) = facts[person], _ASKED[int(random.integers(len(_ASKED)))]
+    chain, (question, key) = facts[person], _QUESTIONS[int(random.integers(len(_QUESTIONS)))]
     plan = [{"name": "search", "arguments": {"query": hop.format(**chain)}} for hop in _HOPS[key]]
-    return {"prompt": asked.format(person), "kind": "lookup", "answer": chain[key], "plan": plan, "corpus": place}
+    return {"prompt": question.format(person), "kind": "lookup", "answer": chain[key], "plan": plan, "corpus": corpus}
 
 
-_ASKED = (
+_QUESTIONS = (
     ("On which river lies the town where {} was born?", "river of birth"),
     ("What does the company make that {} works for?", "goods"),
     ("On which river lies the town of the company that {} works for?", "river of work"),
 )
-_HOPS = {  # queries, each with a name that the one before has found
+_HOPS = {  # queries, each with a name that the previous one found
     "river of birth": ("{person} born", "{birth} river"),
     "goods": ("{person} works", "{company} makes"),
     "river of work": ("{person} works", "{company} seat", "{town} river"),
 }
 
 
-def _several(text: str) -> tuple[str, ...]:
+def _split(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-_SYLLABLES = _several("ba,cor,dan,el,fi,gor,hal,is,jun,kel,lo,mar,nor,os,pel,qui,ras,sil,tor,ul,ven,wil,yor,zan")
-_GOODS = _several("clocks,ropes,lamps,kettles,violins,saddles,mirrors,ink,sails,bells,gloves,buttons,globes,kites")
+_SYLLABLES = _split("ba,cor,dan,el,fi,gor,hal,is,jun,kel,lo,mar,nor,os,pel,qui,ras,sil,tor,ul,ven,wil,yor,zan")
+_GOODS = _split("clocks,ropes,lamps,kettles,violins,saddles,mirrors,ink,sails,bells,gloves,buttons,globes,kites")
 
 
 @functools.lru_cache(maxsize=64)
-def _facts(seed: int) -> Mapping[str, Mapping[str, str]]:
-    """For each person of a corpus what hangs together with them."""
+def _draw_facts(seed: int) -> Mapping[str, Mapping[str, str]]:
+    """Draw the facts about each person of a corpus."""
     random = generator(seed, "tools", "facts")
-    names = _names(random, 4 * PEOPLE)
+    names = _draw_names(random, 4 * PEOPLE)
     people, towns, rivers, companies = (
         names[:PEOPLE],
         names[PEOPLE : 2 * PEOPLE],
@@ -142,9 +144,9 @@ def _facts(seed: int) -> Mapping[str, Mapping[str, str]]:
 
 @functools.lru_cache(maxsize=64)
 def build_corpus(seed: int) -> tuple[list[str], Index]:
-    """The documents of made-up facts about people, companies and towns of a seed, shuffled, and their index."""
+    """Return documents of made-up facts about people, companies and towns, sorted, and their index."""
     documents = set()
-    for fact in _facts(seed).values():
+    for fact in _draw_facts(seed).values():
         documents |= {
             f"{fact['person']} was born in {fact['birth']} and works for {fact['company']}.",
             f"{fact['company']} is a company that makes {fact['goods']}; it has its seat in {fact['town']}.",
@@ -155,12 +157,11 @@ def build_corpus(seed: int) -> tuple[list[str], Index]:
     return texts, Index(texts)
 
 
-def _names(random: np.random.Generator, count: int) -> list[str]:
-    """Names that differ."""
+def _draw_names(random: np.random.Generator, count: int) -> list[str]:
     names: dict[str, None] = {}
     while len(names) < count:
         names["".join(map(str, random.choice(_SYLLABLES, 3))).capitalize()] = None
     return list(names)
 
 
-KINDS: Mapping[str, Callable[[int, int], Row]] = {"arithmetic": _arithmetic, "lookup": _lookup}
+KINDS: Mapping[str, Callable[[int, int], Row]] = {"arithmetic": _draw_arithmetic, "lookup": _draw_lookup}

@@ -1,11 +1,11 @@
-"""Full-text search by BM25, for worlds with something to look up. Needs the package `bm25s`, of the extra `envs`."""
+"""Full-text search by BM25. Needs the package `bm25s`, of the extra `envs`."""
 
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.tasks.environments.extras import import_optional
+from antiphon.tasks.environments.optional_packages import import_optional
 
 _WORD = re.compile(r"\w+")
 STOP_WORDS = frozenset(
@@ -14,7 +14,7 @@ STOP_WORDS = frozenset(
 
 
 class Index:
-    """Texts that can be searched.
+    """An index of texts.
 
     BM25 as Lucene computes it, with the k1 = 0.9 and b = 0.4 of Pyserini; words are lower-cased and not stemmed.
     """
@@ -22,15 +22,14 @@ class Index:
     def __init__(self, texts: Sequence[str]) -> None:
         bm25s = import_optional("bm25s", "search")
         words = [tokenize(text) for text in texts]
-        self._size = len(texts)
-        self._known = frozenset().union(*words)
+        self._vocabulary = frozenset().union(*words)
         self._bm25 = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
-        if self._known:
+        if self._vocabulary:
             self._bm25.index(words, show_progress=False)
 
     def search(self, query: str, most: int) -> list[int]:
-        """The numbers of at most so many texts that share a word with `query`, best first; of equals, the first."""
-        words = [word for word in tokenize(query) if word in self._known]
+        """Return the numbers of at most `most` texts that share a word with `query`, best first, ties in order."""
+        words = [word for word in tokenize(query) if word in self._vocabulary]
         if not words:
             return []
         scores = self._bm25.get_scores(words)
@@ -39,9 +38,9 @@ class Index:
 
 
 def tokenize(text: str) -> list[str]:
-    """The words of a text by which it is found.
+    """Return the lower-cased words of a text without stop words.
 
-    >>> words_of("The mug, in Dark Blue")
+    >>> tokenize("The mug, in Dark Blue")
     ['mug', 'dark', 'blue']
     """
     return [word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS]

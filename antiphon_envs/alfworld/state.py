@@ -1,15 +1,16 @@
-"""The rules of `alfworld`: what may be done in a household, what it changes, and what is told of it.
+"""The rules of ALFWorld: admissible commands, their effects and their answers.
 
-Preconditions and effects are those of ALFWorld's planning domain (its `alfred.pddl`), some of them surprising: whoever is
-somewhere cannot go there, a thing can be examined only in the hand, to look around from the middle of the room shows nothing,
-what is heated is no longer cool, and a microwave heats with its door open or shut.
+Preconditions and effects are those of ALFWorld's planning domain (`alfred.pddl`). Some are surprising: the agent cannot go to
+where it is, a thing can be examined only in the hand, looking around from the middle of the room shows nothing, a heated thing
+is no longer cool, and a microwave heats with its door open or shut.
 """
 
 from bisect import insort
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from antiphon_envs.alfworld.rooms import (
+from antiphon_envs.alfworld.households import Household
+from antiphon_envs.alfworld.kinds import (
     APPLIANCES,
     HOLDS,
     KNIVES,
@@ -18,7 +19,6 @@ from antiphon_envs.alfworld.rooms import (
     SLICEABLE,
     TREATED,
     VESSELS,
-    Household,
     kind_of,
 )
 
@@ -32,19 +32,19 @@ _OPPOSITE = {"heat": "cool", "cool": "heat"}
 
 
 class HouseholdState:
-    """A household and the agent in it. `commands` are what may be done now; each does it, and tells what was seen."""
+    """A household and the agent in it."""
 
     def __init__(self, household: Household) -> None:
         self.household = household
         self.at: str | None = None
         """The receptacle in front of the agent; None in the middle of the room."""
         self.held: str | None = None
-        """The thing in its hand."""
+        """The thing in the agent's hand."""
         self.opened: set[str] = set()
         self.treated: dict[str, set[str]] = {name: set() for name in household.objects}
-        """What was done to each thing: clean, heat, cool, slice, use."""
+        """Treatments of each thing: clean, heat, cool, slice, use."""
         self.seen: set[str] = set()
-        """The receptacles whose content the agent has been told."""
+        """The receptacles whose contents the agent has seen."""
         self._rank = {name: i for i, name in enumerate(display_order(household.objects))}
         self._places = display_order(household.receptacles)
         self.contents: dict[str, list[str]] = {place: [] for place in self._places}
@@ -53,12 +53,12 @@ class HouseholdState:
         self._go = {f"go to {place}": partial(self._go_to, place) for place in self._places}
 
     def key(self) -> tuple[object, ...]:
-        """All that what follows depends on; not what the agent remembers."""
+        """Return the whole state but for what the agent has seen."""
         treated = tuple(tuple(sorted(each)) for each in self.treated.values())
         return self.at, self.held, tuple(sorted(self.opened)), tuple(map(tuple, self.contents.values())), treated
 
-    def won(self) -> bool:
-        """Whether the task is done."""
+    def is_done(self) -> bool:
+        """Return True if the task is done."""
         household = self.household
         if household.task.light:
             lit = any(
@@ -72,16 +72,16 @@ class HouseholdState:
         )
 
     def is_ready(self, name: str) -> bool:
-        """Whether a thing is of the kind that the task is about, and was treated as it says."""
+        """Return True if a thing is of the task's kind and was treated as the task says."""
         treatment = self.household.task.treatment
         return kind_of(name) == self.household.object and (not treatment or treatment in self.treated[name])
 
     def is_open(self, place: str) -> bool:
-        """Whether one can see and reach into a receptacle."""
+        """Return True if the agent can see and reach into a receptacle."""
         return place in self.opened or kind_of(place) not in OPENABLE
 
     def commands(self) -> dict[str, Callable[[], str]]:
-        """What may be done now."""
+        """Return the admissible commands; each is a function that changes the state and returns the answer."""
         found: dict[str, Callable[[], str]] = {"inventory": self._inventory, "look": self._look}
         found.update(self._go)
         if self.held is not None:
@@ -89,7 +89,7 @@ class HouseholdState:
         if self.at is None:
             return found
         del found[f"go to {self.at}"]
-        found[f"examine {self.at}"] = partial(self._tell, self.at)
+        found[f"examine {self.at}"] = partial(self._describe, self.at)
         if kind_of(self.at) in OPENABLE:
             verb, act = ("close", self._close) if self.at in self.opened else ("open", self._open)
             found[f"{verb} {self.at}"] = partial(act, self.at)
@@ -99,7 +99,7 @@ class HouseholdState:
         return found
 
     def _add_contents(self, found: dict[str, Callable[[], str]], place: str) -> None:
-        """What may be done to things in a receptacle."""
+        """Add the commands for things in a receptacle."""
         for name in self.contents[place]:
             if kind_of(name) == LAMP:
                 found[f"use {name}"] = partial(self._use, name)
@@ -107,7 +107,7 @@ class HouseholdState:
                 found[f"take {name} from {place}"] = partial(self._take, name, place)
 
     def _add_held(self, found: dict[str, Callable[[], str]], place: str, held: str) -> None:
-        """What may be done with the thing in the hand."""
+        """Add the commands for the thing in the hand."""
         kind = kind_of(held)
         if self.is_open(place) and kind in HOLDS[kind_of(place)]:
             found[f"move {held} to {place}"] = partial(self._move, held, place)
@@ -115,12 +115,12 @@ class HouseholdState:
             if kind_of(place) == appliance and kind in TREATED[treatment]:
                 found[f"{treatment} {held} with {place}"] = partial(self._treat, treatment, held, place)
         if kind in KNIVES:
-            for name in self.contents[place]:  # through a closed door too: so says the domain
+            for name in self.contents[place]:  # also through a closed door, as in the domain
                 if kind_of(name) in SLICEABLE:
                     found[f"slice {name} with {held}"] = partial(self._slice, name, held)
 
     def around(self) -> str:
-        """What a room is seen to have by who enters it."""
+        """Describe the room to an agent that enters it."""
         return self._in_the_middle(describe_items(self._places))
 
     def _in_the_middle(self, seen: str) -> str:
@@ -128,7 +128,7 @@ class HouseholdState:
 
     def _look(self) -> str:
         if self.at is None:
-            return self._in_the_middle("nothing")  # within reach; that it is told in these words is ALFWorld's doing
+            return self._in_the_middle("nothing")  # within reach; ALFWorld uses the same words
         return f"You are facing the {self.at}. Next to it, you see nothing."
 
     def _inventory(self) -> str:
@@ -136,9 +136,9 @@ class HouseholdState:
 
     def _go_to(self, place: str) -> str:
         self.at = place
-        return f"You arrive at {place}. {self._tell(place)}"
+        return f"You arrive at {place}. {self._describe(place)}"
 
-    def _tell(self, place: str) -> str:
+    def _describe(self, place: str) -> str:
         if not self.is_open(place):
             return f"The {place} is closed."
         self.seen.add(place)
@@ -149,7 +149,7 @@ class HouseholdState:
 
     def _open(self, place: str) -> str:
         self.opened.add(place)
-        return f"You open the {place}. {self._tell(place)}"
+        return f"You open the {place}. {self._describe(place)}"
 
     def _close(self, place: str) -> str:
         self.opened.remove(place)
@@ -175,7 +175,7 @@ class HouseholdState:
         return f"You sliced the {name} with the {knife}."
 
     def _use(self, name: str) -> str:
-        self.treated[name].add("use")  # for good: a second time is told, and counts, like the first
+        self.treated[name].add("use")  # it stays on: a second time has the same answer and counts too
         return f"You turn on the {name}."
 
     def _examine(self, name: str) -> str:
@@ -191,12 +191,12 @@ class HouseholdState:
 
 
 def display_order(names: Mapping[str, str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Names in the order in which they are told: by kind, the highest number first."""
+    """Sort names as ALFWorld lists them: by kind, the highest number first."""
     return tuple(sorted(names, key=lambda name: (kind_of(name), -int(name.partition(" ")[2]))))
 
 
 def describe_items(names: list[str] | tuple[str, ...]) -> str:
-    """Things in words.
+    """List things in words.
 
     >>> listing(["mug 2", "mug 1"])
     'a mug 2, and a mug 1'

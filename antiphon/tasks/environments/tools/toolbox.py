@@ -1,4 +1,4 @@
-"""Tools that a policy may call, whether Python functions or somebody else's: what they are called with is checked first."""
+"""Tools that a policy may call: Python functions or remote ones, with arguments checked against a JSON schema."""
 
 import inspect
 import json
@@ -13,12 +13,12 @@ from antiphon.tasks.tool_calls import Schema, ToolFormat
 
 
 class ToolError(Exception):
-    """What a tool has to say instead of a result. The policy is told; anything else that a tool raises is nobody's answer."""
+    """A tool rejects a call. The policy reads the message; any other error that a tool raises fails the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a policy may call: `async`, or plain and quick, for everything else waits for it."""
+    """A function that a policy may call; a plain one must be quick, because it runs in the event loop."""
 
     name: str
     description: str
@@ -27,15 +27,18 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Tool":
-        """A Python function, whose docstring and annotations say what it does and takes. `ConfigError` for an annotation that
-        JSON has no type for."""
+        """Make a tool of a Python function; its docstring and annotations become description and schema.
+
+        Raises:
+            ConfigError: A parameter has no annotation, or one that JSON has no type for.
+        """
         hints = get_type_hints(function)
         parameters = inspect.signature(function).parameters
         if unknown := [name for name in parameters if name not in hints]:
             raise ConfigError(f"tool {function.__name__}: its parameter {unknown[0]} has no annotation")
         schema = {
             "type": "object",
-            "properties": {name: _schema(hints[name], f"{function.__name__}({name})") for name in parameters},
+            "properties": {name: _json_schema(hints[name], f"{function.__name__}({name})") for name in parameters},
             "required": [name for name, each in parameters.items() if each.default is each.empty],
             "additionalProperties": False,
         }
@@ -43,7 +46,7 @@ class Tool:
         return cls(name=function.__name__, description=described, parameters=schema, call=function)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """`ToolError` unless the arguments are what the schema's top level asks for."""
+        """Check arguments against the top level of the schema; `ToolError` if they do not match."""
         properties: Mapping[str, Any] = self.parameters.get("properties", {})
         if missing := [name for name in self.parameters.get("required", ()) if name not in arguments]:
             raise ToolError(f"{self.name} needs the argument {missing[0]}")
@@ -51,12 +54,12 @@ class Tool:
             if name not in properties:
                 if self.parameters.get("additionalProperties") is False:
                     raise ToolError(f"{self.name} has no argument {name}, only {', '.join(properties) or 'none'}")
-            elif problem := _problem(properties[name], value):
-                raise ToolError(f"{self.name}: {name} is {json.dumps(value)[:80]}, expected {problem}")
+            elif expected := _expected_type(properties[name], value):
+                raise ToolError(f"{self.name}: {name} is {json.dumps(value)[:80]}, expected {expected}")
 
 
 class Toolbox:
-    """The tools of one world, and how they are called."""
+    """The tools of one environment and the format of their calls."""
 
     def __init__(self, tools: Sequence[Tool], make_format: Callable[[Mapping[str, Schema]], ToolFormat]) -> None:
         self.tools = {tool.name: tool for tool in tools}
@@ -65,7 +68,7 @@ class Toolbox:
         self.format = make_format({name: tool.parameters for name, tool in self.tools.items()})
 
     def describe(self) -> str:
-        """The tools and how they are called, for the policy."""
+        """Describe the tools and the format of calls to the policy."""
         lines = [
             render_result({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
             for tool in self.tools.values()
@@ -73,7 +76,11 @@ class Toolbox:
         return "\n".join(("You can call functions:", "<tools>", *lines, "</tools>", self.format.explain()))
 
     def call(self, call: ToolCall) -> Any:
-        """What the tool returns, an awaitable if it is `async`. `ToolError` if there is no such tool, or no such call of it."""
+        """Call a tool and return its result, an awaitable if the tool is `async`.
+
+        Raises:
+            ToolError: The tool does not exist or does not take these arguments.
+        """
         tool = self.tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no function {call.name}, only {', '.join(self.tools)}")
@@ -82,12 +89,12 @@ class Toolbox:
 
 
 def render_result(result: Any) -> str:
-    """A result as the policy reads it: text as it is, all else as JSON."""
+    """Return a tool's result as the policy reads it: text as it is, everything else as JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def render_tool_responses(texts: Sequence[str]) -> str:
-    """Results of calls, in the order of the calls, as Hermes and Qwen are told them."""
+    """Wrap the results of calls, in the order of the calls, in the tags that Hermes and Qwen expect."""
     return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
 
@@ -103,23 +110,23 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _schema(hint: Any, where: str) -> dict[str, Any]:
+def _json_schema(hint: Any, where: str) -> dict[str, Any]:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"type": _TYPES[type(inner[0])], "enum": list(inner)}
     if origin in (Union, UnionType):
         hint = next(each for each in inner if each is not type(None))
-        return _schema(hint, where)
+        return _json_schema(hint, where)
     if (origin or hint) not in _TYPES:
         raise ConfigError(f"tool {where}: {hint!r} is none of {', '.join(each.__name__ for each in _TYPES)}, Literal")
     schema: dict[str, Any] = {"type": _TYPES[origin or hint]}
     if origin is list:
-        schema["items"] = _schema(inner[0], where)
+        schema["items"] = _json_schema(inner[0], where)
     return schema
 
 
-def _problem(schema: Any, value: Any) -> str:
-    """What was expected instead of the value; empty if it is as it should be, or the schema says it in another way."""
+def _expected_type(schema: Any, value: Any) -> str:
+    """Return what the schema expects instead of `value`; an empty string if it matches, or the schema is more complex."""
     if not isinstance(schema, Mapping):
         return ""
     if "enum" in schema and value not in schema["enum"]:
