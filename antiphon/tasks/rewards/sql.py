@@ -9,8 +9,9 @@ import itertools
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from antiphon.core.types import Prompt, Score
@@ -28,7 +29,9 @@ LONGEST_PATTERN = 100  # bytes, of LIKE and GLOB
 _STEPS_AT_ONCE = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_DENIED = {"random", "randomblob", "load_extension", "fts3_tokenizer"}
+_DENIED = frozenset({"random", "randomblob", "load_extension", "fts3_tokenizer"})
+# One step of these takes as long as the width in the format says. They are allowed where the right query uses them.
+_FORMATTING = frozenset({"printf", "format"})
 
 _BLOCK = r"```(?:sql|sqlite)?\s*\n(.*?)```"
 _TOKEN = re.compile(
@@ -63,9 +66,11 @@ def sql(
     right, scripts = ground_truth(prompt, answer), _scripts(prompt, databases)
     query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
     ordered = orders(right)
+    denied = _DENIED | (_FORMATTING - {token.lower() for token in _TOKEN.findall(right)})
     matches, found_any, problem = [], False, ""
     for number, script in enumerate(scripts):
         with closing(_database(script, prompt, number)) as database:
+            database.set_authorizer(partial(_authorize, denied))
             try:
                 expected = _find(database, right, steps, rows)
             except WrongQuery as error:
@@ -104,12 +109,11 @@ def _database(script: str, prompt: Prompt, number: int) -> sqlite3.Connection:
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(LONGEST_VALUE, len(script.encode())))
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
     database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
-    database.set_authorizer(_authorize)
     return database
 
 
-def _authorize(action: int, table: str | None, name: str | None, *_: str | None) -> int:
-    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in _DENIED)
+def _authorize(denied: Collection[str], action: int, table: str | None, name: str | None, *_: str | None) -> int:
+    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in denied)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
