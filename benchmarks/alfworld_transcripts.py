@@ -32,9 +32,9 @@ from antiphon_envs.alfworld.state import NOTHING
 
 MEASURES = (
     "antiphon_envs.alfworld.environment",
-    "antiphon_envs.alfworld.games",
-    "antiphon_envs.alfworld.rooms",
-    "antiphon_envs.alfworld.world",
+    "antiphon_envs.alfworld",
+    "antiphon_envs.alfworld",
+    "antiphon_envs.alfworld",
 )
 
 SHOWN = 10  # differences

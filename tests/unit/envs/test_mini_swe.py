@@ -124,14 +124,14 @@ def test_a_package_that_patches_pytest_is_seen():
 @pytest.mark.parametrize("path", sorted({i.tests[0] for i in INSTANCES if i.package == "mpmath"}))
 def test_planted_tests_fail_and_others_pass(path, tmp_path):
     """In plain pytest, with the package as it is installed."""
-    for files, must_fail in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
+    for planted in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
         file = tmp_path / "test_planted.py"
-        file.write_bytes(files[path])
+        file.write_bytes(b"__reached__ = [].append\n" + planted.files[path])
         options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, file.name]
         said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
         of = {word: set(re.findall(rf"^{word} \S+::(\w+)", said, re.M)) for word in ("PASSED", "FAILED", "XFAIL")}
-        assert of["FAILED"] == {name.partition("::")[2] for name in must_fail} - of["XFAIL"] and of["PASSED"]
+        assert of["FAILED"] == {name.partition("::")[2] for name in planted.must_fail} - of["XFAIL"] and of["PASSED"]
 
 
 @needs_boxes

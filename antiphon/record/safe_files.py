@@ -1,8 +1,8 @@
-"""Reading a run directory that somebody else may have made, or that is damaged.
+"""Read files of a run directory that somebody else may have made, or that is damaged.
 
-All verbs that only read a run read it through this module. Files are regular ones inside the directory, and what they hold is
-bounded: sizes, nesting, what compression and aliases stand for. What cannot be read is one `RecordError` that names the file.
-Nothing here imports, resolves or runs what a file names.
+All commands that only read a run use this module. Files must be regular ones inside of the directory, and their size,
+nesting and expansion are bounded. A file that cannot be read raises one `RecordError` that names it. Nothing that a file names
+is imported, resolved or run.
 """
 
 import json
@@ -20,29 +20,32 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MOST_JSON = 256 << 20  # bytes of one file: the state of a checkpoint holds the trajectories that wait in its buffer
-PARQUET_FLOOR, PARQUET_RATIO = 128 << 20, 100  # bytes that a Parquet file may hold: so many, and so many times its size
-MOST_BATCH = 64 << 20  # bytes of the rows that are decoded at once
+MOST_JSON = 256 << 20  # bytes of one file; the state of a checkpoint holds the trajectories of its buffer
+PARQUET_FLOOR, PARQUET_RATIO = (
+    128 << 20,
+    100,
+)  # bytes that a Parquet file may expand to: constant plus multiple of its size
+MOST_BATCH = 64 << 20  # bytes of rows that are decoded at once
 WEIGHT_INDEX = "*.index.json"
 
 
 @contextmanager
-def convert_read_errors(what: object) -> Iterator[None]:
-    """Turn every error of reading `what` into one `RecordError` that names it.
+def convert_read_errors(source: object) -> Iterator[None]:
+    """Turn every error of reading `source` into one `RecordError` that names it.
 
-    Damaged or hostile content makes readers raise all kinds of errors: SQLite's, Arrow's, JSON's, and of what rows become.
+    Damaged or hostile content makes readers raise all kinds of errors: of SQLite, Arrow, JSON, and of our own types.
     """
     try:
         yield
     except AntiphonError:
         raise
-    except Exception as error:  # named boundary: content of a file that may hold anything
+    except Exception as error:  # named boundary: a file may hold anything
         reason = " ".join(str(error).split())[:200] or "no reason given"
-        raise RecordError(f"{what} is damaged and cannot be read: {type(error).__name__}: {reason}") from error
+        raise RecordError(f"{source} is damaged and cannot be read: {type(error).__name__}: {reason}") from error
 
 
 def resolve_path(directory: Path, name: str) -> Path:
-    """Return the path of `name` in a directory. `RecordError` if it is not relative, or leads out of the directory."""
+    """Return the path of `name` in a directory; raise `RecordError` if it leads out of the directory."""
     path = directory / name
     with convert_read_errors(path):
         if os.path.isabs(name) or ".." in Path(name).parts or not path.resolve().is_relative_to(directory.resolve()):
@@ -51,7 +54,7 @@ def resolve_path(directory: Path, name: str) -> Path:
 
 
 def resolve_file(directory: Path, name: str) -> Path:
-    """Return the path of a regular file in a directory; `RecordError` if it is missing, is none, or lies elsewhere."""
+    """Return the path of a regular file in a directory; raise `RecordError` if there is no such file."""
     path = resolve_path(directory, name)
     try:
         mode = path.stat().st_mode
@@ -64,7 +67,7 @@ def resolve_file(directory: Path, name: str) -> Path:
 
 
 def read_json(directory: Path, name: str, most: int = MOST_JSON) -> Any:
-    """Return the JSON value in a file of a directory; `RecordError` if there is none, or it has more than `most` bytes."""
+    """Return the JSON value in a file of a directory; raise `RecordError` if it is missing or larger than `most` bytes."""
     path = resolve_file(directory, name)
     if (size := path.stat().st_size) > most:
         raise RecordError(f"{directory.name}/{name} has {size:,} bytes; at most {most:,} are read")
@@ -79,9 +82,9 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def check_model_files(directory: Path, *, confined: bool = True) -> None:
-    """Raise `RecordError` unless all that lies in a model directory is regular files; `confined`, inside of it.
+    """Raise `RecordError` unless a model directory holds regular files only; if `confined`, files inside of it.
 
-    Those who load a model open what they find beside its weights, too, and the files that an index of weights names.
+    Libraries that load a model also open files beside its weights, and the files that an index of weights names.
     """
     for path in directory.iterdir():
         if confined and not path.is_dir():
@@ -96,9 +99,10 @@ def check_model_files(directory: Path, *, confined: bool = True) -> None:
 
 
 def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
-    """Return the columns of `schema` of a Parquet file, row groups and pages decoded a bounded part at a time.
+    """Return columns of a Parquet file, decoded in bounded parts.
 
-    `RecordError` if the file is damaged, has other columns, or holds more than its size makes plausible.
+    Raises:
+        RecordError: The file is damaged, lacks a column of `schema`, or expands to more than its size makes plausible.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -115,7 +119,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
             lists = [column for column in batch.columns if pa.types.is_list(column.type)]
             decoded += batch.nbytes + sum(
                 len(column.flatten()) for column in lists
-            )  # a flag takes a bit here, a byte later
+            )  # a flag takes a bit here and a byte later
             if decoded > most:
                 raise RecordError(f"rollouts/{path.name} holds more than {most:,} bytes in {size:,}; it is not read")
             batches.append(batch)
@@ -124,7 +128,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
 
 
 def _batch_rows(path: Path, file: "pq.ParquetFile", most: int) -> int:
-    """Return how many rows of a Parquet file may be decoded at once; `RecordError` if it states more than `most` bytes."""
+    """Return how many rows may be decoded at once; raise `RecordError` if the file states more than `most` bytes."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     stated = sum(max(chunk.total_uncompressed_size, chunk.num_values // 8) for chunk in chunks)

@@ -6,8 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from antiphon.inspect.forensics import diff, why
-from antiphon.simulate.scenario import ScenarioConfig, simulate
+from antiphon.inspect.diff import diff
+from antiphon.inspect.why import why
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 SCENARIO = {
     "steps": 4,
@@ -60,4 +62,4 @@ def test_every_attempt_can_be_asked_for(run):
         attempts = db.execute("SELECT lineage, grp, sibling, try, status FROM attempts").fetchall()
     for lineage, *identity, status in attempts:
         told = dict(why(run, f"{lineage}:{'.'.join(map(str, identity))}"))
-        assert told["became"].startswith(status)
+        assert told["status"].startswith(status)
