@@ -17,10 +17,11 @@ import torch
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
+from antiphon.engines.request_checks import check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
-from antiphon.engines.stops import Decoder, StopRule, read_decoder
+from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, read_decoder
 from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
@@ -208,9 +209,9 @@ class VLLMEngine:
         tokens = list(completion.token_ids)
         running = self._queue.running[name]
         running.tokens += tokens
-        finish = FINISHED[completion.finish_reason]
+        finish = FINISH_REASONS[completion.finish_reason]
         # Stop strings are ours: vLLM would forget, when a request is handed over anew, how the text before ended.
-        if running.rule is not None and running.rule.ends(np.array(running.tokens, np.int32), self._tokenizer):
+        if running.rule is not None and running.rule.matches(np.array(running.tokens, np.int32), self._tokenizer):
             if finish is None:
                 self._engine.abort_request([name])
             finish = FinishReason.STOP

@@ -33,7 +33,8 @@ from antiphon.core.types import (
     Timing,
     WeightsUpdate,
 )
-from antiphon.engines.base import Delta, validate_request
+from antiphon.engines.deltas import Delta
+from antiphon.engines.request_checks import validate_request
 
 Length = Callable[[GenerateRequest], int]
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.core.types import IntArray
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 
 UNKNOWN = "\ufffd"  # what the first bytes of a character are decoded to
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.types import Completion, GenerateRequest, IntArray
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.rollout.gateway.capture import Tokenizer
 from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, Refused
 

@@ -28,7 +28,7 @@ from antiphon.core.types import (
     Segment,
     ToolCall,
 )
-from antiphon.engines.base import validate_request
+from antiphon.engines.request_checks import validate_request
 from antiphon.rollout.gateway.capture import Capture, Counts, Draft
 from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, Chat, Refused, Reply
 from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop
 from tests.unit.rollout.gateway_support import TEMPLATES, make
 

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDied
 from antiphon.core.types import AttemptId, FinishReason
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.rollout.gateway import server
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Attempt
