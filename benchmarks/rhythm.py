@@ -33,14 +33,14 @@ from _common import ROOT, seconds, smollm2, table, write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.algorithms.rhythm import top_share
+from antiphon.algorithms.attention_credit import top_share
 from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.factory import open_engine
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.model.attention import PackLayout
-from antiphon.learning.model.attention_rhythm import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
+from antiphon.learning.model.attention_stats import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
 from antiphon.learning.pack_learner import trim_memory
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer

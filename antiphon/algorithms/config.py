@@ -120,7 +120,7 @@ class KlConfig(Config):
 
 
 class RhythmConfig(Config):
-    """Credit by the rhythm of attention, see `algorithms/rhythm.py`: some tokens of a response have their advantage
+    """Credit by the rhythm of attention, see `algorithms/attention_credit.py`: some tokens of a response have their advantage
     amplified. Defaults are the paper's (arXiv 2510.13554) where it has one."""
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
@@ -279,7 +279,7 @@ def _over(part: Any, given: Any) -> Any:
 
 
 class PreferenceConfig(Config):
-    """Learning from pairs of responses, see `algorithms/preference.py`."""
+    """Learning from pairs of responses, see `algorithms/preference_losses.py`."""
 
     loss: Literal["dpo", "ipo"] = "dpo"
     beta: float = Field(0.1, gt=0.0)
@@ -295,7 +295,7 @@ class PreferenceConfig(Config):
 
 
 class DistillationConfig(Config):
-    """Learning from a teacher's distributions, see `algorithms/distillation.py`."""
+    """Learning from a teacher's distributions, see `algorithms/distillation_losses.py`."""
 
     teacher: str
     """A directory or Hugging Face id of a model with the tokenizer of the one that is trained; or package.module:function."""

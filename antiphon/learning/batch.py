@@ -413,7 +413,7 @@ def pair_mean(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainB
 
 
 def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
-    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.offline.preference` wants them."""
+    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.objectives.pairs` wants them."""
     return [
         replace(
             sample,

@@ -26,7 +26,7 @@ LEARNERS = Registry(
         "megatron": "antiphon.learning.backends.megatron:MegatronLearner",
     },
 )
-CRITIC = "antiphon.learning.critic:CriticLearner"
+CRITIC = "antiphon.learning.objectives.critic:CriticLearner"
 
 
 class Scorer(Protocol):
@@ -53,7 +53,7 @@ class Trainer(Scorer, Protocol):
         """Do every update of the batch; returns metrics."""
 
     async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_rhythm`."""
+        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_stats`."""
 
 
 class Learner(Trainer, Offloadable, Protocol):

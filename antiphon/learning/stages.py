@@ -27,7 +27,7 @@ from antiphon.algorithms.advantages import (
 )
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig, LossWeightConfig, RewardConfig
 from antiphon.algorithms.rewards import Controllers, shape_rewards, weights
-from antiphon.algorithms.rhythm import amplify
+from antiphon.algorithms.attention_credit import amplify
 from antiphon.core.registry import Registry
 from antiphon.core.types import (
     ATTENTION_RHYTHM,

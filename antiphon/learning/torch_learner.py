@@ -13,7 +13,7 @@ from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sums_of
 from antiphon.learning.model import lora
-from antiphon.learning.model.attention_rhythm import AllRead, RhythmReader, middle_layers
+from antiphon.learning.model.attention_stats import AllRead, RhythmReader, middle_layers
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
@@ -57,7 +57,7 @@ class TorchLearner(PackLearner):
             return self.score(packs)
 
     def attend(self, packs: list[Pack]) -> list[FloatArray]:
-        """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_rhythm`.
+        """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_stats`.
 
         Returns:
             One array [T, 2] a pack, 0 outside the loss.

@@ -50,7 +50,7 @@ def dpo(config: DpoConfig, *, overwrite: bool = False) -> None:
     """Run `antiphon dpo`: the log-probs of the model that the run begins with are the reference's."""
 
     async def main(run: "Offline") -> None:
-        learner = run.learner("antiphon.learning.offline.preference:PreferenceLearner", config.dpo)
+        learner = run.learner("antiphon.learning.objectives.pairs:PreferenceLearner", config.dpo)
         run.data = await run.referenced(learner, run.data)
         run.validation = await run.referenced(learner, run.validation)
         await run.train(learner, run.pair_mean)
@@ -62,7 +62,7 @@ def reward_model(config: RewardModelConfig, *, overwrite: bool = False) -> None:
     """Run `antiphon reward-model`."""
 
     async def main(run: "Offline") -> None:
-        await run.train(run.learner("antiphon.learning.offline.preference:RewardLearner"), run.pair_mean)
+        await run.train(run.learner("antiphon.learning.objectives.pairs:RewardLearner"), run.pair_mean)
 
     asyncio.run(_run(config, overwrite, scored_pair, main))
 
@@ -75,8 +75,8 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
         path = await model_directory(run.cluster, config.distill.teacher, made, config.seed)
         check_tokenizers(run.model, path)
         given = config.distill, max(Renderer(run.model).vocabulary().values()) + 1
-        learner = run.learner("antiphon.learning.offline.distillation:DistillationLearner", *given)
-        teacher = run.spawn("teacher", "antiphon.learning.offline.distillation:Teacher", path, *given)
+        learner = run.learner("antiphon.learning.objectives.distill:DistillationLearner", *given)
+        teacher = run.spawn("teacher", "antiphon.learning.objectives.distill:Teacher", path, *given)
 
         async def taught(groups: Sequence[Group]) -> TrainBatch:
             (update,) = token_mean(groups, config.learner.tokens_per_pack).updates
@@ -91,10 +91,10 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
 
 
 class WorkerOfflineLearner(WorkerLearner):
-    """A `learning.offline.scoring.OfflineLearner` behind a `WorkerHandle`."""
+    """A `learning.objectives.base.OfflineLearner` behind a `WorkerHandle`."""
 
     async def measure(self, pack: Pack) -> dict[str, float]:
-        """See `learning.offline.scoring.OfflineLearner.measure`."""
+        """See `learning.objectives.base.OfflineLearner.measure`."""
         measured: dict[str, float] = await self._handle.call("measure", pack)
         return measured
 

@@ -30,7 +30,7 @@ from antiphon.core.types import (
 from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.host_device_copy import numbers
-from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.torch_learner import TorchLearner
 

@@ -17,7 +17,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
-from antiphon.learning.critic import CriticLearner
+from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
 from antiphon.weights.base import TransferContext

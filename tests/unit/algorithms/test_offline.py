@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms import distillation, preference
-from antiphon.algorithms.distillation import DIVERGENCES, grouped
-from antiphon.algorithms.preference import bradley_terry, dpo, ipo
+from antiphon.algorithms import distillation_losses as distillation
+from antiphon.algorithms import preference_losses as preference
+from antiphon.algorithms.distillation_losses import DIVERGENCES, grouped
+from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 
 numbers = st.floats(-15, 15)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6)

@@ -17,7 +17,7 @@ from antiphon.core.errors import DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
-from antiphon.learning.critic import CriticLearner
+from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.learner import SAVED
 from antiphon.learning.pack_learner import rate_at
 from antiphon.record.checkpoint import publish, read_state, staging_dir, verify

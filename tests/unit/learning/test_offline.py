@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
-from antiphon.algorithms.distillation import DIVERGENCES
+from antiphon.algorithms.distillation_losses import DIVERGENCES
 from antiphon.core.types import REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.batch import pair, pair_mean, scored_pair, single_response, token_mean
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.offline.distillation import DistillationLearner, Teacher
-from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.objectives.distill import DistillationLearner, Teacher
+from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 
 from .conftest import VOCABULARY
 from .test_gradient import in_double, relative

@@ -12,7 +12,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
-from antiphon.learning.critic import CriticLearner
+from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.pack_learner import rate_at
 from antiphon.learning.stages import Step, StepPipeline, advantages, annotate, rewards, update_actor, update_critics

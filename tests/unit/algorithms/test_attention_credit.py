@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from antiphon.algorithms import rhythm
+from antiphon.algorithms import attention_credit as rhythm
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.algorithms.rhythm import amplify, credit, deltas, factors, top_share
+from antiphon.algorithms.attention_credit import amplify, credit, deltas, factors, top_share
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     AttemptId,

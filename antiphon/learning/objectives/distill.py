@@ -9,11 +9,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from antiphon.algorithms.config import DistillationConfig
-from antiphon.algorithms.distillation import DIVERGENCES, grouped
+from antiphon.algorithms.distillation_losses import DIVERGENCES, grouped
 from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
-from antiphon.learning.offline.scoring import OfflineLearner
+from antiphon.learning.objectives.base import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
 
 LEAST = -1e4  # log-probs of what a model rules out: finite, and nothing to an exponential

@@ -1,6 +1,6 @@
 """Credit from the rhythm of attention: some tokens of a response have their advantage amplified. Pure numpy.
 
-Two numbers a token are read from the model's attention (`learning/model/attention_rhythm.py`):
+Two numbers a token are read from the model's attention (`learning/model/attention_stats.py`):
 
 - WAAD is how far back the local heads look from the token. It rises where a chunk of text begins, and falls inside it.
 - FAI is how much later tokens look back at the token through the global heads. It is high at anchors, on which the rest of

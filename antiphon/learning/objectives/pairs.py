@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import PreferenceConfig
-from antiphon.algorithms.preference import bradley_terry, dpo, ipo
+from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.critic import ScalarLearner
+from antiphon.learning.objectives.critic import ScalarLearner
 from antiphon.learning.model.logprobs import plain_logits
-from antiphon.learning.offline.scoring import OfflineLearner
+from antiphon.learning.objectives.base import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
 
 
@@ -62,7 +62,7 @@ class _PairLearner(OfflineLearner):
 
 
 class PreferenceLearner(_PairLearner, TorchLearner):
-    """Trains a policy on pairs. The reference's log-probs are a stream; see `algorithms/preference.py` for the losses."""
+    """Trains a policy on pairs. The reference's log-probs are a stream; see `algorithms/preference_losses.py` for the losses."""
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int, preference: PreferenceConfig) -> None:
         super().__init__(model_path, config, seed)

@@ -19,7 +19,7 @@ from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.model import attention
-from antiphon.learning.model import attention_rhythm as rhythm
+from antiphon.learning.model import attention_stats as rhythm
 from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
 
