@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig
-from antiphon.algorithms.divergence import divergence
-from antiphon.algorithms.normalization import EPSILON, centred, deviation, left_out, normalised
-from antiphon.algorithms.returns import discounted, generalised
+from antiphon.algorithms.divergence import estimate_kl
+from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
+from antiphon.algorithms.returns import discounted_sums, generalized_advantages
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
     KL_REWARD,
@@ -57,7 +57,7 @@ def grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
            [ 0.,  0.],
            [ 0.,  1.]])
     """
-    return _returns(groups, [normalised(task_rewards(group)) for group in groups], config)
+    return _returns(groups, [normalize(task_rewards(group)) for group in groups], config)
 
 
 def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -69,7 +69,7 @@ def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
     array([[ 0., -2.],
            [ 0.,  2.]])
     """
-    return _returns(groups, [centred(task_rewards(group)) for group in groups], config)
+    return _returns(groups, [center(task_rewards(group)) for group in groups], config)
 
 
 def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -82,7 +82,7 @@ def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
            [ 0.,  0.],
            [ 0.,  3.]])
     """
-    return _returns(groups, [left_out(task_rewards(group)) for group in groups], config)
+    return _returns(groups, [leave_one_out(task_rewards(group)) for group in groups], config)
 
 
 def reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -104,8 +104,8 @@ def lite_ppo(groups: Samples, config: AlgorithmConfig) -> Arrays:
            [ 0.  ,  0.41]])
     """
     per_group = [task_rewards(group) for group in groups]
-    divisor = deviation(np.concatenate([*per_group, np.zeros(0)])) + EPSILON
-    return _returns(groups, [centred(values) / divisor for values in per_group], config)
+    divisor = standard_deviation(np.concatenate([*per_group, np.zeros(0)])) + EPSILON
+    return _returns(groups, [center(values) / divisor for values in per_group], config)
 
 
 def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
@@ -155,7 +155,7 @@ def step_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
     found = []
     for group in groups:
         per_trajectory = [turn_returns(samples, config.turn_gamma) for samples in trajectories(group)]
-        found.append(_cut(normalised(np.concatenate(per_trajectory)), per_trajectory))
+        found.append(_cut(normalize(np.concatenate(per_trajectory)), per_trajectory))
     return _on_turns(groups, found, config)
 
 
@@ -176,7 +176,7 @@ def gigpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
         per_trajectory = [turn_returns(samples, config.turn_gamma) for samples in members]
         keys = [turn.state_key for samples in members for turn, tokens in _turns(samples) if tokens]
         steps = _among_equals(np.concatenate(per_trajectory), keys)
-        episodes = normalised(task_rewards(group))
+        episodes = normalize(task_rewards(group))
         found.append(
             [
                 episode + config.step_weight * step
@@ -198,20 +198,22 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """
     return _on_tokens(
         groups,
-        lambda samples: generalised(token_rewards(samples), mean_values(samples), config.gamma, config.gae_lambda),
+        lambda samples: generalized_advantages(
+            token_rewards(samples), mean_values(samples), config.gamma, config.gae_lambda
+        ),
     )
 
 
-def nothing(groups: Samples, config: AlgorithmConfig) -> Arrays:
+def zero(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """None: with teachers it is pure on-policy distillation.
 
-    >>> nothing(example([1]), AlgorithmConfig())[0][0]
+    >>> zero(example([1]), AlgorithmConfig())[0][0]
     array([0., 0.])
     """
     return _returns(groups, [0 * task_rewards(group) for group in groups], config)
 
 
-def add_teacher_rewards(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
+def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
     """Advantages, and `coefficient` (log teacher - log policy) of each sampled token: a token is as good as its teachers think
     it more likely. The policy is that of before the step if it is known, else the one that sampled.
 
@@ -222,7 +224,7 @@ def add_teacher_rewards(groups: Samples, arrays: Arrays, coefficient: float) -> 
     if not flat:
         return arrays
     taught = coefficient * (_sampled(flat, [s.streams[TEACHER_LOGPROBS] for s in flat]) - _policy(flat))
-    return _on_all(groups, of_all(groups, arrays) + taught)
+    return _on_all(groups, flatten_sampled(groups, arrays) + taught)
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
@@ -235,7 +237,7 @@ def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> A
 
     def target(samples: Sequence[Sample]) -> np.ndarray:
         values = mean_values(samples)
-        return generalised(token_rewards(samples), values, config.gamma, lambda_) + values
+        return generalized_advantages(token_rewards(samples), values, config.gamma, lambda_) + values
 
     return _on_tokens(groups, target)
 
@@ -305,7 +307,7 @@ def _among_equals(values: np.ndarray, keys: Sequence[object]) -> np.ndarray:
         if key is not None:
             members[key].append(index)
     for indices in members.values():
-        found[indices] = normalised(values[indices])
+        found[indices] = normalize(values[indices])
     return found
 
 
@@ -353,7 +355,7 @@ def turn_returns(samples: Sequence[Sample], gamma: float) -> np.ndarray:
     sampled = np.flatnonzero([tokens for _, tokens in _turns(samples)])
     if len(sampled):
         earned[sampled[0]] += earned[: sampled[0]].sum()
-    return discounted(earned, gamma)[sampled]
+    return discounted_sums(earned, gamma)[sampled]
 
 
 def token_rewards(samples: Sequence[Sample]) -> np.ndarray:
@@ -400,7 +402,7 @@ def kl_rewards(samples: Sequence[Sample]) -> np.ndarray:
 def reference_divergence(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
     """Estimate at each sampled token of a trajectory, [T], for the policy before the step if that is known, else for the one
     that sampled."""
-    return divergence(
+    return estimate_kl(
         _policy(samples), _sampled(samples, [s.streams[REFERENCE_LOGPROBS] for s in samples]), config.estimator, np
     )
 
@@ -417,27 +419,27 @@ def mean_values(samples: Sequence[Sample]) -> np.ndarray:
 
 def whiten(groups: Samples, arrays: Arrays) -> Arrays:
     """Less their mean and divided by their deviation over all sampled tokens of the batch; the rest stays 0."""
-    values = of_all(groups, arrays)
-    return _on_all(groups, normalised(values, correction=0)) if len(values) else arrays
+    values = flatten_sampled(groups, arrays)
+    return _on_all(groups, normalize(values, correction=0)) if len(values) else arrays
 
 
-def lowest(groups: Samples, arrays: Arrays, share: float) -> list[list[np.ndarray]]:
+def select_lowest(groups: Samples, arrays: Arrays, share: float) -> list[list[np.ndarray]]:
     """Where a value is among the lowest `share` of those of all sampled tokens of the batch, [L] a sample. As many as fit the
     share; of equal ones those that come first."""
-    values = of_all(groups, arrays)
+    values = flatten_sampled(groups, arrays)
     chosen = np.zeros(len(values), dtype=np.bool_)
     chosen[np.argsort(values, kind="stable")[: int(share * len(values))]] = True
     return _on_all(groups, chosen)
 
 
-def of_all(groups: Samples, arrays: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+def flatten_sampled(groups: Samples, arrays: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     """The sampled tokens' part of arrays [group][sample] -> [L], for the whole batch, in double precision."""
     flat = [sample for group in groups for sample in group]
     return _sampled(flat, [array for per_group in arrays for array in per_group]) if flat else np.zeros(0)
 
 
 def _on_all(groups: Samples, values: np.ndarray) -> list[list[np.ndarray]]:
-    """The reverse of `of_all`."""
+    """The reverse of `flatten_sampled`."""
     left = _laid([sample for group in groups for sample in group], values)
     return [[next(left) for _ in group] for group in groups]
 
@@ -453,7 +455,7 @@ def _returns(groups: Samples, values: Sequence[np.ndarray], config: AlgorithmCon
                 continue
             earned = kl_rewards(samples)
             earned[-1:] += value
-            arrays += _laid(samples, discounted(earned, config.gamma))
+            arrays += _laid(samples, discounted_sums(earned, config.gamma))
         found.append(arrays)
     return found
 
@@ -464,7 +466,7 @@ def _on_turns(groups: Samples, values: Sequence[Sequence[np.ndarray]], config: A
 
     def on_tokens(samples: Sequence[Sample]) -> np.ndarray:
         tokens = [tokens for _, tokens in _turns(samples) if tokens]
-        return np.repeat(next(per_trajectory), tokens) + discounted(kl_rewards(samples), config.gamma)
+        return np.repeat(next(per_trajectory), tokens) + discounted_sums(kl_rewards(samples), config.gamma)
 
     return _on_tokens(groups, on_tokens)
 

@@ -46,7 +46,7 @@ class CorrectionConfig(Config):
         return self.level is not None or self.filter_level is not None
 
 
-Over = Literal["none", "group", "batch", "running"]
+NormalizationScope = Literal["none", "group", "batch", "running"]
 
 
 class RewardConfig(Config):
@@ -55,9 +55,9 @@ class RewardConfig(Config):
     overlong_tokens: int = Field(0, ge=0)
     """Completions that come nearer than this to the token limit lose up to `overlong_penalty`; 0 takes nothing off."""
     overlong_penalty: float = Field(1.0, ge=0.0)
-    baseline: Over = "none"
+    baseline: NormalizationScope = "none"
     """Whose mean is taken off: the group's, the batch's, or that of all scores so far. Not where turns are paid."""
-    scale: Over = "none"
+    scale: NormalizationScope = "none"
     """Whose standard deviation they are divided by, and with them what each turn earned."""
     clip: float = Field(0.0, ge=0.0)
     """Bound on their size, after that; 0 is none. Not where turns are paid."""
@@ -251,7 +251,7 @@ class AlgorithmConfig(Config):
         return self
 
     @property
-    def needed(self) -> frozenset[str]:
+    def required_streams(self) -> frozenset[str]:
         """The names of the streams that are asked for."""
         return frozenset(self.streams).union(
             ["reference_logprobs"] if self.kl.coefficient else [],
@@ -261,7 +261,7 @@ class AlgorithmConfig(Config):
         )
 
     @property
-    def zero_without_advantage(self) -> bool:
+    def zero_at_zero_advantage(self) -> bool:
         """Whether a token without advantage makes no gradient, so that it need not be computed."""
         return self.loss in VANISHING and not (self.kl.in_loss or self.entropy_coefficient)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
-from antiphon.algorithms.divergence import MOST, divergence, log_ratio
+from antiphon.algorithms.divergence import MAX_LOG_RATIO, estimate_kl, log_ratio
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE, StreamSpec
 
@@ -169,7 +169,7 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
     if config.entropy_coefficient:
         value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
     if config.kl.in_loss:
-        apart = divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
+        apart = estimate_kl(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
         value = value + config.kl.coefficient * apart
         metrics = metrics | {"reference_kl": apart.detach()}
     return value, metrics
@@ -241,5 +241,5 @@ def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.
     count = int(member.max()) + 1 if len(member) else 0
     together = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
     if level == "product":
-        return together[member].clamp(-MOST, MOST)
+        return together[member].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (together / member.bincount(minlength=count))[member]

@@ -226,9 +226,7 @@ ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy count
 RETURNS = StreamSpec("returns")  # what a critic is to say
 OLD_VALUE = StreamSpec("old_value")  # what it said before the step
 VALUES = "values"  # [L, M] what M critics say of the state in which each token was chosen
-ATTENTION_RHYTHM = StreamSpec(
-    "attention_rhythm", "float32", (2,)
-)  # WAAD and FAI, see `learning.model.attention_stats`
+ATTENTION_RHYTHM = StreamSpec("attention_rhythm", "float32", (2,))  # WAAD and FAI, see `learning.model.attention_stats`
 PAIR = StreamSpec("pair", "int32")  # which pair the answer is of; in the better one the advantage is 1, in the other -1
 TEACHER_TOKENS = "teacher_tokens"  # [L, K] those that a teacher holds most likely, the likeliest first; K may be 0
 TEACHER_DISTRIBUTION = (

@@ -122,8 +122,8 @@ class _Reader:
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         return await self._with_weights.score(packs)
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        return await self._with_weights.attend(packs)
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._with_weights.attention_stats(packs)
 
     @property
     def _with_weights(self) -> Learner:
@@ -158,7 +158,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
 
 def needs_models(config: RunConfig, weights: bool) -> bool:
     """Return True if a replay asks models: for weights to compare, or for what others than the policy said of tokens."""
-    return weights or bool({"reference_logprobs", "teacher_logprobs"} & config.algorithm.needed)
+    return weights or bool({"reference_logprobs", "teacher_logprobs"} & config.algorithm.required_streams)
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ _ALONE = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}  # a pack of one 
 _ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
 
 
-def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
+def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
     """The samples of each group: every token at weight 1, no advantages yet."""
     return [
         [
@@ -390,17 +390,17 @@ def _temperatures(segment: Segment) -> FloatArray:
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
     """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
-    return token_mean(
-        [single_response(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks
+    return token_mean_batch(
+        [make_response(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks
     )
 
 
-def token_mean(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
+def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
     """One update whose loss is the mean over all response tokens."""
     return build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
 
 
-def pair_mean(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
+def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
     """One update whose loss is the mean over pairs, see `pair`: the coefficients of each add up to one over their count, and
     none is split between packs."""
     return build_batch(
@@ -412,7 +412,7 @@ def pair_mean(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainB
     )
 
 
-def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+def make_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
     """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.objectives.pairs` wants them."""
     return [
         replace(
@@ -425,15 +425,15 @@ def pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) ->
     ]
 
 
-def scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+def make_scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
     """The same, with no token in the loss but the last of each response, at which a reward model is asked for its score."""
     return [
         replace(sample, weights=(np.arange(len(sample.weights)) == len(sample.weights) - 1).astype(np.float32))
-        for sample in pair(number, prompt, chosen, rejected)
+        for sample in make_pair(number, prompt, chosen, rejected)
     ]
 
 
-def single_response(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
+def make_response(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
     """The one response to a prompt, tokens [P] and [C]."""
     return [_written(AttemptId(number, 0, 0), prompt, response)]
 
@@ -466,7 +466,7 @@ def _written(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sampl
     )
 
 
-def digest(batches: Sequence[TrainBatch]) -> str:
+def digest_batches(batches: Sequence[TrainBatch]) -> str:
     """Names what the learner is trained on: equal for equal bytes in equal order."""
     found = hashlib.blake2b(digest_size=16)
     for update in (update for batch in batches for update in batch.updates):

@@ -72,13 +72,13 @@ class MeshConfig(Config):
         """Shares that packs are divided into."""
         return self.replicate * self.shard
 
-    def data_of(self, rank: int) -> int:
+    def data_rank(self, rank: int) -> int:
         """Which share of the packs a rank computes; see `learning.mesh` for how ranks are laid out."""
         around, expert = divmod(rank // self.tensor, self.expert)
         copy, shard = divmod(around // self.context, self.shard // self.expert)
         return copy % self.replicate * self.shard + shard * self.expert + expert
 
-    def beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
+    def unused_beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
         """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
         if self.shard == 1:
             yield "mesh.shard", f"1 leaves {kind!r} (learner.kind) nothing to divide: give 2 or more"
@@ -86,7 +86,7 @@ class MeshConfig(Config):
             if (ranks := getattr(self, axis)) > 1:
                 yield f"mesh.{axis}", f"{ranks}: {kind!r} (learner.kind) divides among the ranks of mesh.shard alone"
 
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
         heads = shape.get("num_attention_heads") or 0
         keys = shape.get("num_key_value_heads") or heads
@@ -163,7 +163,7 @@ MEGATRON_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 MEGATRON_POSITIONS = ("default", "linear", "llama3")
 
 
-def megatron_misfits(shape: Mapping[str, Any], mesh: MeshConfig) -> Iterator[tuple[str, str]]:
+def megatron_incompatibilities(shape: Mapping[str, Any], mesh: MeshConfig) -> Iterator[tuple[str, str]]:
     """Why the megatron learner cannot have a model, as its config.json has it: (key, message)."""
     kind, rope = shape.get("model_type"), shape.get("rope_parameters") or shape.get("rope_scaling") or {}
     positions = rope.get("rope_type") or rope.get("type") or "default"
@@ -259,7 +259,7 @@ class LearnerConfig(Config):
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
 
-    def on(self, mesh: MeshConfig) -> "LearnerConfig":
+    def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
         """The same, on another mesh; one that shards nothing has nothing to offload."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
@@ -276,15 +276,15 @@ class LearnerConfig(Config):
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
         if self.kind == "deepspeed":
-            yield from mesh.beside_shard("deepspeed")
+            yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":
             yield from megatron_problems(self)
 
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What of a model, as its config.json has it, cannot be learned so: (key, message)."""
-        yield from ((f"mesh.{key}", message) for key, message in self.mesh.misfits(shape))
+        yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
         if self.kind == "megatron":
-            yield from megatron_misfits(shape, self.mesh)
+            yield from megatron_incompatibilities(shape, self.mesh)
 
 
 class CriticConfig(Config):

@@ -23,20 +23,26 @@ from antiphon.core.errors import DataError, NonFiniteError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
 from antiphon.core.workers import Worker
-from antiphon.learning.checkpoint_writer import Writer
+from antiphon.learning.checkpoint_writer import CheckpointWriter
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.host_device_copy import means_of, numbers, sent
-from antiphon.learning.mesh import TIMEOUT, Mesh, copied, find_store, gathered, summed
+from antiphon.learning.host_device_copy import mean_metrics, to_device, to_floats
+from antiphon.learning.mesh import TIMEOUT, Mesh, connect_store, copy_to_group, gather_from_group, reduce_from_group
 from antiphon.learning.model import lora
-from antiphon.learning.model.attention import CONTEXT_ATTENTION, PackLayout, Reader, previous_tokens, trained
-from antiphon.learning.model.attention import NAME as PACKED_ATTENTION
+from antiphon.learning.model.attention import (
+    CONTEXT_ATTENTION,
+    AttentionReader,
+    PackLayout,
+    loss_sequences,
+    previous_tokens,
+)
+from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTION
 from antiphon.learning.model.hf_checkpoint import (
     State,
-    block_of,
+    assign_blocks,
+    block_name,
     copy_tokenizer,
-    divided,
-    file_of,
-    sizes_in_files,
+    file_sizes,
+    shard_file,
     write_config,
     write_index,
     write_weights,
@@ -48,7 +54,7 @@ from antiphon.record.checkpoint import TRAINING_STATE, written
 from antiphon.weights.rendezvous import open_store
 from antiphon.weights.tensors import TensorSpec
 
-Ask = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
+GatherTensor = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
 ADAPTER = "adapter"  # where a checkpoint has what peft reads
 NONFINITE_IN_A_ROW = 10  # updates that are skipped one after another, after which the model is taken to be broken
@@ -76,7 +82,7 @@ class PackLearner(Worker):
         self._sequences = 1  # in the update in hand
         self._balances: list[Balance] = []  # of the same
         self._skipped_in_a_row = 0  # updates, as their gradients were not finite
-        self._writer = Writer(lambda end: self.emit(end))  # of checkpoints
+        self._writer = CheckpointWriter(lambda end: self.emit(end))  # of checkpoints
         if config.mesh.world == 1:
             self._open()
 
@@ -87,11 +93,11 @@ class PackLearner(Worker):
 
     def join(self, rank: int, where: str) -> None:
         """Enter the mesh, together with all other ranks."""
-        self.mesh = Mesh(self.config.mesh, rank, find_store(where), self.device)
+        self.mesh = Mesh(self.config.mesh, rank, connect_store(where), self.device)
         self._open()
 
     @property
-    def _first(self) -> bool:
+    def _is_first(self) -> bool:
         """Whether this rank speaks for all."""
         return self.mesh is None or self.mesh.rank == 0
 
@@ -102,8 +108,8 @@ class PackLearner(Worker):
         self._kind = type(self.model)  # before it is sharded, which makes it another
         self._layers_with_experts = find_routers(self.model)
         if config.lora is not None:
-            lora.adapt(self.model, config.lora)
-            for parameter in self._beside_adapters():
+            lora.add_adapters(self.model, config.lora)
+            for parameter in self._always_trained():
                 parameter.requires_grad_(True)
         self.model.train()
         use_memory_efficient_layers(self.model)
@@ -115,7 +121,7 @@ class PackLearner(Worker):
             self.shards.fill(files, self.device, offload=config.cpu_offload)
 
     @property
-    def _begins_on(self) -> torch.device:
+    def _load_device(self) -> torch.device:
         """The device that the model is loaded on: none, if each of several ranks is to read its share."""
         return self.device if self.mesh is None or self.loads_whole else torch.device("meta")
 
@@ -129,12 +135,12 @@ class PackLearner(Worker):
         """The model, at `model_path`."""
         raise NotImplementedError
 
-    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
+    def _always_trained(self) -> Iterable[torch.nn.Parameter]:
         """What is trained in any case: what the model was not loaded with."""
         return ()
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
-        """Add the pack's gradient, unless gradients are off; returns sums over its loss tokens, as `transfer.sums_of` does."""
+        """Add the pack's gradient, unless gradients are off; returns sums over its loss tokens, as `transfer.sum_measures` does."""
         raise NotImplementedError
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -150,7 +156,7 @@ class PackLearner(Worker):
         self.optimizer_config = optimizer
         self.optimizer = self._optimizer(optimizer)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda n: rate_at(optimizer, n, total_updates)
+            self.optimizer, lambda n: learning_rate_factor(optimizer, n, total_updates)
         )
         # An update without packs makes no step, and may be the first.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -173,24 +179,24 @@ class PackLearner(Worker):
         )
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Do every update of the batch; returns metrics, see `transfer.means_of`, and the rate of the last update."""
+        """Do every update of the batch; returns metrics, see `transfer.mean_metrics`, and the rate of the last update."""
         began = time.perf_counter()
         updates = [self._update(update) for update in batch.updates]
         skipped = sum(update.pop("skipped_updates") for update in updates)
         rate = {"lr": updates[-1]["lr"]} if updates else {}
-        return means_of(updates) | rate | {"skipped_updates": skipped, "seconds": time.perf_counter() - began}
+        return mean_metrics(updates) | rate | {"skipped_updates": skipped, "seconds": time.perf_counter() - began}
 
     def score(self, packs: list[Pack]) -> list[FloatArray]:
         """What this model says at the loss tokens, 0 elsewhere, [T] a pack."""
 
         def ask(pack: Pack) -> FloatArray:
             result = np.zeros(len(pack.tokens), dtype=np.float32)
-            said, *_ = self.shards.within(self._forward, pack, self._targets(pack))
+            said, *_ = self.shards.run(self._forward, pack, self._targets(pack))
             result[pack.loss_mask] = said.float().cpu().numpy()
             return result
 
         with torch.no_grad():
-            return self.shards.each(packs, self._pass_on, ask)
+            return self.shards.run_packs(packs, self._pipeline_forward, ask)
 
     # --- weights in, weights out ---------------------------------------------------------------------------------------
 
@@ -198,46 +204,46 @@ class PackLearner(Worker):
         """Begin to write into `place`: Hugging Face weights, loadable as they are, tokenizer, optimiser, random generator.
         Returns once all is copied; training goes on while it is written, and `SAVED` is emitted when it is there."""
         self._writer.finish()
-        self._writer.begin(partial(self._write, place, self._cut()))
+        self._writer.begin(partial(self._write, place, self._snapshot()))
 
-    def _cut(self) -> "_Cut":
+    def _snapshot(self) -> "_Snapshot":
         """What this rank keeps of now: all ranks take part in putting each tensor together, and each keeps some."""
         rank, mesh = (self.mesh.rank if self.mesh else 0), self.config.mesh
         alike = mesh.world // mesh.pipeline  # ranks, which have the same layers
         kept = dict(self._kept())
-        keepers = divided(kept.items(), alike)
+        keepers = assign_blocks(kept.items(), alike)
 
         def mine(name: str) -> bool:
-            return keepers.get(block_of(name)) == rank % alike
+            return keepers.get(block_name(name)) == rank % alike
 
         weights, adapters, moments = State(), State(), dict[str, State]()
         if self.config.lora is not None:
-            trained = {name: tensor.detach for name, tensor in self.shards.named(trained=True)}
-            adapters = copies(trained, keep=self._first)
+            trained = {name: tensor.detach for name, tensor in self.shards.gather_parameters(trained=True)}
+            adapters = gather_copies(trained, keep=self._is_first)
         for name, tensor in kept.items():
             if self.mesh is None and self.config.lora is not None:  # what is not trained is written from where it is
                 weights[name] = adapters.get(name, tensor.detach().cpu())
             else:
-                weights |= copies({name: tensor.detach}, keep=mine(name))
+                weights |= gather_copies({name: tensor.detach}, keep=mine(name))
         for name, state in self._moments():
             if name in kept:  # not of what another stage has, too
-                whole = copies(state, keep=mine(name))
+                whole = gather_copies(state, keep=mine(name))
                 moments |= {name: whole} if mine(name) else {}
         training = {"moments": moments, "updates": self.scheduler.last_epoch, "random": torch.get_rng_state()}
         sizes: list[dict[str, int]] = [{}]
         if self.mesh is not None:
             outlines = self._merged({name: tensor.to("meta") for name, tensor in weights.items()})
-            sizes = self.mesh.told(sizes_in_files(self.model, outlines))
-        return _Cut(rank, weights, adapters, training, sizes)
+            sizes = self.mesh.all_gather(file_sizes(self.model, outlines))
+        return _Snapshot(rank, weights, adapters, training, sizes)
 
-    def _write(self, place: Path, cut: "_Cut") -> None:
+    def _write(self, place: Path, cut: "_Snapshot") -> None:
         with written(place):
             (place / TRAINING_STATE).mkdir(parents=True, exist_ok=True)
             torch.save(cut.training, place / TRAINING_STATE / f"{cut.rank}.pt")
-            write_weights(self.model, self._merged(cut.weights), place / file_of(cut.rank, len(cut.sizes)))
-            if self._first:
+            write_weights(self.model, self._merged(cut.weights), place / shard_file(cut.rank, len(cut.sizes)))
+            if self._is_first:
                 if self.config.lora is not None:
-                    lora.save(cut.adapters, self.config.lora, place / ADAPTER)
+                    lora.save_adapters(cut.adapters, self.config.lora, place / ADAPTER)
                 write_index(cut.sizes, place)
                 write_config(self.model, self._kind, place)
                 copy_tokenizer(self.model_path, place)
@@ -245,24 +251,24 @@ class PackLearner(Worker):
 
     def _merged(self, weights: State) -> State:
         """Without adapters of their own."""
-        return weights if self.config.lora is None else lora.merged(weights, self.config.lora.scale)
+        return weights if self.config.lora is None else lora.merge_adapters(weights, self.config.lora.scale)
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
         files = Checkpoint(directory, self._kind, self.model.config)
-        if files.misfits:
-            raise DataError(f"{directory} is not a checkpoint of this model: {files.misfits[:3]}")
-        adapters = {} if self.config.lora is None else lora.saved(directory / ADAPTER)
+        if files.incompatibilities:
+            raise DataError(f"{directory} is not a checkpoint of this model: {files.incompatibilities[:3]}")
+        adapters = {} if self.config.lora is None else lora.load_adapters(directory / ADAPTER)
         states = [
             torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
         ]
         moments = {name: state for part in states for name, state in part["moments"].items()}
-        for name, piece in self.shards.pieces():
+        for name, piece in self.shards.local_parameters():
             if not piece.requires_grad:
                 continue
             try:
-                self.shards.take(name, piece, adapters[name] if name in adapters else files[name])
+                self.shards.scatter_tensor(name, piece, adapters[name] if name in adapters else files[name])
                 self._take_moments(name, piece, moments[name])
             except (KeyError, RuntimeError) as error:
                 raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
@@ -288,21 +294,21 @@ class PackLearner(Worker):
         if not whole.dim():
             return whole.to(parameter.device, copy=True)
         piece = torch.empty_like(parameter)
-        self.shards.take(name, piece, whole)
+        self.shards.scatter_tensor(name, piece, whole)
         return piece
 
     def _kept(self) -> Iterator[tuple[str, TensorSpec]]:
         """What a checkpoint has of the layers of this rank, under the names of a state dict."""
-        yield from self.shards.here()
+        yield from self.shards.gather_own_layers()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if not isinstance(tensor, torch.nn.Parameter):
                 yield name, tensor
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+    def _moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         """What the optimiser keeps of each parameter, whole when it is asked for, by all ranks."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state.get(parameter, {})
-            whole = partial(self.shards.whole, name)
+            whole = partial(self.shards.gather_tensor, name)
             yield name, {key: partial(whole, value) if value.dim() else value.detach for key, value in state.items()}
 
     # --- a device that others use too ----------------------------------------------------------------------------------
@@ -329,7 +335,7 @@ class PackLearner(Worker):
 
     def advance(self) -> bool:
         """Wait a little for a checkpoint that is being written; see `Worker.advance`."""
-        return self._writer.look()
+        return self._writer.poll()
 
     def close(self) -> None:
         """See `Worker.close`: what is being written becomes whole."""
@@ -342,12 +348,12 @@ class PackLearner(Worker):
         self._balances.clear()
         sums: dict[str, torch.Tensor] = {}
         packs = update.packs[self.shards.data]
-        for own in (*self._measured(update), *self.shards.train(packs, self._pass_on, self._backward)):
+        for own in (*self._measured(update), *self.shards.train_packs(packs, self._pipeline_forward, self._backward)):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
-        totals = self.shards.sums(numbers(sums))
+        totals = self.shards.reduce_sums(to_floats(sums))
         # Where one rank has no packs none has: without a gradient, momentum and decay are to move nothing either.
-        norm = self._descend() if packs else 0.0
+        norm = self._optimizer_step() if packs else 0.0
         made = math.isfinite(norm)  # as on all other ranks, which have the same norm
         self._count_skipped(made, norm)
         metrics = {"lr": self.scheduler.get_last_lr()[0], "tokens": totals.pop("tokens", 0.0)}
@@ -367,7 +373,7 @@ class PackLearner(Worker):
         """As `_backward`, of what makes no gradient, and so has no loss either."""
         packs = update.forward_only[self.shards.data] if update.forward_only else ()
         with torch.no_grad():
-            for own in self.shards.each(packs, self._pass_on, self._backward) if packs else ():
+            for own in self.shards.run_packs(packs, self._pipeline_forward, self._backward) if packs else ():
                 yield {name: value for name, value in own.items() if name != "loss"}
 
     def _count_skipped(self, made: bool, norm: float) -> None:
@@ -383,12 +389,12 @@ class PackLearner(Worker):
         """The `balance_loss` of the update's forwards, a mean over sequences and layers."""
         total = float(sum(loss for balance in self._balances for loss in balance.found.values()))
         if self.mesh is not None:  # ranks that share packs have other layers, or have computed the same
-            total = self.mesh.total([total])[0] / (self.config.mesh.context * self.config.mesh.tensor)
+            total = self.mesh.all_reduce([total])[0] / (self.config.mesh.context * self.config.mesh.tensor)
         return total / (self._sequences * len(self._layers_with_experts))
 
-    def _descend(self) -> float:
+    def _optimizer_step(self) -> float:
         """Make a step, if the gradient is finite; returns its norm, before it was clipped."""
-        norm = self.shards.clip(self.optimizer_config.max_grad_norm)
+        norm = self.shards.clip_gradient(self.optimizer_config.max_grad_norm)
         if math.isfinite(norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -398,19 +404,19 @@ class PackLearner(Worker):
         """The loss tokens of the pack, [N]."""
         return self._tensor(np.flatnonzero(pack.loss_mask))
 
-    def _hidden(self, pack: Pack, targets: torch.Tensor, reader: Reader | None = None) -> torch.Tensor:
+    def _hidden(self, pack: Pack, targets: torch.Tensor, reader: AttentionReader | None = None) -> torch.Tensor:
         """The last hidden states from which the loss tokens are predicted, [N, H]."""
         hidden, layout = self._states(pack, reader)
         return hidden.index_select(0, layout.previous[targets])
 
-    def _states(self, pack: Pack, reader: Reader | None = None) -> tuple[torch.Tensor, PackLayout]:
+    def _states(self, pack: Pack, reader: AttentionReader | None = None) -> tuple[torch.Tensor, PackLayout]:
         """The last hidden states of all tokens, [T, H], and where each token stands."""
         layout = self._layout(pack)
         hidden = self._run_layers(pack, layout, reader)
         _, context = self._context(len(layout.positions))
-        return (hidden if context is None else gathered(hidden, context)), layout
+        return (hidden if context is None else gather_from_group(hidden, context)), layout
 
-    def _pass_on(self, pack: Pack, reader: Reader | None = None) -> torch.Tensor:
+    def _pipeline_forward(self, pack: Pack, reader: AttentionReader | None = None) -> torch.Tensor:
         """The hidden states that this rank's layers come to, [1, n, H], for the rank that has the next."""
         with self._autocast():
             return self._run_layers(pack, self._layout(pack), reader)[None]
@@ -420,7 +426,7 @@ class PackLearner(Worker):
         self._route(pack, layout)
         return layout
 
-    def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
+    def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
         """The hidden states of the tokens that this rank computes, after the layers that it has, [n, H]."""
         here, context = self._context(len(layout.positions))
         given: dict[str, torch.Tensor] = {}
@@ -447,10 +453,10 @@ class PackLearner(Worker):
         ranks = self.config.mesh.context
         if self.mesh is None or ranks == 1:
             return slice(None), None
-        place = self.mesh.place("context")
+        place = self.mesh.coordinate("context")
         return slice(tokens * place // ranks, tokens * (place + 1) // ranks), self.mesh.group("context")
 
-    def _divided(
+    def _split_over_context(
         self, rows: torch.Tensor, say: Callable[[torch.Tensor, slice], Sequence[torch.Tensor]]
     ) -> tuple[torch.Tensor, ...]:
         """What is said of rows [N, H] that all ranks have who share tokens, [N] each: of each row, one of them says it."""
@@ -458,7 +464,9 @@ class PackLearner(Worker):
         if context is None:
             return tuple(say(rows, here))
         around = (here.start, len(rows) - here.stop)
-        return tuple(summed(F.pad(own, around), context) for own in say(copied(rows, context)[here], here))
+        return tuple(
+            reduce_from_group(F.pad(own, around), context) for own in say(copy_to_group(rows, context)[here], here)
+        )
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
         """Have the next forward, and what of it is computed again, take the experts that are known, and spread the others."""
@@ -479,10 +487,10 @@ class PackLearner(Worker):
             replayed[self._tensor(before)] = self._tensor(recorded[known[first]]).long() - 1
             self._routers.replayed = replayed[here]
         if self._balance:
-            members = torch.zeros(len(found := trained(pack)), tokens, device=self.device)
+            members = torch.zeros(len(found := loss_sequences(pack)), tokens, device=self.device)
             for row, (path, _) in zip(members, found, strict=True):
                 row[self._tensor(path)] = 1
-            gather = (lambda rows: rows) if context is None else partial(gathered, group=context)
+            gather = (lambda rows: rows) if context is None else partial(gather_from_group, group=context)
             self._routers.balance = Balance(members, self._balance / self._sequences, gather)
             self._balances.append(self._routers.balance)
 
@@ -490,10 +498,10 @@ class PackLearner(Worker):
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.dtype == "bfloat16")
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return sent(array, self.device)
+        return to_device(array, self.device)
 
 
-def rate_at(config: OptimizerConfig, update: int, total: int) -> float:
+def learning_rate_factor(config: OptimizerConfig, update: int, total: int) -> float:
     """Learning rate at `update` of `total`, relative to its peak: linear warm-up, then the schedule."""
     if update < config.warmup_steps:
         return (update + 1) / config.warmup_steps
@@ -515,17 +523,17 @@ def trim_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Cut(NamedTuple):
+class _Snapshot(NamedTuple):
     """What a rank keeps of a checkpoint."""
 
     rank: int
     weights: State
     adapters: State  # all of them, on the first rank
     training: dict[str, Any]
-    sizes: list[dict[str, int]]  # of what each rank writes, see `sizes_in_files`
+    sizes: list[dict[str, int]]  # of what each rank writes, see `file_sizes`
 
 
-def copies(asks: Mapping[str, Ask], *, keep: bool) -> State:
+def gather_copies(asks: Mapping[str, GatherTensor], *, keep: bool) -> State:
     """Take part in putting tensors together, one at a time; copies on the CPU, if this rank keeps them."""
     found = {}
     for name, ask in asks.items():

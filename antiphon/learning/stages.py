@@ -18,16 +18,16 @@ from antiphon.algorithms.advantages import (
     Advantages,
     Arrays,
     add_kl_rewards,
-    add_teacher_rewards,
-    lowest,
-    of_all,
+    add_teacher_advantages,
+    flatten_sampled,
+    select_lowest,
     trajectories,
     value_targets,
     whiten,
 )
+from antiphon.algorithms.attention_credit import amplify_advantages
 from antiphon.algorithms.config import Aggregation, AlgorithmConfig, LossWeightConfig, RewardConfig
-from antiphon.algorithms.rewards import Controllers, shape_rewards, weights
-from antiphon.algorithms.attention_credit import amplify
+from antiphon.algorithms.rewards import Controllers, shape_rewards, trajectory_weights
 from antiphon.core.registry import Registry
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
@@ -49,7 +49,7 @@ from antiphon.core.types import (
     StreamSpec,
     TrainBatch,
 )
-from antiphon.learning.batch import build_batch, digest, pack_samples, samples_of, split_packs
+from antiphon.learning.batch import build_batch, digest_batches, make_samples, pack_samples, split_packs
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Scorer, Trainer
 
@@ -81,7 +81,7 @@ class StepPipeline:
     config: LearnerConfig
     critic: CriticConfig | None = None
     critic_ranks: int  # shares that the packs of a critic are divided into
-    estimate: Advantages
+    estimate_advantages: Advantages
     stages: Sequence["Stage"]
     max_tokens: int  # of one completion
     controllers: Controllers = field(default_factory=Controllers)
@@ -91,10 +91,10 @@ class StepPipeline:
     ) -> tuple[dict[str, float], str]:
         """Take step `number`, after `version`, through the stages; each is waited for with `wait`. Returns the metrics, and the
         digest of what the learner was given."""
-        step = Step(number=number, version=version, samples=samples_of(groups), training=self)
+        step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
         for stage in self.stages:
             await wait(stage(step))
-        return step.metrics, digest(step.batches)
+        return step.metrics, digest_batches(step.batches)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class Step:
     number: int  # from 1
     version: int  # before the step
     samples: list[list[Sample]]  # of each group, those of a trajectory one after another
-    training: StepPipeline
+    pipeline: StepPipeline
     algorithm: AlgorithmConfig = field(init=False)  # with the coefficients of this step
     metrics: dict[str, float] = field(default_factory=dict)
     batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
 
     def __post_init__(self) -> None:
-        self.algorithm, adapted = self.training.algorithm, self.training.controllers.kl
+        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.controllers.kl
         if adapted is not None:
             kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
             self.algorithm = self.algorithm.model_copy(update={"kl": kl})
@@ -120,12 +120,12 @@ class Step:
         """All samples."""
         return [sample for group in self.samples for sample in group]
 
-    def give(self, spec: StreamSpec, arrays: Iterable[NDArray[Any]]) -> None:
+    def add_stream(self, spec: StreamSpec, arrays: Iterable[NDArray[Any]]) -> None:
         """Add a stream, an array [L, …] a sample in the order of `flat`."""
         left = iter(arrays)
-        self.change(lambda sample: {"streams": sample.streams.with_stream(spec, next(left))})
+        self.update_samples(lambda sample: {"streams": sample.streams.with_stream(spec, next(left))})
 
-    def change(self, of: Callable[[Sample], dict[str, Any]]) -> None:
+    def update_samples(self, of: Callable[[Sample], dict[str, Any]]) -> None:
         """Replace fields of all samples, in the order of `flat`."""
         self.samples = [[replace(sample, **of(sample)) for sample in group] for group in self.samples]
 
@@ -138,25 +138,25 @@ async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
     policy before its first update, if a later one compares itself with them; the rhythm of its attention; what critics and
     teachers say; how old each token is. The models are asked at once."""
-    training, correction = step.training, step.training.algorithm.correction
+    pipeline, correction = step.pipeline, step.pipeline.algorithm.correction
     asked: dict[StreamSpec, Ask] = {}
-    if training.reference is not None:
-        asked[REFERENCE_LOGPROBS] = training.reference.score
-    first = PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1
-    if first or PROXIMAL_LOGPROBS.name in training.algorithm.streams:
-        asked[PROXIMAL_LOGPROBS] = training.learner.score
-    if training.algorithm.rhythm.reads_attention:
-        asked[ATTENTION_RHYTHM] = training.learner.attend
-    if training.critics:
-        asked[StreamSpec(VALUES, shape=(len(training.critics),))] = partial(_values, training.critics)
+    if pipeline.reference is not None:
+        asked[REFERENCE_LOGPROBS] = pipeline.reference.score
+    first = PROXIMAL_LOGPROBS.name in pipeline.algorithm.required_streams and pipeline.config.updates > 1
+    if first or PROXIMAL_LOGPROBS.name in pipeline.algorithm.streams:
+        asked[PROXIMAL_LOGPROBS] = pipeline.learner.score
+    if pipeline.algorithm.rhythm.reads_attention:
+        asked[ATTENTION_RHYTHM] = pipeline.learner.attention_stats
+    if pipeline.critics:
+        asked[StreamSpec(VALUES, shape=(len(pipeline.critics),))] = partial(_values, pipeline.critics)
     if asked:
-        for spec, arrays in zip(asked, await _said(step, step.flat, *asked.values()), strict=True):
-            step.give(spec, arrays)
-    if training.teachers:
-        step.give(TEACHER_LOGPROBS, await _taught(step))
+        for spec, arrays in zip(asked, await _query_models(step, step.flat, *asked.values()), strict=True):
+            step.add_stream(spec, arrays)
+    if pipeline.teachers:
+        step.add_stream(TEACHER_LOGPROBS, await _teacher_logprobs(step))
     if correction.on and correction.proximal == "interpolated":
         ages = (np.maximum(step.version - sample.segment.versions, 0).astype(np.float32) for sample in step.flat)
-        step.give(TOKEN_AGE, ages)
+        step.add_stream(TOKEN_AGE, ages)
 
 
 async def _values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
@@ -165,17 +165,18 @@ async def _values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArr
     return [np.stack(said, axis=-1) for said in zip(*columns, strict=True)]
 
 
-async def _taught(step: Step) -> list[FloatArray]:
+async def _teacher_logprobs(step: Step) -> list[FloatArray]:
     """What the teachers of its task say on average of each token of each sample, [L]; for a task that has none, what the policy
     said itself."""
     flat, heard = step.flat, defaultdict[int, list[FloatArray]](list)
-    teachers = step.training.teachers
+    teachers = step.pipeline.teachers
     pupils = [
         [i for i, sample in enumerate(flat) if not config.tasks or sample.meta.task in config.tasks]
         for config, _ in teachers
     ]
     lessons = (
-        _said(step, [flat[i] for i in mine], teacher.score) for mine, (_, teacher) in zip(pupils, teachers, strict=True)
+        _query_models(step, [flat[i] for i in mine], teacher.score)
+        for mine, (_, teacher) in zip(pupils, teachers, strict=True)
     )
     for mine, (said,) in zip(pupils, await asyncio.gather(*lessons), strict=True):
         for index, array in zip(mine, said, strict=True):
@@ -188,24 +189,24 @@ async def _taught(step: Step) -> list[FloatArray]:
     ]
 
 
-async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
+async def _query_models(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
     """What each of the models says of each token of each sample, [L, …]."""
-    config = step.training.config
+    config = step.pipeline.config
     members, packs = pack_samples(samples, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # no other model has the policy's experts
-    own = (step.training.learner.score, step.training.learner.attend)
+    own = (step.pipeline.learner.score, step.pipeline.learner.attention_stats)
     said = await asyncio.gather(*(ask(packs if ask in own else bare) for ask in asked))
     return [split_packs(samples, members, arrays, config.share_prefixes) for arrays in said]
 
 
 async def rewards(step: Step) -> None:
     """Make each trajectory's reward of its score, and of each turn's accordingly, and decide how much it counts."""
-    training, algorithm = step.training, step.training.algorithm
+    pipeline, algorithm = step.pipeline, step.pipeline.algorithm
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), LossWeightConfig()):
         return  # scores as they are
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    of_scores = shape_rewards(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
-    weighed = weights(metas, algorithm.weight)
+    of_scores = shape_rewards(metas, algorithm.reward, pipeline.controllers.rewards, pipeline.max_tokens)
+    weighed = trajectory_weights(metas, algorithm.weight)
     given = {
         meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}
         for group, of_group, column in zip(metas, of_scores, weighed, strict=True)
@@ -216,7 +217,7 @@ async def rewards(step: Step) -> None:
         made = given[sample.meta.id]
         return {**made, "weights": sample.weights * made["weights"]}
 
-    step.change(changed)
+    step.update_samples(changed)
     step.metrics["reward/shaped"] = float(np.mean([made["reward"] for made in given.values()]))
     step.metrics["weight/masked"] = float(np.mean([made["weights"] == 0 for made in given.values()]))
 
@@ -226,21 +227,24 @@ async def advantages(step: Step) -> None:
     amplified where the rhythm says so; where critics agree or disagree too much, none, or no reward of its entropy."""
     algorithm = step.algorithm
     _take_off_kl(step)
-    estimated = step.training.estimate(step.samples, algorithm)
+    estimated = step.pipeline.estimate_advantages(step.samples, algorithm)
     if algorithm.teacher_coefficient:
-        estimated = add_teacher_rewards(step.samples, estimated, algorithm.teacher_coefficient)
+        estimated = add_teacher_advantages(step.samples, estimated, algorithm.teacher_coefficient)
     if algorithm.advantage_whiten:
         estimated = whiten(step.samples, estimated)
     if algorithm.advantage_clip:
         bound = algorithm.advantage_clip
         estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
     estimated = [
-        [amplify(sample, array, algorithm.rhythm).astype(np.float32) for sample, array in zip(*pair, strict=True)]
+        [
+            amplify_advantages(sample, array, algorithm.rhythm).astype(np.float32)
+            for sample, array in zip(*pair, strict=True)
+        ]
         for pair in zip(step.samples, estimated, strict=True)
     ]
     _mask_by_spread(step, estimated)
     left = iter([array for group in estimated for array in group])
-    step.change(lambda sample: {"advantages": next(left)})
+    step.update_samples(lambda sample: {"advantages": next(left)})
 
 
 def _take_off_kl(step: Step) -> None:
@@ -250,11 +254,11 @@ def _take_off_kl(step: Step) -> None:
     if not kl.in_reward or all(KL_REWARD in sample.streams for sample in step.flat):
         return
     step.samples = add_kl_rewards(step.samples, kl)
-    paid = of_all(step.samples, [[sample.streams[KL_REWARD] for sample in group] for group in step.samples])
+    paid = flatten_sampled(step.samples, [[sample.streams[KL_REWARD] for sample in group] for group in step.samples])
     apart = float(-paid.mean() / kl.coefficient)
     step.metrics |= {"reward/kl": apart, "reward/kl_coefficient": kl.coefficient}
     if kl.target:
-        step.training.controllers.adapt(kl, apart, sum(map(len, map(trajectories, step.samples))))
+        step.pipeline.controllers.adapt(kl, apart, sum(map(len, map(trajectories, step.samples))))
 
 
 def _mask_by_spread(step: Step, estimated: Arrays) -> None:
@@ -263,20 +267,22 @@ def _mask_by_spread(step: Step, estimated: Arrays) -> None:
 
     Source: Liu et al. 2025, "Asymmetric proximal policy optimization".
     """
-    algorithm = step.training.algorithm
+    algorithm = step.pipeline.algorithm
     if not (algorithm.agreement_mask or algorithm.disagreement_mask):
         return
     spread = [[_spread(sample.streams.named(VALUES)) for sample in group] for group in step.samples]
-    everywhere = of_all(step.samples, spread)
+    everywhere = flatten_sampled(step.samples, spread)
     step.metrics["critic/spread"] = float(everywhere.mean())
     if not np.ptp(everywhere):  # critics that have not learned yet
         return
-    agreed = lowest(step.samples, spread, algorithm.agreement_mask)
+    agreed = select_lowest(step.samples, spread, algorithm.agreement_mask)
     for per_group, masks in zip(estimated, agreed, strict=True):
         for array, mask in zip(per_group, masks, strict=True):
             array[mask] = 0
-    disagreed = lowest(step.samples, [[-array for array in group] for group in spread], algorithm.disagreement_mask)
-    step.give(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
+    disagreed = select_lowest(
+        step.samples, [[-array for array in group] for group in spread], algorithm.disagreement_mask
+    )
+    step.add_stream(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
 
 
 def _spread(values: FloatArray) -> NDArray[np.float64]:
@@ -287,19 +293,19 @@ def _spread(values: FloatArray) -> NDArray[np.float64]:
 
 async def update_critics(step: Step) -> None:
     """Fit each critic to what followed: to all samples, or of each group's trajectories to a share that no other sees."""
-    training = step.training
-    if training.critic is None:
+    pipeline = step.pipeline
+    if pipeline.critic is None:
         return
     _take_off_kl(step)
-    targets = value_targets(step.samples, step.algorithm, training.critic.gae_lambda)
-    step.give(RETURNS, (array.astype(np.float32) for group in targets for array in group))
-    count = len(training.critics) if training.critic.disjoint else 1
+    targets = value_targets(step.samples, step.algorithm, pipeline.critic.gae_lambda)
+    step.add_stream(RETURNS, (array.astype(np.float32) for group in targets for array in group))
+    count = len(pipeline.critics) if pipeline.critic.disjoint else 1
     batches = [
-        _batch(step, [_for_critic(group, number, count) for group in step.samples], training.critic_ranks, "token_mean")
-        for number in range(len(training.critics))
+        _batch(step, [_for_critic(group, number, count) for group in step.samples], pipeline.critic_ranks, "token_mean")
+        for number in range(len(pipeline.critics))
     ]
     trained = await asyncio.gather(
-        *(critic.step(batch) for critic, batch in zip(training.critics, batches, strict=True))
+        *(critic.step(batch) for critic, batch in zip(pipeline.critics, batches, strict=True))
     )
     for number, metrics in enumerate(trained):
         step.metrics |= {f"critic/{number}/{name}": value for name, value in metrics.items()}
@@ -322,19 +328,19 @@ def _for_critic(group: Sequence[Sample], number: int, shares: int) -> list[Sampl
 
 async def update_actor(step: Step) -> None:
     """Cut the samples into updates and train on them; not while critics warm up."""
-    training = step.training
-    if training.critic is not None and step.number <= training.critic.warmup_steps:
+    pipeline = step.pipeline
+    if pipeline.critic is not None and step.number <= pipeline.critic.warmup_steps:
         return
-    algorithm = training.algorithm
+    algorithm = pipeline.algorithm
     spent = {VALUES, RETURNS.name, TEACHER_LOGPROBS.name, ATTENTION_RHYTHM.name, KL_REWARD.name}
     spent |= set() if algorithm.kl.in_loss else {REFERENCE_LOGPROBS.name}
     spent -= set(algorithm.streams)
     if any(spec.name in spent for sample in step.flat[:1] for spec in sample.streams):  # what no loss looks at
-        step.change(lambda sample: {"streams": sample.streams.without(spent)})
-    ranks = training.config.mesh.data
-    batch = _batch(step, step.samples, ranks, algorithm.aggregation, algorithm.zero_without_advantage)
+        step.update_samples(lambda sample: {"streams": sample.streams.without(spent)})
+    ranks = pipeline.config.mesh.data
+    batch = _batch(step, step.samples, ranks, algorithm.aggregation, algorithm.zero_at_zero_advantage)
     step.batches.append(batch)
-    trained = await training.learner.step(batch)
+    trained = await pipeline.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}
 
 
@@ -348,11 +354,11 @@ def _batch(
     return build_batch(
         samples,
         aggregation=aggregation,
-        max_tokens=step.training.max_tokens,
-        minibatches=step.training.config.minibatches,
-        epochs=step.training.config.epochs,
-        tokens_per_pack=step.training.config.tokens_per_pack,
+        max_tokens=step.pipeline.max_tokens,
+        minibatches=step.pipeline.config.minibatches,
+        epochs=step.pipeline.config.epochs,
+        tokens_per_pack=step.pipeline.config.tokens_per_pack,
         skip_zero_advantage=skip_zero_advantage,
         ranks=ranks,
-        share=step.training.config.share_prefixes,
+        share=step.pipeline.config.share_prefixes,
     )

@@ -145,7 +145,7 @@ class RunConfig(Config):
     def counts(self) -> dict[str, int]:
         """Models of each role that is trained or asked, of which each has the ranks of its mesh. Adapters' reference is the
         learner's own model."""
-        reference = "reference_logprobs" in self.algorithm.needed and self.learner.lora is None
+        reference = "reference_logprobs" in self.algorithm.required_streams and self.learner.lora is None
         critics = self.critic.count if self.critic else 0
         return {"learner": 1, "reference": int(reference), "critic": critics, "teacher": len(self.teachers)}
 
@@ -156,7 +156,7 @@ class RunConfig(Config):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})
-        return settings.on(own) if own else settings
+        return settings.with_mesh(own) if own else settings
 
     def mesh_of(self, role: str) -> str:
         """Where the mesh of a role is said."""
@@ -536,13 +536,13 @@ def _beside_workers(placement: PlacementConfig) -> Found:
 def _critics(config: RunConfig) -> Found:
     algorithm, critic = config.algorithm, config.critic
     if critic is None:
-        if "values" in algorithm.needed:
+        if "values" in algorithm.required_streams:
             yield (
                 "critic",
                 f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
             )
         return
-    if "values" not in algorithm.needed:
+    if "values" not in algorithm.required_streams:
         yield "critic", f"algorithm {algorithm.recipe!r} asks for no values: it would be trained for nothing"
     if ":" in critic.path:
         yield "critic.path", f"{critic.path!r} must be a directory or a Hugging Face id"

@@ -74,7 +74,7 @@ async def start_models(
         if ranks == 1:
             return WorkerLearner(members[0])
         together = RankGroup(members, settings.mesh)
-        meetings.append(together.meet(config.weights.host))
+        meetings.append(together.rendezvous(config.weights.host))
         return WorkerLearner(together)
 
     async def directory(path: str) -> Path:
@@ -92,7 +92,7 @@ async def start_models(
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     learner = start("learner", kind, model)
     reference: Offloadable | None = None
-    if "reference_logprobs" in config.algorithm.needed:
+    if "reference_logprobs" in config.algorithm.required_streams:
         reference = LoraBaseReference(learner) if config.learner.lora else start("reference", kind, model)
     models = ModelRoles(
         learner=learner,
@@ -142,7 +142,7 @@ def check_installed(kind: str) -> None:
 
 def check_mesh(model: Path, learner: LearnerConfig, at: str = "learner.mesh") -> None:
     """`ConfigError` unless the model in a directory can be learned so, on such a mesh, which is said `at` this place."""
-    for key, message in learner.misfits(model_shape(model)):
+    for key, message in learner.incompatibilities(model_shape(model)):
         place = at + key.removeprefix("mesh") if key.startswith("mesh") else f"learner.{key}"
         raise ConfigError(f"{place}: of the model at {model}, {message}")
 

@@ -134,7 +134,7 @@ def make_step_pipeline(
         config=config.learner,
         critic=config.critic,
         critic_ranks=config.learner_of("critic").mesh.data,
-        estimate=ADVANTAGES.resolve(config.algorithm.advantage),
+        estimate_advantages=ADVANTAGES.resolve(config.algorithm.advantage),
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         max_tokens=config.rollout.sampling.max_tokens,
     )

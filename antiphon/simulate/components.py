@@ -100,8 +100,8 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) / 3)
         return [np.zeros(len(pack.tokens), np.float32) for pack in packs]
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """See `Learner.attend`: two thirds of the layers, forwards only."""
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Learner.attention_stats`: two thirds of the layers, forwards only."""
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]
 

@@ -60,7 +60,7 @@ class ZeroBench(Workbench):
         from deepspeed.utils import safe_get_full_grad
 
         learner = self.learner
-        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        learner.shards.train_packs(update.packs[learner.shards.data], learner._pipeline_forward, learner._backward)
         found = {
             name: safe_get_full_grad(parameter).numpy().copy()
             for name, parameter in learner.model.named_parameters()

@@ -188,7 +188,7 @@ async def asked(members, model, mesh, given=(), **config):
     await learner.call("begin", ALGORITHM)
     said = await learner.call("score", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
-    return said, await learner.call("attend", packs()) if readable else []
+    return said, await learner.call("attention_stats", packs()) if readable else []
 
 
 def with_targets(sample):
@@ -549,7 +549,7 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
 def test_what_is_published_and_saved_is_the_same_after_questions(bench, models, mesh):
     """Which leave FSDP with whole parameters, in the precision that is computed in."""
     runner, members = bench
-    questions = ["score", "attend"]
+    questions = ["score", "attention_stats"]
     found = runner.run(on_mesh(members, models["llama"], mesh, "known_when_asked", questions, dtype="bfloat16"))
     for before, *after in found:
         assert any("exp_avg" in name for name in before)

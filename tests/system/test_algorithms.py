@@ -45,7 +45,7 @@ def sections(project, recipe, **algorithm):
     """What a run with this recipe needs beside it."""
     rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
     found = {"algorithm": {"recipe": recipe, **algorithm}, "rollout": rollout}
-    if "values" in AlgorithmConfig.model_validate({"recipe": recipe}).needed:
+    if "values" in AlgorithmConfig.model_validate({"recipe": recipe}).required_streams:
         found["critic"] = {"count": 2, "disjoint": True, "optimizer": {"learning_rate": 1e-2}}
     if recipe in ("gigpo", "step_reinforce"):
         found |= {"tasks": AGENT, "rollout": rollout | {"max_turns": 4}}

@@ -18,10 +18,10 @@ from transformers import AttentionInterface
 
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import IntArray, Pack
-from antiphon.learning.host_device_copy import sent
-from antiphon.learning.mesh import copied, exchanged, gathered
+from antiphon.learning.host_device_copy import to_device
+from antiphon.learning.mesh import all_to_all_rows, copy_to_group, gather_from_group
 
-NAME = "antiphon_packed"
+PACKED_ATTENTION = "antiphon_packed"
 
 
 MASKED = 1 << 26  # most entries of a mask: beyond, what is shared is gathered again
@@ -38,7 +38,7 @@ class _Block:
     def of(device: torch.device | str, rows: NDArray[Any], valid: NDArray[np.bool_], *others: NDArray[Any]) -> "_Block":
         """From arrays; `valid` [n, width] says which slots' output is used."""
         arrays = rows, np.flatnonzero(valid), *others
-        return _Block(*(sent(array, device) for array in arrays))
+        return _Block(*(to_device(array, device) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PackLayout:
                 above[own] = above[parent]
                 above[own, parent] = True
         arrays = (positions, previous, order, np.repeat(np.arange(len(lengths)), lengths), above)
-        at, before, order_there, piece, above_there = (sent(array, device) for array in arrays)
+        at, before, order_there, piece, above_there = (to_device(array, device) for array in arrays)
         return PackLayout(at, before, tuple(blocks), order_there, piece, above_there, int(positions.max()) + 1)
 
     def visible(self, rows: slice) -> torch.Tensor:
@@ -100,7 +100,7 @@ class PackLayout:
         return self.above[own][:, self.piece] | before
 
 
-def trained(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def loss_sequences(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """The tokens of each sample of a pack that has a loss, and where among them those with its loss are."""
     paths, owners = _paths(pack.lengths, pack.parents), np.repeat(pack.owners, pack.lengths)
     found = []
@@ -191,7 +191,7 @@ def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]
     return blocks
 
 
-class Reader(Protocol):
+class AttentionReader(Protocol):
     """Looks at the queries and keys of every layer that a forward passes; may raise to end it."""
 
     def read(
@@ -212,7 +212,7 @@ def packed_attention(
     *,
     layout: PackLayout,
     scaling: float | None = None,
-    reader: Reader | None = None,
+    reader: AttentionReader | None = None,
     context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -261,7 +261,7 @@ def _swap(x: torch.Tensor, group: Any, *, to_tokens: bool) -> torch.Tensor:
     ranks = group.size()
     split, joined = (2, 1) if to_tokens else (1, 2)
     each = [x.shape[split] // ranks] * ranks
-    rows = exchanged(x[0].movedim(split - 1, 0), group, each, each)
+    rows = all_to_all_rows(x[0].movedim(split - 1, 0), group, each, each)
     return torch.cat([part.movedim(0, split - 1) for part in rows.chunk(ranks)], dim=joined - 1)[None]
 
 
@@ -281,7 +281,8 @@ def attention_by_keys(
     here = query.size(2)
     rows = slice(context.rank() * here, (context.rank() + 1) * here)
     keys, values = (
-        copied(gathered(t[0].transpose(0, 1), context), context).transpose(0, 1)[None] for t in (key, value)
+        copy_to_group(gather_from_group(t[0].transpose(0, 1), context), context).transpose(0, 1)[None]
+        for t in (key, value)
     )
     out = _attend(query, keys, values, layout.visible(rows), options.get("scaling"))
     return out.transpose(1, 2), None
@@ -319,6 +320,6 @@ def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest:
 
 CONTEXT_ATTENTION = {"heads": "antiphon_packed_heads", "keys": "antiphon_packed_keys"}  # by `mesh.context_attention`
 
-AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionInterface.register(CONTEXT_ATTENTION["heads"], attention_by_heads)
 AttentionInterface.register(CONTEXT_ATTENTION["keys"], attention_by_keys)

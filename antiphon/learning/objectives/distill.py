@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from antiphon.algorithms.config import DistillationConfig
-from antiphon.algorithms.distillation_losses import DIVERGENCES, grouped
+from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
 from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
@@ -55,7 +55,7 @@ class Teacher(_Distilling):
         logprobs = (self._logits(hidden) / self.distillation.teacher_temperature).log_softmax(-1)
         some = self.distillation.top_k if self.distillation.top_k < self.vocabulary else 0
         tokens = logprobs.topk(some).indices
-        said = grouped(logprobs, tokens) if some else logprobs
+        said = group_outcomes(logprobs, tokens) if some else logprobs
         return {TEACHER_TOKENS: tokens.int(), TEACHER_DISTRIBUTION: said.clamp(min=LEAST).float()}
 
 
@@ -90,7 +90,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
         distillation, some = self.distillation, likeliest.shape[1]
         logits = self._logits(hidden)
         student = (logits / distillation.student_temperature).log_softmax(-1)
-        student = (grouped(student, likeliest) if some else student).clamp(min=LEAST)
+        student = (group_outcomes(student, likeliest) if some else student).clamp(min=LEAST)
         divergence = DIVERGENCES[distillation.divergence](teacher.to(student.dtype), student, distillation.skew)
         likelihood = -logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         agreed = logits.argmax(-1) == (likeliest[:, 0] if some else teacher.argmax(-1))

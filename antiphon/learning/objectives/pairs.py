@@ -1,7 +1,7 @@
 """Learning from pairs of responses to one prompt: a policy (DPO, IPO), or a reward model (Bradley and Terry).
 
 The two of a pair lie in one pack, and the coefficients of their tokens add up to one over the pairs of the update
-(`batch.pair_mean`), so that however an update is cut, its gradient is that of the mean over pairs.
+(`batch.pair_mean_batch`), so that however an update is cut, its gradient is that of the mean over pairs.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from antiphon.algorithms.config import PreferenceConfig
 from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.objectives.critic import ScalarLearner
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner
+from antiphon.learning.objectives.critic import ScalarLearner
 from antiphon.learning.torch_learner import TorchLearner
 
 

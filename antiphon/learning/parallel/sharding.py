@@ -30,22 +30,22 @@ from transformers import PreTrainedModel
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
 from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.learning.host_device_copy import numbers
-from antiphon.learning.mesh import Mesh, copied, summed
+from antiphon.learning.host_device_copy import to_floats
+from antiphon.learning.mesh import Mesh, copy_to_group, reduce_from_group
 from antiphon.learning.model import lora
 from antiphon.learning.model.loading import allocate, decoder_layers
 from antiphon.learning.model.logprobs import Vocabulary
-from antiphon.learning.parallel.experts import dispatched
+from antiphon.learning.parallel.experts import dispatch_to_experts
 from antiphon.learning.parallel.pipeline import Pipeline
 from antiphon.weights.tensors import TensorSpec
 
 T = TypeVar("T")
-PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
+PipelineForward = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
 
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
 
 
-class Spread(NamedTuple):
+class GatheredTensor(NamedTuple):
     """A tensor of which ranks have pieces. All must ask for it."""
 
     shape: torch.Size
@@ -102,11 +102,11 @@ class WholeModel:
         """Whether a layer is this rank's."""
         return True
 
-    def within(self, function: Callable[..., T], *args: Any) -> T:
+    def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that uses the model's parameters."""
         return function(*args)
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
         """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
         its layers with `pass_on`."""
         return [backward(pack) for pack in packs]
@@ -115,42 +115,42 @@ class WholeModel:
         """Add the gradient of a loss, a sum over tokens."""
         loss.backward()
 
-    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
+    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
         """What is said of each pack."""
         return [ask(pack) for pack in packs]
 
-    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+    def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Of all packs, from those of this rank's."""
         return dict(totals)
 
-    def clip(self, most: float) -> float:
+    def clip_gradient(self, most: float) -> float:
         """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
+    def gather_parameters(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
-        for name, parameter in self.pieces():
+        for name, parameter in self.local_parameters():
             if parameter.requires_grad or not trained:
-                yield name, self.whole(name, parameter)
+                yield name, self.gather_tensor(name, parameter)
 
-    def here(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
+    def gather_own_layers(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """Those of `named` that are of the layers that this rank has."""
-        return self.named(trained=trained)
+        return self.gather_parameters(trained=trained)
 
-    def piece(self, name: str) -> torch.Tensor:
+    def local_parameter(self, name: str) -> torch.Tensor:
         """This rank's piece of a parameter."""
         return self.model.get_parameter(name)
 
-    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def local_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's piece of each parameter that it has a piece of."""
         yield from self.model.named_parameters()
 
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
         """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
         ask."""
         return piece.detach()
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
         """Set this rank's piece of a tensor from the whole of it."""
         piece.detach().copy_(whole)
 
@@ -173,12 +173,12 @@ class ShardedModel(WholeModel):
             self._divide_experts()
         if config.mesh.tensor > 1:
             self._divide()
-        self._pipeline = Pipeline(model, mesh, self.within) if config.mesh.pipeline > 1 else None
+        self._pipeline = Pipeline(model, mesh, self.run) if config.mesh.pipeline > 1 else None
         self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
         if self._sharded:
             self._shard(config)
         known = [(name, shapes[name], p.dtype, p.requires_grad) for name, p in model.named_parameters()]
-        self._stages = dict(self.mesh.told((mesh.place("pipeline"), known)))
+        self._stages = dict(self.mesh.all_gather((mesh.coordinate("pipeline"), known)))
 
     # --- cutting -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class ShardedModel(WholeModel):
         tied = head is not None and head.weight is embedding.weight
         names = {id(module): name for name, module in model.named_modules()}
         self._cut_in(names[id(embedding)], embedding, 0)
-        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.place("tensor")])
+        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.coordinate("tensor")])
         self.vocabulary = Vocabulary(mesh.group("tensor"), start)
         embedding.forward = _embed(embedding, self.vocabulary)
         if tied:
@@ -233,18 +233,18 @@ class ShardedModel(WholeModel):
             setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
 
     def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.place("tensor")]
+        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.coordinate("tensor")]
 
     def _divide_experts(self) -> None:
         """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
-        ranks, place = self.mesh.config.expert, self.mesh.place("expert")
+        ranks, place = self.mesh.config.expert, self.mesh.coordinate("expert")
         self._experts = _layers_of_experts(self.model)
         for module in self._experts.values():
             for own, parameter in list(module.named_parameters(recurse=False)):
                 piece = parameter.detach().chunk(ranks)[place].clone()
                 setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
             module.num_experts //= ranks
-            module.forward = dispatched(module, self.mesh.group("expert"))
+            module.forward = dispatch_to_experts(module, self.mesh.group("expert"))
 
     def _shard(self, config: LearnerConfig) -> None:
         """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
@@ -285,8 +285,8 @@ class ShardedModel(WholeModel):
         """See `WholeModel.has_layer`."""
         return self.mesh.config.pipeline == 1 or not isinstance(decoder_layers(self.model)[number], nn.Identity)
 
-    def within(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.within`: meanwhile parameters are gathered."""
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """See `WholeModel.run`: meanwhile parameters are gathered."""
         if not self._sharded:
             return function(*args)
         found: T = self.model.within(partial(function, *args))  # of arguments in sight FSDP would make copies
@@ -297,18 +297,18 @@ class ShardedModel(WholeModel):
         """See `WholeModel.incoming`."""
         return self._pipeline.incoming if self._pipeline else None
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train`."""
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """See `WholeModel.train_packs`."""
         if self._pipeline is None:
-            return super().train(packs, pass_on, backward)
-        return self._pipeline.train(packs, partial(self.within, pass_on), backward)
+            return super().train_packs(packs, pass_on, backward)
+        return self._pipeline.train_packs(packs, partial(self.run, pass_on), backward)
 
-    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.each`, of this rank's packs: where the last layers are."""
+    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
+        """See `WholeModel.run_packs`, of this rank's packs: where the last layers are."""
         if self._pipeline is None:
-            said = super().each(packs, pass_on, ask)
+            said = super().run_packs(packs, pass_on, ask)
         else:
-            said = self._pipeline.score(packs, partial(self.within, pass_on), ask)
+            said = self._pipeline.run_packs(packs, partial(self.run, pass_on), ask)
         self._reshard()
         return said
 
@@ -323,15 +323,15 @@ class ShardedModel(WholeModel):
                     module.reshard()
             model.set_reshard_after_forward(False, recurse=False)
 
-    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
+    def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """See `WholeModel.reduce_sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
         streams that these lack, and so be measured by more."""
-        of_data = {data: known for data, known in self.mesh.told((self.data, dict(totals))) if known}
+        of_data = {data: known for data, known in self.mesh.all_gather((self.data, dict(totals))) if known}
         names = dict.fromkeys(name for own in of_data.values() for name in own)
         return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}
 
-    def clip(self, most: float) -> float:
-        """See `WholeModel.clip`."""
+    def clip_gradient(self, most: float) -> float:
+        """See `WholeModel.clip_gradient`."""
         gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
         for name in self._partial:
             if name in gradients:
@@ -341,9 +341,9 @@ class ShardedModel(WholeModel):
             assert self._pipeline is not None
             distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
         device = self.mesh.device  # with `cpu_offload` experts of this rank alone are not where the others are
-        squares = numbers({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
+        squares = to_floats({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
         total = sum(square / self._holders(name) for name, square in squares.items())
-        norm = math.sqrt(self.mesh.total([total])[0])
+        norm = math.sqrt(self.mesh.all_reduce([total])[0])
         if norm > most:
             for gradient in gradients.values():
                 gradient.mul_(most / (norm + 1e-6))
@@ -367,8 +367,8 @@ class ShardedModel(WholeModel):
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.whole`."""
+    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """See `WholeModel.gather_tensor`."""
         tensor = piece.detach()
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
@@ -384,36 +384,36 @@ class ShardedModel(WholeModel):
             rows = torch.cat([part[:size] for part, size in zip(rows.split(width), sizes, strict=True)])
         return rows.movedim(0, dim)
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
-        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.place("pipeline"))
-        for name, own in self.here(trained=trained):
+    def gather_parameters(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
+        """See `WholeModel.gather_parameters`: of the stages of a pipeline, the first rank of each sends what it has."""
+        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.coordinate("pipeline"))
+        for name, own in self.gather_own_layers(trained=trained):
             yield name, own._replace(detach=partial(_handed_on, own)) if leads else own
         for stage in sorted(self._stages)[1:] if self.mesh.rank == 0 else ():
             yield from self._of_stage(stage, trained)
 
-    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Spread]]:
-        """See `WholeModel.here`: whole on all ranks that have the same layers."""
-        for name, own in self._of_stage(self.mesh.place("pipeline"), trained):
+    def gather_own_layers(self, *, trained: bool = False) -> Iterator[tuple[str, GatheredTensor]]:
+        """See `WholeModel.gather_own_layers`: whole on all ranks that have the same layers."""
+        for name, own in self._of_stage(self.mesh.coordinate("pipeline"), trained):
             yield name, own._replace(detach=partial(self._whole, name))
 
-    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, Spread]]:
+    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, GatheredTensor]]:
         """The parameters that a stage has and none before it, as the first rank is handed them."""
         device, tied = self.mesh.device, self._tied  # parameters may be elsewhere between their uses
         for name, shape, dtype, learns in self._stages[stage]:
             if (learns or not trained) and not (stage and name == tied):
                 handed = partial(_handed_here, shape, dtype, device, self._leader(stage))
-                yield name, Spread(shape, dtype, device, handed)
+                yield name, GatheredTensor(shape, dtype, device, handed)
 
     def _leader(self, stage: int) -> int:
         """The first rank of a stage."""
         return stage * self.mesh.config.world // self.mesh.config.pipeline
 
     def _whole(self, name: str) -> torch.Tensor:
-        return self.whole(name, self.piece(name))
+        return self.gather_tensor(name, self.local_parameter(name))
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.take`."""
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """See `WholeModel.scatter_tensor`."""
         whole = self._share(name, whole)
         if isinstance(piece, DTensor):
             ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
@@ -424,21 +424,21 @@ class ShardedModel(WholeModel):
     def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
         """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
         them from whole tensors, one after another. These have the names of a model without adapters."""
-        empty = {name: piece for name, piece in self.pieces() if piece.is_meta}
+        empty = {name: piece for name, piece in self.local_parameters() if piece.is_meta}
         for piece in empty.values():
             allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)
         # Where FSDP sees that its pieces are others, too.
         self.model._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
         for name, piece in empty.items():
-            self.take(name, piece, whole[lora.weight_of(name)])
+            self.scatter_tensor(name, piece, whole[lora.base_name(name)])
 
     def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """What the ranks that this one shards with have of a tensor together."""
         if name in self._cut:
             dim, sizes = self._cut[name]
-            whole = whole.split(sizes, dim)[self.mesh.place("tensor")]
+            whole = whole.split(sizes, dim)[self.mesh.coordinate("tensor")]
         if self._is_expert(name):
-            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
+            whole = whole.chunk(self.mesh.config.expert)[self.mesh.coordinate("expert")]
         return whole
 
 
@@ -453,7 +453,7 @@ def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return found
 
 
-def _handed_on(tensor: Spread) -> torch.Tensor:
+def _handed_on(tensor: GatheredTensor) -> torch.Tensor:
     """For the first rank."""
     whole = tensor.detach().to(tensor.device).contiguous()
     distributed.send(whole, 0)
@@ -472,8 +472,8 @@ def _on_the_way_in(group: Any) -> Callable[..., Any]:
 
     def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         if args:
-            return (copied(args[0], group), *args[1:]), options
-        return args, options | {"hidden_states": copied(options["hidden_states"], group)}
+            return (copy_to_group(args[0], group), *args[1:]), options
+        return args, options | {"hidden_states": copy_to_group(options["hidden_states"], group)}
 
     return enter
 
@@ -482,7 +482,11 @@ def _on_the_way_out(group: Any) -> Callable[..., Any]:
     """What a block comes to is the sum of all parts."""
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        return (summed(output[0], group), *output[1:]) if isinstance(output, tuple) else summed(output, group)
+        return (
+            (reduce_from_group(output[0], group), *output[1:])
+            if isinstance(output, tuple)
+            else reduce_from_group(output, group)
+        )
 
     return leave
 
@@ -495,6 +499,6 @@ def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.T
 
     def embed(tokens: torch.Tensor) -> torch.Tensor:
         rows, there = vocabulary.rows(tokens, count)
-        return summed(look_up(rows) * there[..., None], vocabulary.group)
+        return reduce_from_group(look_up(rows) * there[..., None], vocabulary.group)
 
     return embed

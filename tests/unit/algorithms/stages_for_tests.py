@@ -16,11 +16,11 @@ def taken_through(groups, estimate=None, **algorithm):
         algorithm=config,
         config=LearnerConfig(),
         critic_ranks=1,
-        estimate=estimate or ADVANTAGES.resolve(config.advantage),
+        estimate_advantages=estimate or ADVANTAGES.resolve(config.advantage),
         stages=[],
         max_tokens=9,
     )
-    step = Step(number=1, version=0, samples=[list(group) for group in groups], training=training)
+    step = Step(number=1, version=0, samples=[list(group) for group in groups], pipeline=training)
     for stage in (rewards, advantages):
         asyncio.run(stage(step))
     return step

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from antiphon.algorithms import advantages, losses, rewards
 from antiphon.algorithms import divergence as divergences
 from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
-from antiphon.algorithms.divergence import divergence
+from antiphon.algorithms.divergence import estimate_kl
 from antiphon.algorithms.losses import LossInputs, correction, example, ppo_clip, total_loss, value_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
@@ -142,7 +142,7 @@ def test_no_tokens_and_no_advantages(name):
     assert loss(none, AlgorithmConfig())[0].shape == (0,)
     still = inputs([(-1.0, -2.0, -1.0, -1.5, 0.0, False)] * 3, requires_grad=True)
     (slopes,) = torch.autograd.grad(loss(still, AlgorithmConfig(loss=name))[0].sum(), still.logprobs)
-    assert AlgorithmConfig(loss=name).zero_without_advantage == (not slopes.any())
+    assert AlgorithmConfig(loss=name).zero_at_zero_advantage == (not slopes.any())
 
 
 corrections = st.builds(
@@ -231,7 +231,7 @@ def test_estimates_of_the_divergence_without_bias(estimator):
     policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
     expected = float((policy * (policy / reference).log()).sum())
-    estimates = divergence(policy.log(), reference.log(), estimator, torch)
+    estimates = estimate_kl(policy.log(), reference.log(), estimator, torch)
     assert float((policy * estimates).sum()) == pytest.approx(expected)
 
 
@@ -253,7 +253,7 @@ def test_estimators(rows, library):
         "k3": [math.exp(-d) - 1 + d for d in apart],
     }
     for name, values in wanted.items():
-        np.testing.assert_allclose(divergence(policy, reference, name, library), values, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(estimate_kl(policy, reference, name, library), values, rtol=1e-9, atol=1e-9)
 
 
 @given(rows=tokens, ages=st.lists(st.integers(0, 5), min_size=8, max_size=8))

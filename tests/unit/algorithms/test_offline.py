@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.algorithms import distillation_losses as distillation
 from antiphon.algorithms import preference_losses as preference
-from antiphon.algorithms.distillation_losses import DIVERGENCES, grouped
+from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
 from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 
 numbers = st.floats(-15, 15)
@@ -136,7 +136,7 @@ def test_what_one_model_rules_out_is_finite(name):
 def test_grouping_loses_and_never_adds(name, shape, skew, some):
     teacher, student = distributions(shape)
     tokens = teacher.topk(min(some, teacher.shape[1] - 1)).indices
-    fewer = [grouped(logprobs, tokens) for logprobs in (teacher, student)]
+    fewer = [group_outcomes(logprobs, tokens) for logprobs in (teacher, student)]
     for logprobs in fewer:
         assert logprobs.exp().sum(-1).tolist() == pytest.approx([1.0] * len(teacher))
     whole, part = DIVERGENCES[name](teacher, student, skew), DIVERGENCES[name](*fewer, skew)
@@ -148,7 +148,7 @@ def test_grouping_loses_and_never_adds(name, shape, skew, some):
 def test_the_gradient_of_a_group():
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     tokens = logits.topk(2).indices
-    assert torch.autograd.gradcheck(lambda x: grouped(x.log_softmax(-1), tokens), logits)
+    assert torch.autograd.gradcheck(lambda x: group_outcomes(x.log_softmax(-1), tokens), logits)
 
 
 @pytest.mark.parametrize("module", [preference, distillation])

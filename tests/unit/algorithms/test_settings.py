@@ -199,7 +199,7 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
         entropy_coefficient=0.1,
         streams=own,
     )
-    assert config.needed == frozenset(
+    assert config.required_streams == frozenset(
         name
         for name, needed in {
             "reference_logprobs": kl > 0,
@@ -215,7 +215,7 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
 @pytest.mark.parametrize("teacher", [0.0, 1.0])
 def test_masks_need_values_and_teachers_their_log_probs(agreement, disagreement, teacher):
     masks = {"agreement_mask": agreement, "disagreement_mask": disagreement, "entropy_coefficient": 0.1}
-    needed = AlgorithmConfig(**masks, teacher_coefficient=teacher).needed
+    needed = AlgorithmConfig(**masks, teacher_coefficient=teacher).required_streams
     assert ("values" in needed) == (agreement + disagreement > 0)
     assert ("teacher_logprobs" in needed) == (teacher > 0)
 

@@ -13,8 +13,8 @@ from antiphon.core.errors import DataError, WeightsError
 from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.batch import pack_samples, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
-from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.learner import SAVED
+from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 

@@ -15,7 +15,7 @@ from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 
 from .conftest import SHAPE, make_learner, make_sample
-from .test_rhythm import maps_of, written_out
+from .test_attention_stats import maps_of, written_out
 from .test_stages import step_of
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2

@@ -42,7 +42,7 @@ def stepped(directory, without, minibatches=1):
         [replace(sample, advantages=sample.advantages * (number not in without)) for sample in group]
         for number, group in enumerate(step.samples)
     ]
-    step.training.learner.learner.begin(AlgorithmConfig(), STILL, 9)
+    step.pipeline.learner.learner.begin(AlgorithmConfig(), STILL, 9)
     asyncio.run(update_actor(step))
     return step
 
@@ -85,8 +85,8 @@ def test_mixed_mismatch_is_of_the_mixed_tokens(model_directories):
     """Also where whole updates have none."""
     step = step_of(model_directories["llama"], AlgorithmConfig(), groups=3, minibatches=3)
     mixed = [sample.meta.id.group == 1 and sample.meta.id.sibling == 0 for sample in step.flat]
-    step.give(MIXED_CACHE, (np.full(9, flag) for flag in mixed))
-    step.training.learner.learner.begin(AlgorithmConfig(), STILL, 9)
+    step.add_stream(MIXED_CACHE, (np.full(9, flag) for flag in mixed))
+    step.pipeline.learner.learner.begin(AlgorithmConfig(), STILL, 9)
     asyncio.run(update_actor(step))
     (of_mixed,) = [sample for sample, flag in zip(step.flat, mixed, strict=True) if flag]
     found, everything = (

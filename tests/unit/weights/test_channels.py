@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.core.errors import ConfigError, WeightsError
-from antiphon.learning.parallel.sharding import Spread
+from antiphon.learning.parallel.sharding import GatheredTensor
 from antiphon.weights.base import BUCKET_BYTES, CHANNELS, TransferContext, channel
 from antiphon.weights.tensors import digest_there
 
@@ -86,7 +86,7 @@ def test_a_tensor_is_asked_for_when_the_one_before_is_gone(way):
 
     shapes = [torch.Size((300, 200) if number % 2 else (200, 300)) for number in range(4)]
     cpu = torch.device("cpu")
-    named = [(f"t{n}", Spread(shape, torch.float32, cpu, partial(ask, n))) for n, shape in enumerate(shapes)]
+    named = [(f"t{n}", GatheredTensor(shape, torch.float32, cpu, partial(ask, n))) for n, shape in enumerate(shapes)]
     received = {name: tensor.clone() for name, tensor in receive(send(named, 1))}
     assert there == [0, 0, 0, 0]
     assert all(torch.equal(received[f"t{n}"], torch.full(shape, float(n))) for n, shape in enumerate(shapes))
@@ -94,7 +94,9 @@ def test_a_tensor_is_asked_for_when_the_one_before_is_gone(way):
 
 def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
     asked = []
-    spread = Spread(torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3))
+    spread = GatheredTensor(
+        torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3)
+    )
     with pytest.raises(WeightsError, match="do not fit into"):
         channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
     assert len(asked) == 2, "all give their pieces of each"
