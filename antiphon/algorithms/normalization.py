@@ -35,8 +35,8 @@ def center(values: np.ndarray) -> np.ndarray:
 def standard_deviation(values: np.ndarray, correction: int = 1) -> float:
     """Return the standard deviation of values [N], with Bessel's correction; 0 where there are too few to have one.
 
-    >>> standard_deviation(np.array([0, 1, 2])), standard_deviation(np.array([0.1, 0.1, 0.1])), standard_deviation(np.array([5]))
-    (1.0, 0.0, 0.0)
+    >>> [standard_deviation(np.array(values)) for values in ([0, 1, 2], [0.1, 0.1, 0.1], [5])]
+    [1.0, 0.0, 0.0]
     """
     count = len(values) - correction
     return float(np.sqrt(np.square(center(values)).sum() / count)) if count > 0 else 0.0

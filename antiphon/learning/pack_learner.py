@@ -140,7 +140,7 @@ class PackLearner(Worker):
         return ()
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
-        """Add the pack's gradient, unless gradients are off; returns sums over its loss tokens, as `transfer.sum_measures` does."""
+        """Add the pack's gradient, unless gradients are off; return sums over its loss tokens, as `sum_measures` does."""
         raise NotImplementedError
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:

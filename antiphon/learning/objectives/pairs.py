@@ -62,7 +62,7 @@ class _PairLearner(OfflineLearner):
 
 
 class PreferenceLearner(_PairLearner, TorchLearner):
-    """Trains a policy on pairs. The reference's log-probs are a stream; see `algorithms/preference_losses.py` for the losses."""
+    """Trains a policy on pairs by DPO or IPO, with the reference's log-probs as a stream."""
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int, preference: PreferenceConfig) -> None:
         super().__init__(model_path, config, seed)

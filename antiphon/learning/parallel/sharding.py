@@ -324,8 +324,11 @@ class ShardedModel(WholeModel):
             model.set_reshard_after_forward(False, recurse=False)
 
     def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `WholeModel.reduce_sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
-        streams that these lack, and so be measured by more."""
+        """Sum measures over the data-parallel ranks.
+
+        Ranks that compute the same packs report the same sums, or none. Packs of other ranks may have streams that these lack,
+        and so more measures.
+        """
         of_data = {data: known for data, known in self.mesh.all_gather((self.data, dict(totals))) if known}
         names = dict.fromkeys(name for own in of_data.values() for name in own)
         return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}

@@ -21,7 +21,14 @@ from antiphon.algorithms.advantages import (
 )
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig, LossWeightConfig, RewardConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.algorithms.rewards import EPSILON, Controllers, Moments, restore_controllers, shape_rewards, trajectory_weights
+from antiphon.algorithms.rewards import (
+    EPSILON,
+    Controllers,
+    Moments,
+    restore_controllers,
+    shape_rewards,
+    trajectory_weights,
+)
 from antiphon.core.types import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
