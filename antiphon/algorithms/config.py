@@ -4,8 +4,20 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.recipes import RECIPES
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration
 from antiphon.core.config import Config
+from antiphon.core.streams import (
+    ATTENTION_RHYTHM,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    STREAMS,
+    TEACHER_LOGPROBS,
+    TOKEN_AGE,
+    VALUES,
+    StreamSpec,
+)
 
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
@@ -163,10 +175,8 @@ class RhythmConfig(Config):
         return self.kind in ("local", "global", "coupled")
 
 
-# Losses that are zero where the advantage is.
-VANISHING = frozenset({"ppo_clip", "policy_gradient", "tis", "topr", "cispo"})
-
-Stream = Literal["reference_logprobs", "proximal_logprobs", "values"]
+# Streams that a step can be asked for, whatever the algorithm: those of models that every run may have.
+ON_REQUEST = tuple(spec.name for spec in STREAMS.values() if spec.producer in ("reference", "policy", "critics"))
 
 
 class AlgorithmConfig(Config):
@@ -223,8 +233,8 @@ class AlgorithmConfig(Config):
     """Of models with a mixture of experts: weight of a loss, in each layer and on average over sequences, that is least where
     the tokens of a sequence are spread evenly over the experts; 0 is none."""
     kl: KlConfig = KlConfig()
-    streams: tuple[Stream, ...] = ()
-    """What a loss or an advantage of your own looks at, besides."""
+    streams: tuple[str, ...] = ()
+    """Streams that a loss or an advantage of your own reads, where it does not declare them itself."""
 
     @model_validator(mode="before")
     @classmethod
@@ -244,6 +254,8 @@ class AlgorithmConfig(Config):
     def _possible(self) -> "AlgorithmConfig":
         if self.disagreement_mask and not self.entropy_coefficient:
             raise ValueError("disagreement_mask is of the reward of entropy, and entropy_coefficient is 0")
+        if unknown := [name for name in self.streams if name not in ON_REQUEST]:
+            raise ValueError(f"streams {unknown[0]!r}: a model can be asked for {', '.join(ON_REQUEST)}")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip {self.dual_clip:g} is not above 1; 0 is none")
         if self.ratio_low > self.ratio_high:
@@ -251,19 +263,34 @@ class AlgorithmConfig(Config):
         return self
 
     @property
-    def required_streams(self) -> frozenset[str]:
-        """The names of the streams that are asked for."""
-        return frozenset(self.streams).union(
-            ["reference_logprobs"] if self.kl.coefficient else [],
-            ["proximal_logprobs"] if self.correction.on and self.correction.proximal == "computed" else [],
-            ["teacher_logprobs"] if self.teacher_coefficient else [],
-            ["values"] if self.advantage == "gae" or self.agreement_mask or self.disagreement_mask else [],
-        )
+    def advantage_declaration(self) -> Declaration:
+        """What the advantage function declares, if it is a built-in one."""
+        return built_in_declaration(ADVANTAGES, self.advantage)
 
     @property
-    def zero_at_zero_advantage(self) -> bool:
-        """Whether a token without advantage makes no gradient, so that it need not be computed."""
-        return self.loss in VANISHING and not (self.kl.in_loss or self.entropy_coefficient)
+    def required_streams(self) -> frozenset[StreamSpec]:
+        """The streams that the settings and the built-in functions need."""
+        correction, masked = self.correction, self.agreement_mask or self.disagreement_mask
+        by_setting = {
+            REFERENCE_LOGPROBS: self.kl.coefficient > 0,
+            PROXIMAL_LOGPROBS: correction.on and correction.proximal == "computed",
+            TOKEN_AGE: correction.on and correction.proximal == "interpolated",
+            TEACHER_LOGPROBS: self.teacher_coefficient > 0,
+            VALUES: masked > 0,
+            ATTENTION_RHYTHM: self.rhythm.reads_attention,
+        }
+        declared = (*self.advantage_declaration.needs, *built_in_declaration(LOSSES, self.loss).needs)
+        return frozenset(
+            (
+                *declared,
+                *(STREAMS[name] for name in self.streams),
+                *(spec for spec, needed in by_setting.items() if needed),
+            )
+        )
+
+    def skips_zero_advantage(self, loss: Declaration) -> bool:
+        """Return True if tokens without advantage have no gradient and need no backward pass, with a loss that declares this."""
+        return loss.zero_at_zero_advantage and not (self.kl.in_loss or self.entropy_coefficient)
 
 
 def _tuples(value: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.core.errors import AntiphonError, RequestError, UnsupportedError
+from antiphon.core.streams import MIXED_CACHE, Streams
 from antiphon.core.types import (
-    MIXED_CACHE,
     Completion,
     FinishReason,
     FloatArray,
@@ -21,7 +21,6 @@ from antiphon.core.types import (
     IntArray,
     OnUpdate,
     Sampling,
-    Streams,
     WeightsUpdate,
 )
 

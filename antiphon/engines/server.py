@@ -23,7 +23,8 @@ import numpy as np
 
 from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
+from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import LOADING, EngineKind, ServerOptions
 from antiphon.engines.server_protocols import DIALECTS, Piece

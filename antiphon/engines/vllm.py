@@ -17,7 +17,8 @@ import torch
 
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
+from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.stops import Decoder, StopRule, read_decoder

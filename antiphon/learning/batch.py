@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
+from antiphon.core.streams import PAIR, Streams, StreamSpec
 from antiphon.core.types import (
-    PAIR,
     AttemptId,
     AttemptStatus,
     FloatArray,
@@ -22,8 +22,6 @@ from antiphon.core.types import (
     Sample,
     Score,
     Segment,
-    Streams,
-    StreamSpec,
     TrainBatch,
     TrajectoryMeta,
     Update,
@@ -56,7 +54,7 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def pack_samples(
-    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[str] = (), share: bool = True
+    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[StreamSpec] = (), share: bool = True
 ) -> tuple[list[list[int]], list[Pack]]:
     """Packs that cover all samples, with the streams of these names, for scoring; and which samples are in each. With `share`
     what samples begin with alike is there once for all of them."""
@@ -355,7 +353,7 @@ def _pack(rows: Sequence[_Row], paths: Sequence[_Path]) -> Pack:
     segments = [sample.segment for sample in samples]
     owners = _owners(segments, paths)
     places: dict[_Span | None, int] = {span: place for place, span in enumerate(owners)}
-    specs = dict.fromkeys(spec for sample in samples for spec in sample.streams)
+    arrays = {spec: sample.streams[spec] for sample in samples for spec in sample.streams}
 
     def laid(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([arrays[owner][span.start : span.stop] for span, owner in owners.items()])
@@ -371,13 +369,13 @@ def _pack(rows: Sequence[_Row], paths: Sequence[_Path]) -> Pack:
         advantages=laid([sample.advantages for sample in samples]),
         coefficients=laid([coefficients for _, coefficients in rows]),
         temperatures=laid([_temperatures(segment) for segment in segments]),
-        streams=Streams({spec: laid([_stream(sample, spec) for sample in samples]) for spec in specs}),
+        streams=Streams({spec: laid([_stream(sample, spec, any_) for sample in samples]) for spec, any_ in arrays.items()}),
     )
 
 
-def _stream(sample: Sample, spec: StreamSpec) -> NDArray[Any]:
-    """A stream of the sample; 0 where it has none, as what an engine tells of each token where no token was sampled."""
-    return sample.streams.get(spec, np.zeros((len(sample.segment.tokens), *spec.shape), spec.dtype))
+def _stream(sample: Sample, spec: StreamSpec, other: NDArray[Any]) -> NDArray[Any]:
+    """Return a stream of the sample; zeros like `other`, that of another sample, where it has none."""
+    return sample.streams.get(spec, np.zeros((len(sample.segment.tokens), *other.shape[1:]), other.dtype))
 
 
 def _temperatures(segment: Segment) -> FloatArray:

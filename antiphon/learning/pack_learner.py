@@ -21,7 +21,8 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.routing import Balance, Routers, find_routers
 from antiphon.core.errors import DataError, NonFiniteError
 from antiphon.core.failpoints import hit
-from antiphon.core.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
+from antiphon.core.streams import ROUTED_EXPERTS
+from antiphon.core.types import FloatArray, Pack, TrainBatch, Update
 from antiphon.core.workers import Worker
 from antiphon.learning.checkpoint_writer import CheckpointWriter
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -470,7 +471,7 @@ class PackLearner(Worker):
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
         """Have the next forward, and what of it is computed again, take the experts that are known, and spread the others."""
-        recorded = next((pack.streams[spec] for spec in pack.streams if spec.name == ROUTED_EXPERTS), None)
+        recorded = pack.streams[ROUTED_EXPERTS] if ROUTED_EXPERTS in pack.streams else None
         if recorded is None and not self._balance:
             if self._routers is not None:
                 self._routers.replayed = None

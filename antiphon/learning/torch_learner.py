@@ -7,9 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import LossInputs, total_loss
+from antiphon.algorithms.losses import LossInputs
+from antiphon.algorithms.total_loss import total_loss
 from antiphon.algorithms.registry import LOSSES
-from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
+from antiphon.core.streams import MIXED_CACHE
+from antiphon.core.types import FloatArray, Pack, WeightsUpdate
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model import lora

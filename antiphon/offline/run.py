@@ -25,7 +25,8 @@ from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
-from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
+from antiphon.core.streams import REFERENCE_LOGPROBS
+from antiphon.core.types import Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.batch import (
     make_pair,

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from antiphon.core.streams import Streams, StreamSpec
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -27,8 +28,6 @@ from antiphon.core.types import (
     PolicyVersion,
     Score,
     Segment,
-    Streams,
-    StreamSpec,
     TextStatistics,
     Timing,
     Trajectory,

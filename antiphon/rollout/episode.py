@@ -14,6 +14,7 @@ import numpy as np
 
 from antiphon.core.errors import DataError, RequestError
 from antiphon.core.rng import derive
+from antiphon.core.streams import Streams
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -29,7 +30,6 @@ from antiphon.core.types import (
     Score,
     ScoreStatus,
     Segment,
-    Streams,
     Timing,
     Trajectory,
     TrajectoryMeta,

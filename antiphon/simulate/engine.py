@@ -23,16 +23,8 @@ from pydantic import Field
 from antiphon.core.config import Config
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
-from antiphon.core.types import (
-    MIXED_CACHE,
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    OnUpdate,
-    Streams,
-    Timing,
-    WeightsUpdate,
-)
+from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Timing, WeightsUpdate
 from antiphon.engines.base import Delta, require_runnable
 
 Length = Callable[[GenerateRequest], int]

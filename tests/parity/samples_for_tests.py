@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from antiphon.core.streams import Streams
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -10,7 +11,6 @@ from antiphon.core.types import (
     Sample,
     Score,
     Segment,
-    Streams,
     TrajectoryMeta,
     Turn,
 )

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.core.types import Streams, Update
+from antiphon.core.streams import Streams
+from antiphon.core.types import Update
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from tests.parity.test_meshes import (

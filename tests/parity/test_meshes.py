@@ -26,18 +26,8 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import ConfigError, WeightsError
-from antiphon.core.types import (
-    MIXED_CACHE,
-    OLD_VALUE,
-    REFERENCE_LOGPROBS,
-    RETURNS,
-    TEACHER_LOGPROBS,
-    VALUES,
-    FinishReason,
-    GenerateRequest,
-    Sampling,
-    Streams,
-)
+from antiphon.core.streams import MIXED_CACHE, OLD_VALUE, REFERENCE_LOGPROBS, RETURNS, TEACHER_LOGPROBS, VALUES, Streams
+from antiphon.core.types import FinishReason, GenerateRequest, Sampling
 from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.core.types import ROUTED_EXPERTS, StreamSpec
+from antiphon.core.streams import ROUTED_EXPERTS, StreamSpec
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures

@@ -16,15 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
-from antiphon.core.types import (
-    MIXED_CACHE,
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    OnUpdate,
-    Sampling,
-    WeightsUpdate,
-)
+from antiphon.core.streams import MIXED_CACHE
+from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from antiphon.engines.worker import WorkerEngine

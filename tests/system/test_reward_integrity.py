@@ -15,17 +15,8 @@ import numpy as np
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.types import (
-    MIXED_CACHE,
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    IntArray,
-    Message,
-    PolicyVersion,
-    Prompt,
-    Streams,
-)
+from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.types import Completion, FinishReason, GenerateRequest, IntArray, Message, PolicyVersion, Prompt
 from antiphon.record.events import Events
 from antiphon.record.ledger import Ledger, Store, run_synchronously
 from antiphon.record.resume import begin

@@ -19,15 +19,8 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Routers, find_routers
 from antiphon.core.errors import StateError, WeightsError
-from antiphon.core.types import (
-    MIXED_CACHE,
-    ROUTED_EXPERTS,
-    FinishReason,
-    GenerateRequest,
-    OnUpdate,
-    Streams,
-    StreamSpec,
-)
+from antiphon.core.streams import MIXED_CACHE, ROUTED_EXPERTS, Streams, StreamSpec
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate
 from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
@@ -276,8 +269,7 @@ class NativeEngine:
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
         streams = [_FLAGS[mixed] for mixed in (table.epoch[slots] == MIXED).tolist()]
         if experts is not None:
-            spec = StreamSpec(ROUTED_EXPERTS, "int16", experts.shape[1:])
-            streams = [flags.with_stream(spec, experts[i : i + 1]) for i, flags in enumerate(streams)]
+            streams = [flags.with_stream(ROUTED_EXPERTS, experts[i : i + 1]) for i, flags in enumerate(streams)]
         deltas = [
             Delta(
                 request=table.requests[slot].id,

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from antiphon.algorithms.config import DistillationConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
-from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
+from antiphon.core.streams import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Streams, StreamSpec
+from antiphon.core.types import Pack
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner
@@ -44,14 +45,14 @@ class Teacher(_Distilling):
         with torch.no_grad(), self._autocast():
             parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
         streams = {}
-        for name in parts[0]:
-            said = torch.cat([part[name] for part in parts]).cpu().numpy()
+        for spec in parts[0]:
+            said = torch.cat([part[spec] for part in parts]).cpu().numpy()
             array = np.zeros((len(pack.tokens), said.shape[1]), dtype=said.dtype)
             array[pack.loss_mask] = said
-            streams[StreamSpec(name, said.dtype.name, said.shape[1:])] = array
+            streams[spec] = array
         return Streams(streams)
 
-    def _distribution(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _distribution(self, hidden: torch.Tensor) -> dict[StreamSpec, torch.Tensor]:
         logprobs = (self._logits(hidden) / self.distillation.teacher_temperature).log_softmax(-1)
         some = self.distillation.top_k if self.distillation.top_k < self.vocabulary else 0
         tokens = logprobs.topk(some).indices
@@ -64,7 +65,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
-        given = (pack.tokens, *(pack.streams.named(name) for name in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
+        given = (pack.tokens, *(pack.streams[spec] for spec in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
         tokens, likeliest, teacher = (self._tensor(array)[targets] for array in given)
         with self._autocast():
             arrays = (self._hidden(pack, targets), tokens.long(), likeliest.long(), teacher)

@@ -14,15 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from antiphon.core.errors import DataError
-from antiphon.core.types import (
-    Completion,
-    IntArray,
-    Message,
-    Sampling,
-    Segment,
-    Streams,
-    Turn,
-)
+from antiphon.core.streams import Streams
+from antiphon.core.types import Completion, IntArray, Message, Sampling, Segment, Turn
 
 Key = tuple[Any, ...]
 Tools = Sequence[Mapping[str, Any]]

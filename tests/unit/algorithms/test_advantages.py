@@ -9,17 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import (
-    add_kl_rewards,
-    add_teacher_advantages,
-    discounted_sums,
-    flatten_sampled,
-    select_lowest,
-    trajectories,
-    value_targets,
-    whiten,
-)
+from antiphon.algorithms.value_targets import value_targets
+from antiphon.algorithms.teacher_advantages import add_teacher_advantages
+from antiphon.algorithms.advantages import discounted_sums
+from antiphon.algorithms.batch_arrays import flatten_sampled, select_lowest, whiten
 from antiphon.algorithms.config import AlgorithmConfig, KlConfig, LossWeightConfig, RewardConfig
+from antiphon.algorithms.kl_reward import add_kl_rewards
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import (
     EPSILON,
@@ -29,10 +24,9 @@ from antiphon.algorithms.rewards import (
     shape_rewards,
     trajectory_weights,
 )
+from antiphon.algorithms.trajectories import trajectories
+from antiphon.core.streams import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS, Streams, StreamSpec
 from antiphon.core.types import (
-    PROXIMAL_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    TEACHER_LOGPROBS,
     AttemptId,
     AttemptStatus,
     PolicyVersion,
@@ -41,8 +35,6 @@ from antiphon.core.types import (
     Score,
     ScoreStatus,
     Segment,
-    Streams,
-    StreamSpec,
     TrajectoryMeta,
     Turn,
 )

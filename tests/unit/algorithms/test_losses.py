@@ -22,7 +22,7 @@ from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
 from antiphon.algorithms.testing import check_loss
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
+from antiphon.core.streams import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
 logprobs = st.floats(-8, -0.01)
 tokens = st.lists(

@@ -11,11 +11,12 @@ from hypothesis import example as case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import example, whiten
+from antiphon.algorithms.batch_arrays import whiten
 from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig
+from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Moments, trajectory_weights
-from antiphon.core.types import VALUES, Streams, StreamSpec
+from antiphon.core.streams import VALUES, Streams, StreamSpec
 
 from .stages_for_tests import taken_through
 

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import example as groups_of
-from antiphon.algorithms.advantages import trajectories, turn_rewards, value_targets
+from antiphon.algorithms.value_targets import value_targets
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.examples import example as groups_of
 from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.trajectories import trajectories, turn_rewards
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import VALUES, AttemptId, Sampling, Segment, Streams, StreamSpec, Turn
+from antiphon.core.streams import VALUES, Streams, StreamSpec
+from antiphon.core.types import AttemptId, Sampling, Segment, Turn
 
 from .stages_for_tests import taken_through
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from antiphon.core.streams import Streams, StreamSpec
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -18,8 +19,6 @@ from antiphon.core.types import (
     Score,
     ScoreStatus,
     Segment,
-    Streams,
-    StreamSpec,
     TrainBatch,
     Trajectory,
     TrajectoryMeta,

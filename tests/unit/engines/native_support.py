@@ -22,7 +22,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
+from antiphon.core.streams import MIXED_CACHE
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from antiphon.engines.base import Delta, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
-from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
+from antiphon.core.streams import OLD_VALUE, RETURNS, Streams
+from antiphon.core.types import TrainBatch
 from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED

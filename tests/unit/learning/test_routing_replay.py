@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId, StreamSpec
+from antiphon.core.streams import ATTENTION_RHYTHM, ROUTED_EXPERTS, StreamSpec
+from antiphon.core.types import AttemptId
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
+from antiphon.core.streams import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES
+from antiphon.core.types import AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.objectives.critic import CriticLearner

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from antiphon.core.errors import RecordError
+from antiphon.core.streams import MIXED_CACHE, Streams, StreamSpec
 from antiphon.core.types import (
-    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     Failure,
@@ -22,8 +22,6 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
-    Streams,
-    StreamSpec,
     Timing,
     Trajectory,
     TrajectoryMeta,

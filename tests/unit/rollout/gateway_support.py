@@ -7,17 +7,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.core.types import (
-    MIXED_CACHE,
-    AttemptId,
-    Completion,
-    FinishReason,
-    Message,
-    PolicyVersion,
-    Prompt,
-    Sampling,
-    Streams,
-)
+from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.types import AttemptId, Completion, FinishReason, Message, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway.sessions import Attempt, Model
 from antiphon.tasks.rendering import Renderer
 
