@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test commands alone chaos parity coverage bench format lint types floors unit vllm clean
+.PHONY: help demo check test release commands alone chaos parity coverage mutation bench format lint types floors figures unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -23,8 +23,8 @@ help:  ## the targets
 demo: $(VENV)/.installed  ## from an empty machine to a rising reward, in minutes
 	antiphon train recipes/tiny_arithmetic/config.yaml --overwrite
 
-check: $(VENV)/.installed-dev  ## lint, types, floors and unit tests: 2 minutes
-	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors
+check: $(VENV)/.installed-dev  ## lint, types, floors, figures and unit tests: 2 minutes
+	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors figures
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) -p no:randomly --durations=10 $(SUITES) tests/unit/cluster
@@ -49,6 +49,9 @@ coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
 	coverage report
 
+mutation: $(VENV)/.installed-dev  ## do tests notice single faults? make mutation SEED=7 ROOM=record MUTANTS=50; goes on where it was stopped
+	python benchmarks/mutation.py --no-result --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),150) $(if $(ROOM),--rooms $(ROOM))
+
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
 	python benchmarks/$(NAME).py
@@ -66,6 +69,12 @@ types: $(VENV)/.installed-dev
 
 floors: $(VENV)/.installed-dev
 	lint-imports --no-logo
+
+figures: $(VENV)/.installed-dev  ## numbers of README and docs against results; results older than what they measured
+	python tools/figures.py
+
+release: check  ## what a release needs beside: no result is older than what it measured
+	python tools/figures.py --release
 
 unit: $(VENV)/.installed-dev
 	pytest -q $(TWO) --durations=5 -m "not ray" tests/unit

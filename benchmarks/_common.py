@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import torch
+from _digests import digest_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shapes of models with random weights: that of Qwen3-1.7B, and one that shows on any device that all of a benchmark runs.
@@ -36,6 +37,18 @@ TINY_QWEN3 = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+# Modules that the figures of every real training run depend on.
+WHOLE_RUN = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.engines.native",
+    "antiphon.learning.batch",
+    "antiphon.learning.stages",
+    "antiphon.learning.pack_learner",
+    "antiphon.learning.torch_learner",
+    "antiphon.learning.model.logprobs",
+    "antiphon.weights",
+)
 # Student's quantile for an interval at 95 %, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -118,8 +131,25 @@ def interval(values: list[float]) -> float:
     return STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-def write_result(name: str, figures: Mapping[str, float], out: Path | None = None, command: str = "") -> Path:
-    """Write `benchmarks/results/<device>/<name>.json`, or `out`: command (this one), commit, device, versions, figures."""
+def write_result(
+    name: str,
+    figures: Mapping[str, float],
+    out: Path | None = None,
+    command: str = "",
+    *,
+    measures: Iterable[str] = (),
+    settings: Mapping[str, str] | None = None,
+) -> Path:
+    """Write `benchmarks/results/<device>/<name>.json`, or `out`.
+
+    Args:
+        name: Name of the result.
+        figures: Measured values by name.
+        out: Path to write to instead.
+        command: Command that repeats the measurement; the current one unless given.
+        measures: Modules and packages whose code the figures depend on; the result records a digest of each.
+        settings: For comparisons with other software: the settings of both sides, and why the peer's are its best.
+    """
     device = device_name()
     path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -129,6 +159,8 @@ def write_result(name: str, figures: Mapping[str, float], out: Path | None = Non
         "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "measures": digest_modules(measures),
+        **({"settings": dict(settings)} if settings else {}),
         "figures": {key: round(value, 4) for key, value in figures.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)

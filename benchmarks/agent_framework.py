@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 from antiphon.inspect.audit import audit
@@ -66,7 +66,7 @@ def main() -> None:
         figures[each] = getattr(total, each)
     figures["mismatches"] = len(total.mismatches)
     draw(curves[: options.seeds], CONFIG.parent / "curve.png")
-    print(f"\nwritten to {write_result('agent_framework', figures)}")
+    print(f"\nwritten to {write_result('agent_framework', figures, measures=WHOLE_RUN)}")
 
 
 def witnessed(name: str, overrides: tuple[str, ...], runs: Path, resume: bool) -> tuple[Finished, Exactness]:

@@ -26,9 +26,16 @@ from _common import table, write_result
 
 from antiphon.core.rng import generator
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.games import Exchange, digest, mixed, side_by_side, verb_of
+from antiphon_envs.alfworld.games import ComparedStep, compare_engines, digest_commands, mixed_policy, verb_of
 from antiphon_envs.alfworld.rooms import TASK_TYPES, Household, draw_household
 from antiphon_envs.alfworld.world import NOTHING
+
+MEASURES = (
+    "antiphon_envs.alfworld.environment",
+    "antiphon_envs.alfworld.games",
+    "antiphon_envs.alfworld.rooms",
+    "antiphon_envs.alfworld.world",
+)
 
 SHOWN = 10  # differences
 BREAKFAST = Household(
@@ -81,18 +88,18 @@ def household(game: int, least: int = 4, most: int = 24) -> Household:
     return draw_household(rng, [list(TASK_TYPES)[game % len(TASK_TYPES)]], receptacles, objects)
 
 
-def scripted() -> Iterator[list[Exchange]]:
+def scripted() -> Iterator[list[ComparedStep]]:
     """The games with a script."""
     for room, script in SCRIPTS:
         commands = iter(" ".join(script.split()).split("; "))
-        yield list(side_by_side(room, lambda _, commands=commands: next(commands), script.count(";") + 1))
+        yield list(compare_engines(room, lambda _, commands=commands: next(commands), script.count(";") + 1))
 
 
-def compare(games: int) -> Iterator[list[Exchange]]:
+def compare(games: int) -> Iterator[list[ComparedStep]]:
     """What is exchanged in each game."""
     for game in range(games):
         room = household(game)
-        yield list(side_by_side(room, mixed(room, game, (0.5, 0.1)[game // len(TASK_TYPES) % 2])))
+        yield list(compare_engines(room, mixed_policy(room, game, (0.5, 0.1)[game // len(TASK_TYPES) % 2])))
 
 
 def steps_a_second(seconds: float = 2.0) -> float:
@@ -109,10 +116,11 @@ def steps_a_second(seconds: float = 2.0) -> float:
     return steps / (time.perf_counter() - began)
 
 
-def stored(room: Household, exchanges: Iterable[Exchange]) -> str:
+def stored(room: Household, exchanges: Iterable[ComparedStep]) -> str:
     """A game and what ALFWorld's engine answered, on one line."""
     steps = [
-        [each.command, each.theirs.observation, each.theirs.won, digest(each.theirs.admissible)] for each in exchanges
+        [each.command, each.theirs.observation, each.theirs.won, digest_commands(each.theirs.admissible)]
+        for each in exchanges
     ]
     return json.dumps({**asdict(room), "steps": steps})
 
@@ -120,7 +128,7 @@ def stored(room: Household, exchanges: Iterable[Exchange]) -> str:
 def store(path: Path) -> None:
     """Keep a short game of each type, and those with a script."""
     rooms = [household(game, least=4, most=7) for game in range(len(TASK_TYPES))]
-    games = [stored(room, side_by_side(room, mixed(room, game))) for game, room in enumerate(rooms)]
+    games = [stored(room, compare_engines(room, mixed_policy(room, game))) for game, room in enumerate(rooms)]
     games += [stored(room, played) for (room, _), played in zip(SCRIPTS, scripted(), strict=True)]
     path.write_text("[\n" + ",\n".join(games) + "\n]\n")
 
@@ -161,7 +169,7 @@ def main() -> None:
         "ours_steps_per_second": steps_a_second(),
     }
     print(table(["figure", "value"], [[name, f"{value:.4f}"] for name, value in figures.items()]))
-    write_result("alfworld_transcripts", figures, options.out, command)
+    write_result("alfworld_transcripts", figures, options.out, command, measures=MEASURES)
 
 
 if __name__ == "__main__":

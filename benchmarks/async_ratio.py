@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
@@ -48,7 +48,7 @@ def main() -> None:
             found[name].append(make("train", RECIPE, label, *overrides, *SETTINGS[name]))
             print(f"seed {seed}  {name:16}  {describe(found[name][-1])}", flush=True)
     figures = report(found)
-    print(f"\nwritten to {write_result('async_ratio', figures)}")
+    print(f"\nwritten to {write_result('async_ratio', figures, measures=WHOLE_RUN)}")
 
 
 def step_seconds(finished: Finished) -> float:

@@ -24,6 +24,12 @@ sys.path.insert(0, str(ROOT))
 from tests.unit.rollout.gateway_support import TEMPLATES, make
 from tests.unit.rollout.test_gateway_capture import converse
 
+MEASURES = (
+    "antiphon.rollout.gateway",
+    "antiphon.tasks.rendering",
+    "antiphon.tasks.tool_calls",
+)
+
 
 def measure(template: str, conversations: int, draw_seed: int) -> Counter[str]:
     """Counts of so many conversations."""
@@ -74,7 +80,7 @@ def main() -> None:
         figures[f"{template.replace(' ', '_')}_rendered_otherwise"] = found["rendered_otherwise"]
     figures |= {name: total[name] for name in names}
     print(table(["template", *names], rows))
-    print("written:", write_result("chat_templates", figures))
+    print("written:", write_result("chat_templates", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

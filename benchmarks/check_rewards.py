@@ -20,8 +20,15 @@ from typing import Any
 from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.reward_checks.checks import Finding, check
+from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
 from antiphon.tasks.rewards import build_reward
+
+MEASURES = (
+    "antiphon.tasks.reward_checks.checks",
+    "antiphon.tasks.reward_checks.attacks",
+    "antiphon.tasks.reward_checks.attack_programs",
+    "antiphon.tasks.rewards",
+)
 
 Reward = Callable[[dict[str, Any], str], Any]
 
@@ -159,7 +166,7 @@ SOUND: dict[str, tuple[list[Any], Reward]] = {
 }
 
 
-def try_reward(rows: list[Any], reward: Reward) -> Finding:
+def try_reward(rows: list[Any], reward: Reward) -> CheckResult:
     """Check and attack a reward on these payloads and questions."""
     prompts = [
         Prompt(id=str(number), task="t", messages=(Message("user", question),), payload=payload)
@@ -171,7 +178,7 @@ def try_reward(rows: list[Any], reward: Reward) -> Finding:
         verdict = reward(prompt.payload, transcript.response)
         return verdict if isinstance(verdict, Score) else Score.of(float(verdict))
 
-    return asyncio.run(check(task, prompts, grade, GradingConfig(deadline=60.0), attack=True))
+    return asyncio.run(check_reward(task, prompts, grade, GradingConfig(deadline=60.0), attack=True))
 
 
 def main() -> None:
@@ -188,7 +195,7 @@ def main() -> None:
         "sound": len(SOUND),
         "false_alarms": sum(bool(finding.problems or finding.holes) for finding in alarms.values()),
     }
-    print(write_result("check", figures))
+    print(write_result("check", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

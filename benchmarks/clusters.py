@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import run
 
 from antiphon.inspect.audit import audit
+
+MEASURES = (*WHOLE_RUN, "antiphon.cluster")
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 SETTINGS = ("engine.replicas=2", "engine.slots=96", "evaluation.minimum_accuracy=0")
@@ -49,7 +51,7 @@ def main() -> None:
     rows = [[way, *(f"{fmean(values):.4g}" for values in each.values())] for way, each in found.items()]
     print(table(["cluster", *found["local"]], rows))
     print("deterministic runs end with the same weights" if len(weights) == 1 else "THE WEIGHTS DIFFER")
-    print("written:", write_result("clusters", figures | {"same_weights": float(len(weights) == 1)}))
+    print("written:", write_result("clusters", figures | {"same_weights": float(len(weights) == 1)}, measures=MEASURES))
 
 
 def rounds(ways: Mapping[str, tuple[str, ...]], count: int, runs: Path) -> dict[str, dict[str, list[float]]]:

@@ -21,6 +21,16 @@ from _common import table, write_result
 
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+)
+
 GROUPS, SIBLINGS = 256, 16
 LIVE = (8_192, 65_536, 262_144, 1_048_576)
 
@@ -100,7 +110,7 @@ def main() -> None:
     figures["attempts_per_second"] = figures[f"attempts_per_second_at_{LIVE[0]}"]
     figures["cost_ratio_of_most_live"] = figures["attempts_per_second"] / figures[f"attempts_per_second_at_{lives[-1]}"]
     print(table(["live attempts", "attempts", "attempts/s", "bytes a live attempt"], rows))
-    print("written:", write_result("control_plane", figures, args.out))
+    print("written:", write_result("control_plane", figures, args.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

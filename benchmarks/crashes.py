@@ -8,7 +8,21 @@ import time
 
 from _common import table, write_result
 
-from antiphon.simulate.crashes import crash_runs
+from antiphon.simulate.crashes import run_crashes
+
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+    "antiphon.simulate.crashes",
+    "antiphon.record.ledger",
+    "antiphon.record.checkpoint",
+    "antiphon.record.resume",
+)
 
 
 def main() -> None:
@@ -17,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000)
     options = parser.parse_args()
     began = time.perf_counter()
-    seen = crash_runs(range(options.seeds))
+    seen = run_crashes(range(options.seeds))
     crashes = sum(count for end, count in seen.items() if end.startswith("crashed"))
     print(table(["life ended", "times"], [[end, str(count)] for end, count in sorted(seen.items())]))
     figures = {
@@ -26,7 +40,7 @@ def main() -> None:
         "runs_done": seen["done"],
         "seconds": time.perf_counter() - began,
     }
-    print("written:", write_result("crashes", figures))
+    print("written:", write_result("crashes", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

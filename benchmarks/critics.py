@@ -15,9 +15,11 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _common import smollm2, table, write_result
+from _common import WHOLE_RUN, smollm2, table, write_result
 from step import Measured, endless_model, our_command, run
 from transformers import AutoConfig, AutoModelForCausalLM
+
+MEASURES = (*WHOLE_RUN, "antiphon.learning.critic")
 
 WORK = ["rollout.groups_per_step=4", "engine.replicas=1", "engine.threads=1", "learner.threads=1", "engine.slots=32"]
 SMALL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 16}
@@ -69,7 +71,7 @@ def main() -> None:
         for what in ("step_seconds", "peak_gib"):
             figures[f"{what}_{name}_over_ppo"] = figures[f"{name}_{what}"] / figures[f"ppo_{what}"]
     print(table(["figure", ""], [[key, f"{value:.4g}"] for key, value in figures.items()]))
-    print("written:", write_result("critics", figures))
+    print("written:", write_result("critics", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -44,8 +44,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, finished, run
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.tasks.environments.host",
+    "antiphon.tasks.environments.worker",
+    "antiphon_envs.alfworld.world",
+)
 
 FOLDER = ROOT / "benchmarks" / "environment_async"
 SLEEPY, ALFWORLD = FOLDER / "config.yaml", FOLDER / "alfworld.yaml"
@@ -137,7 +144,7 @@ def main() -> None:
                 print(f"round {number}  {name:32} {seconds(found[name]):.2f} s a step", flush=True)
     result = figures(found)
     print(table(["figure", ""], [[name, f"{value:.3f}"] for name, value in result.items()]))
-    print(f"written to {write_result('environment_async', result)}")
+    print(f"written to {write_result('environment_async', result, measures=MEASURES)}")
 
 
 def one(name: str, setting: Setting, number: int, options: argparse.Namespace) -> Finished | None:

@@ -20,7 +20,9 @@ from _common import table, write_result
 
 from antiphon.core.rng import derive
 from antiphon.core.types import Prompt
-from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
+
+MEASURES = ("antiphon.tasks.environments",)
 
 Policy = Callable[[Any], str]
 
@@ -98,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, figures = [], {}
     for name in options.names or ENVIRONMENTS.built_in:
-        if needs(name) or not hasattr(ENVIRONMENTS.resolve(name), "expert"):
+        if required_options(name) or not hasattr(ENVIRONMENTS.resolve(name), "expert"):
             continue
         best = measure(name, expert, options.games, options.seconds)
         any_ = measure(name, at_random(0), options.games, options.seconds)
@@ -116,7 +118,7 @@ def main() -> None:
         print(f"{name}: done", flush=True)
     headings = ["", "steps/s", "resets/s", "random wins", "of", "expert wins", "of", "its turns"]
     print(table(headings, rows))
-    print(write_result("environments", figures, options.out))
+    print(write_result("environments", figures, options.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+MEASURES = (
+    "antiphon.tasks.grading.router",
+    "antiphon.tasks.grading",
+    "antiphon.tasks.grading.worker",
+    "antiphon.tasks.rewards",
+    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.zygote",
+)
+
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = 2
 TOGETHER = 40  # rows of one side, before it is the other's turn
@@ -245,7 +254,7 @@ def main() -> None:
     }
     if not options.no_result:
         command = f"python benchmarks/grading.py --base {options.base} --rounds {options.rounds}"
-        print(write_result("grading", figures, command=command))
+        print(write_result("grading", figures, command=command, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 from antiphon.core.config import add_import_folder, load
@@ -28,6 +28,13 @@ from antiphon.run.config import RunConfig
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.algorithms",
+    "antiphon.tasks.environments.frozen_lake",
+    "antiphon_envs.sokoban.environment",
+)
 
 RECIPE = ROOT / "recipes" / "grid_worlds"
 TITLES = {"frozen_lake": "FrozenLake, 5 × 5", "sokoban": "Sokoban, 6 × 6"}
@@ -68,7 +75,7 @@ def main() -> None:
             found[name].append(make("train", RECIPE / f"{kind.game}.yaml", f"{name}-{seed}", *overrides))
             print(f"seed {seed}  {name:20}  {describe(found[name][-1])}", flush=True)
     draw(found, RECIPE / "curve.png")
-    print(f"\nwritten to {write_result('grid_worlds', report(warm, found))}")
+    print(f"\nwritten to {write_result('grid_worlds', report(warm, found), measures=MEASURES)}")
 
 
 def describe(finished: Finished) -> str:

@@ -22,11 +22,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 
 from antiphon.core.config import add_import_folder
 from antiphon.core.registry import import_path
 from antiphon.inspect.audit import audit
+
+MEASURES = (*WHOLE_RUN, "antiphon.cluster", "antiphon.record")
 
 CONFIG = ROOT / "benchmarks" / "kills" / "config.yaml"
 BESIDE = ("engine", "judge", "learner", "reference", "critic", "teacher", "grader", "environment", "controller")
@@ -107,7 +109,7 @@ def main() -> None:
                 rows.append([role, *(f"{each:.1f}" for each in found)])
         print(table([f"{cluster}: seconds to train again", *PHASES], rows))
     figures |= {"kills": float(len(figures)), "violations": float(violations)}
-    print("written:", write_result("kills", figures))
+    print("written:", write_result("kills", figures, measures=MEASURES))
 
 
 def measured(folder: Path, role: str, *overrides: str) -> list[float]:

@@ -39,6 +39,14 @@ from antiphon.learning.host_device_copy import to_device
 from antiphon.learning.model.attention import AttentionReader, loss_sequences
 from antiphon.learning.torch_learner import TorchLearner
 
+MEASURES = (
+    "antiphon.learning.torch_learner",
+    "antiphon.learning.pack_learner",
+    "antiphon.learning.model.attention",
+    "antiphon.learning.model.logprobs",
+    "antiphon.learning.batch",
+)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -277,7 +285,7 @@ def main() -> None:
     print(table(["way", "tokens a second", "MFU", "peak GiB"], rows), end="\n\n")
     print(table(["figure", "median"], [[name, f"{value:,.3f}"] for name, value in figures.items()]))
     if args.out or not args.tiny:
-        print("written:", write_result("learner", figures, args.out))
+        print("written:", write_result("learner", figures, args.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ from statistics import mean
 from typing import Any
 
 import matplotlib
-from _common import ROOT, device_name, interval, table, write_result
+from _common import ROOT, WHOLE_RUN, device_name, interval, table, write_result
 from _runs import Finished, run
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+MEASURES = (*WHOLE_RUN, "antiphon.algorithms", "antiphon.learning.critic", "antiphon.learning.model.attention_rhythm")
 
 ADDITION = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 COUNTDOWN = ROOT / "benchmarks" / "learning" / "countdown.yaml"
@@ -117,7 +119,7 @@ def main() -> None:
         measured = report(section, [seed[section] for seed in found])
         draw(section, measured, ROOT / "docs" / "images" / f"learning_{section}.png")
         figures |= {f"{section}_{name}_{key}": value for name, row in measured.items() for key, value in row.items()}
-    print(f"\nwritten to {write_result('learning', figures)}")
+    print(f"\nwritten to {write_result('learning', figures, measures=MEASURES)}")
 
 
 def measured_before() -> dict[str, float]:

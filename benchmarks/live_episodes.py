@@ -27,12 +27,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 
 from antiphon.core.rng import generator
 from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
 from antiphon.tasks.environments.frozen_lake import FrozenLake
+
+MEASURES = (*WHOLE_RUN, "antiphon.tasks.environments.frozen_lake")
 
 GROUP, TICK, IDLE_SECONDS = 20, 0.005, 5.0
 LIVE = (200, 1000)
@@ -240,7 +242,7 @@ def main() -> None:
         rows.append([f"{live:,}", *(f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in found.values())])
         print(rows[-1], flush=True)
     print(table(["live", *found], rows))
-    print("written:", write_result("live_episodes", figures, options.out))
+    print("written:", write_result("live_episodes", figures, options.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

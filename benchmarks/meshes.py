@@ -10,8 +10,16 @@ import argparse
 from pathlib import Path
 from statistics import fmean, stdev
 
-from _common import table, write_result
+from _common import WHOLE_RUN, table, write_result
 from clusters import rounds
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.learning.mesh",
+    "antiphon.learning.parallel.sharding",
+    "antiphon.learning.parallel.pipeline",
+    "antiphon.learning.parallel.rank_group",
+)
 
 WAYS = {
     "one": (),
@@ -32,7 +40,7 @@ def main() -> None:
         figures |= {f"{way}_accuracy_deviation": stdev(each["accuracy_after"]) for way, each in found.items()}
     rows = [[way, *(f"{fmean(values):.4g}" for values in each.values())] for way, each in found.items()]
     print(table(["learner", *found["one"]], rows))
-    print("written:", write_result("meshes", figures))
+    print("written:", write_result("meshes", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,13 @@ from antiphon_envs.mini_swe.build import check
 from antiphon_envs.mini_swe.environment import MiniSWE
 from antiphon_envs.mini_swe.packages import Instance, read_instances
 
+MEASURES = (
+    "antiphon_envs.mini_swe.environment",
+    "antiphon_envs.mini_swe.boxes",
+    "antiphon_envs.mini_swe.build",
+    "antiphon.sandbox.sessions.box",
+)
+
 TIMED = 5  # attempts
 
 
@@ -54,7 +61,7 @@ def main() -> None:
         instance = min((i for i in instances if i.package == package), key=lambda i: i.passed)
         figures |= asyncio.run(attempts(instance))
     print(table(["", "figure"], [[name, f"{value:.4g}"] for name, value in figures.items()]))
-    print(f"written to {write_result('mini_swe', figures)}")
+    print(f"written to {write_result('mini_swe', figures, measures=MEASURES)}")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import begin
+from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
@@ -47,6 +47,14 @@ from antiphon.tasks.mixture import Mixture, MixtureTask
 from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon.weights.base import TransferContext
 from antiphon_envs.mini_swe.packages import Instance, package_of, read_instances
+
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon_envs.mini_swe.environment",
+    "antiphon_envs.mini_swe.boxes",
+    "antiphon.sandbox.sessions.box",
+)
 
 TASK, SEED, TURNS = "mini_swe", 0, 30
 LOOKS = DistributionConfig(kind="lognormal", mean=7, spread=0.8, minimum=1, maximum=TURNS - 3)  # turns
@@ -155,9 +163,9 @@ async def play(
     learner = SimulatedLearner(LEARNER, Faults((), SEED, events), lambda: [engine])
     directory = RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
-    store = Store(directory.path)
+    store = LedgerStore(directory.path)
     stack.callback(store.close)
-    begin(store)
+    open_first_lineage(store)
     ledger = Ledger(store, events)
 
     async def generate(request: GenerateRequest) -> Completion:
@@ -237,7 +245,7 @@ def main() -> None:
         figures |= {f"{name}_{key}": number for key, number in numbers.items()}
     figures |= {"speedup": fmean(speedups), "speedup_lower": min(speedups), "speedup_higher": max(speedups)}
     print("\n" + table(["setting", *numbers], rows) + f"\n\n{figures['speedup']:.2f} times as fast")
-    print(f"written to {write_result('mini_swe_async', figures)}")
+    print(f"written to {write_result('mini_swe_async', figures, measures=MEASURES)}")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
-from antiphon.record.timeline import union
+from antiphon.record.timeline import union_length
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+MEASURES = (*WHOLE_RUN, "antiphon.tasks.grading", "antiphon.tasks.mixture", "antiphon.tasks.rewards")
 
 CONFIG = ROOT / "recipes" / "mixed_domains" / "config.yaml"
 SHARES = {"math": 0.4, "code": 0.3, "instruction": 0.3}
@@ -91,7 +93,9 @@ class Trace:
         since, until = self.steps[0][1], self.steps[-1][1]
         spans = [(placed, self.served[attempt]) for attempt, placed in self.placed.items() if attempt in self.served]
         spans += [*((taken, published) for taken, published, _ in self.steps), *others]
-        return union((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (until - since)
+        return union_length((max(a, since), min(b, until)) for a, b in spans if b > since and a < until) / (
+            until - since
+        )
 
     def grading(self, task: str) -> list[float]:
         """Seconds from the last token of each attempt to its score."""
@@ -136,7 +140,7 @@ def main() -> None:
         figures[name] = max(figures[f"seed_{seed}_{name}"] for seed in range(options.seeds))
     draw_curves(finished, CONFIG.parent / "curve.png")
     draw_trace(traces[0], CONFIG.parent / "trace.png")
-    print(f"\nwritten to {write_result('mixed_domains', figures)}")
+    print(f"\nwritten to {write_result('mixed_domains', figures, measures=MEASURES)}")
 
 
 def measure(run_: Finished, trace: Trace) -> dict[str, float]:

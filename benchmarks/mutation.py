@@ -1,191 +1,174 @@
-"""Small mistakes made on purpose in `antiphon/algorithms/`, one at a time: how many do the tests notice?
+"""Small mistakes made on purpose, one at a time, room by room: how many do the tests notice?
 
-python benchmarks/mutation.py --mutants 500
+python benchmarks/mutation.py --seed 0 --mutants 150
+python benchmarks/mutation.py --rooms algorithms --mutants 500
 
-A mutant has one fault of `antiphon_envs.mini_swe.mutants`; those that mean the same as the original count like all others.
-Each is imported and tested in a fork of a process that has everything else in memory, in a copy of the checkout; the tests are
-run as they are, except that hypothesis tries a fifth of the examples and does not look for the shortest one that fails: what
-survives here may not survive the whole suite.
+A mutant has one fault of `antiphon_envs.mini_swe.mutants`; those that mean the same as the original count as survivors like
+all others, and are explained one by one in `mutants/survivors.yaml`. Tests are run as they are, except that hypothesis tries a
+fifth of the examples and does not look for the shortest one that fails: what survives here may not survive the whole suite.
+
+Results are kept in `.mutation/`, by sources and tests: a draw that was stopped goes on where it was.
 """
 
 import argparse
 import difflib
-import importlib
+import hashlib
+import json
 import os
 import random
-import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from _common import ROOT, table, write_result
+import yaml
+from _common import ROOT, device_name, table, write_result
+from mutants.rooms import CORE, ROOMS
+from mutants.trials import SURVIVED, Mutant, Reach, mutants_of, reach_of, settle, tried
 
-from antiphon_envs.mini_swe.mutants import faults
-
-SOURCES = "antiphon/algorithms"
-TESTS = [
-    "tests/unit/algorithms",
-    "tests/unit/algorithms/test_testing.py",
-    "tests/unit/learning/test_stages.py",
-    "tests/unit/learning/test_batch.py",
-    "tests/unit/learning/test_gradient.py",
-]
-COPIED = ("antiphon", "tests", "docs", "recipes", "pyproject.toml")
-MODELS = [
-    f"transformers.models.{name}.modeling_{name}"
-    for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "glm4_moe")
-]
-WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
-LOG = "tests.log"
-
-SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
-ENDS = {0: SURVIVED, 1: "a test failed", 2: "tests could not be collected", NO_IMPORT: "it could not be imported"}
+MEASURES = (
+    "antiphon.algorithms",
+    "antiphon.rollout",
+    "antiphon.record",
+    "antiphon.learning",
+    "antiphon.weights",
+    "antiphon.tasks.grading",
+)
+FLOOR = 0.9  # of the mutants drawn, that tests must notice
+STATE = ROOT / ".mutation"
+EXPLAINED = ROOT / "benchmarks" / "mutants" / "survivors.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One change of one file."""
+class State:
+    """What was seen of a room, on disk, by its sources and tests."""
 
-    path: str  # from the root of the checkout
-    line: int
-    source: str  # of the whole file, changed
+    def __init__(self, room: str) -> None:
+        self._room = room
+        digest = hashlib.sha256()
+        for path in sorted([*(ROOT / "antiphon").rglob("*.py"), *ROOMS[room].all_test_files()]):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+        STATE.mkdir(exist_ok=True)
+        self._ends = STATE / f"{room}-{digest.hexdigest()[:12]}.jsonl"
+        self.reaches = self._ends.with_suffix(".json")
 
+    def ends(self) -> dict[str, str]:
+        """Return how trials ended, by the mutants' keys."""
+        if not self._ends.exists():
+            return {}
+        return dict(json.loads(line) for line in self._ends.read_text(encoding="utf-8").splitlines())
 
-def mutants_of(path: str) -> list[Mutant]:
-    """All mutants of one file, each once."""
-    return [Mutant(path, fault.line, fault.source) for fault in faults((ROOT / path).read_text(encoding="utf-8"))]
+    def add(self, mutant: Mutant, end: str) -> None:
+        """Keep how a trial ended."""
+        with self._ends.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([mutant.key, end]) + "\n")
 
-
-# --- trials --------------------------------------------------------------------------------------------------------------
-
-
-class NoShrinking:
-    """A plugin of pytest: that a property fails is enough."""
-
-    def pytest_configure(self) -> None:
-        """Called when the suite's own profile is there."""
-        from hypothesis import Phase, settings
-
-        phases = [Phase.explicit, Phase.generate]
-        settings.register_profile("mutation", settings.get_profile("antiphon"), max_examples=20, phases=phases)
-        settings.load_profile("mutation")
-
-
-def settle(scratch: str) -> None:
-    """Begin a worker: in a copy of the checkout that is its own, with all but the package imported."""
-    home = Path(tempfile.mkdtemp(dir=scratch))
-    for name in COPIED:
-        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copied(ROOT / name, home / name)
-    os.chdir(home)
-    sys.path.insert(0, str(home))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "antiphon"]:
-        del sys.modules[name]  # what mutants are made with
-    for name in WARM:
-        importlib.import_module(name)
+    def reach(self, pool: ProcessPoolExecutor) -> "Future[Reach]":
+        """Return what the room's tests reach, from a run of them if none is kept."""
+        if not self.reaches.exists():
+            return pool.submit(reach_of, self._room, self.reaches)
+        kept: Future[Reach] = Future()
+        kept.set_result(Reach.read(self.reaches))
+        return kept
 
 
-def tried(mutant: Mutant, patience: int) -> str:
-    """How the tests end on this mutant, in the copy that is the working directory. Slower than `patience` seconds is an end."""
-    path = Path(mutant.path)
-    original = path.read_text(encoding="utf-8")
-    path.write_text(mutant.source, encoding="utf-8")
-    try:
-        child = os.fork()
-        if not child:
-            _end_with(mutant.path, patience)
-        _, status = os.waitpid(child, 0)
-    finally:
-        path.write_text(original, encoding="utf-8")
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return "it took too long"
-    code = os.waitstatus_to_exitcode(status)
-    if code not in ENDS:
-        raise RuntimeError(f"{mutant.path}:{mutant.line}: the tests ended with {code}:\n{Path(LOG).read_text()}")
-    return ENDS[code]
-
-
-def _end_with(path: str, patience: int) -> None:
-    """End this process, which is a fork, with what the tests come to; it must never go on as its parent would."""
-    code = NO_TESTS
-    try:
-        signal.alarm(patience)
-        log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        code = _test(path)
-    except BaseException:  # noqa: BLE001 - told in the log, and by the code
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _test(path: str) -> int:
-    """Import the mutant and run the tests."""
-    import pytest
-
-    try:
-        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
-    except Exception:  # noqa: BLE001 - whatever a mistake at import raises
-        return NO_IMPORT
-    assert Path(str(module.__file__)).is_relative_to(Path.cwd())
-    # What is warm cannot be rewritten by pytest, which matters to nobody.
-    calm = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    return int(pytest.main([*calm, *TESTS], plugins=[NoShrinking()]))
-
-
-def difference(mutant: Mutant) -> str:
-    """File, line and the lines before and after."""
+def changed_lines(mutant: Mutant) -> list[str]:
+    """Return the lines before and after, each after a minus or a plus."""
     original = (ROOT / mutant.path).read_text(encoding="utf-8").splitlines()
-    lines = list(difflib.unified_diff(original, mutant.source.splitlines(), lineterm="", n=0))[3:]
-    return "\n".join([f"{mutant.path}:{mutant.line}", *(f"    {line}" for line in lines)])
+    return list(difflib.unified_diff(original, mutant.source.splitlines(), lineterm="", n=0))[3:]
+
+
+def reason_of(mutant: Mutant) -> str:
+    """Return why it may survive, if that is written down."""
+    before = " ".join(line[1:].strip() for line in changed_lines(mutant) if line.startswith("-"))
+    after = " ".join(line[1:].strip() for line in changed_lines(mutant) if line.startswith("+"))
+    for entry in yaml.safe_load(EXPLAINED.read_text(encoding="utf-8")):
+        if (entry["file"], entry["before"], entry["after"]) == (Path(mutant.path).name, before, after):
+            return str(entry["reason"])
+    return ""
+
+
+def trials(drawn: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, str]]:
+    """Yield each mutant and how it ended, those of earlier runs first."""
+    states = {room: State(room) for room in sorted({mutant.room for mutant in drawn})}
+    known = {key: end for state in states.values() for key, end in state.ends().items()}
+    yield from ((mutant, known[mutant.key]) for mutant in drawn if mutant.key in known)
+    rest = [mutant for mutant in drawn if mutant.key not in known]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(workers, get_context("fork"), initializer=settle, initargs=(scratch,)) as pool,
+    ):
+        reaches = {room: states[room].reach(pool) for room in sorted({mutant.room for mutant in rest})}
+        for room, reach in reaches.items():
+            tasks = {pool.submit(tried, mutant, reach.result()): mutant for mutant in rest if mutant.room == room}
+            for task in as_completed(tasks):
+                states[room].add(tasks[task], task.result())
+                yield tasks[task], task.result()
+
+
+def figures_of(ends: Sequence[tuple[Mutant, str]], possible: Counter[str], seed: int) -> dict[str, float]:
+    """Return the result's figures: of the core rooms together and each, and of algorithms."""
+    found: dict[str, float] = {}
+    for name, rooms in [("core", CORE), *((room, (room,)) for room in ROOMS)]:
+        those = [end for mutant, end in ends if mutant.room in rooms]
+        if those:
+            killed = sum(not end.startswith(SURVIVED) for end in those)
+            found |= {
+                f"{name}_seed": seed,
+                f"{name}_possible": sum(possible[room] for room in rooms),
+                f"{name}_mutants": len(those),
+                f"{name}_killed": killed,
+                f"{name}_killed_share": killed / len(those),
+            }
+    return found
+
+
+def kept_figures() -> dict[str, float]:
+    """Return the figures of the present result."""
+    path = ROOT / "benchmarks" / "results" / device_name() / "mutation.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))["figures"]) if path.exists() else {}
 
 
 def main() -> None:
-    """Test the drawn mutants, print those that survive, write the result."""
+    """Try the drawn mutants, print those that survive, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mutants", type=int, default=500)
+    parser.add_argument("--rooms", nargs="+", choices=list(ROOMS), default=list(CORE))
+    parser.add_argument("--mutants", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--no-result", action="store_true", help="print only")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.dont_write_bytecode = True  # a mutant of the same size and second would be taken for the file before it
-    paths = sorted(str(path.relative_to(ROOT)) for path in (ROOT / SOURCES).glob("*.py"))
-    possible = [mutant for path in paths for mutant in mutants_of(path)]
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    for room in options.rooms:
+        for glob, reason in ROOMS[room].excluded:
+            print(f"not mutated: {glob}: {reason}")
+    possible = [mutant for room in options.rooms for mutant in mutants_of(room)]
     drawn = random.Random(options.seed).sample(possible, min(options.mutants, len(possible)))
     began = time.perf_counter()
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ProcessPoolExecutor(options.workers, get_context("fork"), initializer=settle, initargs=(scratch,)) as pool,
-    ):
-        whole = Mutant(paths[-1], 1, (ROOT / paths[-1]).read_text(encoding="utf-8"))
-        if (end := pool.submit(tried, whole, 3600).result()) != SURVIVED:
-            sys.exit(f"without a mistake: {end}")
-        patience = 60 + int(5 * (time.perf_counter() - began))
-        ends = []
-        for mutant, end in zip(drawn, pool.map(tried, drawn, [patience] * len(drawn)), strict=True):
-            ends.append(end)
-            if end == SURVIVED:
-                print(difference(mutant), flush=True)
-    seen = Counter(ends)
+    ends = []
+    for mutant, end in trials(drawn, options.workers):
+        ends.append((mutant, end))
+        print(f"{len(ends)}/{len(drawn)} {mutant.path}:{mutant.line}: {end}", flush=True)
+        if end.startswith(SURVIVED):
+            print("\n".join(f"    {line}" for line in changed_lines(mutant)), flush=True)
+            print(f"    {reason_of(mutant) or 'not explained'}", flush=True)
+    seen = Counter(end for _, end in ends)
     print(table(["mutants", "times"], [[end, str(count)] for end, count in sorted(seen.items())]))
-    killed = len(drawn) - seen[SURVIVED]
-    figures = {
-        "possible": len(possible),
-        "mutants": len(drawn),
-        "killed": killed,
-        "share": killed / len(drawn),
-        "seconds": time.perf_counter() - began,
-    }
-    print("written:", write_result("mutation", figures, options.out))
+    figures = figures_of(ends, Counter(mutant.room for mutant in possible), options.seed)
+    rows = [[name.removesuffix("_killed_share"), f"{share:.3f}"] for name, share in figures.items() if "share" in name]
+    print(table(["killed", "share"], rows))
+    print(f"{time.perf_counter() - began:.0f} s")
+    share = sum(not end.startswith(SURVIVED) for _, end in ends) / len(ends)
+    if not options.no_result:
+        print("written:", write_result("mutation", kept_figures() | figures, options.out, measures=MEASURES))
+    if share < FLOOR:
+        sys.exit(f"{share:.1%} were noticed, and {FLOOR:.0%} must be")
 
 
 if __name__ == "__main__":

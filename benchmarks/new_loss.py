@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 
 PAGE = (ROOT / "docs" / "new_loss.md").read_text(encoding="utf-8")
 
@@ -37,7 +37,7 @@ def main() -> None:
         summary = json.loads((folder / "runs" / "my_loss" / "summary.json").read_text(encoding="utf-8"))
     figures |= {key: summary[key] for key in ("accuracy_before", "accuracy_after", "train_seconds")}
     print(table(["figure", ""], [[name, f"{value:.4g}"] for name, value in figures.items()]))
-    print("written:", write_result("new_loss", figures))
+    print("written:", write_result("new_loss", figures, measures=WHOLE_RUN))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import argparse
 from pathlib import Path
 from statistics import fmean, median
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Peak, run
 
 from antiphon.cluster.devices import this_machine
@@ -34,9 +34,17 @@ from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
-from antiphon.simulate.planner import WARM_UP, Speeds, divided, predict, splits
+from antiphon.simulate.planner import WARM_UP, Speeds, iterate_splits, predict, split_devices
 from antiphon.simulate.probe import SECONDS, measure_devices
 from antiphon.simulate.workloads import DistributionConfig
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.run.device_sharing",
+    "antiphon.cluster.placement",
+    "antiphon.simulate.planner",
+    "antiphon.simulate.probe",
+)
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 FIRST, SECOND = (f"cpu:{core}-{core}" for core in this_machine().cores[:2])
@@ -90,7 +98,7 @@ def main() -> None:
     print(table(["placement", *found["co_located"]], rows))
     if speeds is not None:
         print(table([f"{DEVICES} devices", "s a step", "against the best"], simulated(config, speeds, figures)))
-    print("written:", write_result("placement", figures, options.out))
+    print("written:", write_result("placement", figures, options.out, measures=MEASURES))
 
 
 def measured(name: str, overrides: tuple[str, ...], runs: Path) -> dict[str, float]:
@@ -123,7 +131,7 @@ def foretell(
         plan = predict(settings, speeds, engines=engines, learners=learners, lent=lent)
         figures[f"{name}_step_seconds_predicted"] = plan.step_seconds
         found[name]["predicted"] = [plan.step_seconds]
-    chosen = divided(config, speeds, this_machine())[1]
+    chosen = split_devices(config, speeds, this_machine())[1]
     choice = next(name for name, share in SHARES.items() if share == (chosen.engines, chosen.learners, chosen.shared))
     best = min(found, key=lambda name: median(found[name]["step_seconds"]))
     pairs = zip(found[choice]["step_seconds"], found[best]["step_seconds"], strict=True)
@@ -147,7 +155,7 @@ def simulated(config: RunConfig, speeds: Speeds, figures: dict[str, float]) -> l
         update={"rollout": rollout, "engine": config.engine.model_copy(update={"slots": 64, "max_length": 0})}
     )
     best: dict[str, float] = {}
-    for split in splits(settings, long, DEVICES):
+    for split in iterate_splits(settings, long, DEVICES):
         kind = "disaggregated" if not split.shared else "co_located" if split.shared == DEVICES else "overlapping"
         best[kind] = min(best.get(kind, split.seconds), split.seconds)
     figures |= {f"simulated_{kind}_step_seconds": seconds for kind, seconds in best.items()}

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from statistics import median
 
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import run
 
 from antiphon.core.config import add_import_folder, load
@@ -18,6 +18,8 @@ from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import WARM_UP, predict
 from antiphon.simulate.probe import SECONDS, measure
+
+MEASURES = (*WHOLE_RUN, "antiphon.simulate.planner", "antiphon.simulate.probe")
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 SETTINGS = {  # none of which the probe runs
@@ -100,7 +102,7 @@ def report(found: dict[str, list[tuple[float, ...]]]) -> None:
         "off most",
     ]
     print(table(heads, rows))
-    print("written:", write_result("plan", figures | worst))
+    print("written:", write_result("plan", figures | worst, measures=MEASURES))
 
 
 if __name__ == "__main__":

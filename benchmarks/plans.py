@@ -16,8 +16,21 @@ from _common import ROOT, table, write_result
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
 from antiphon.simulate import sizes
-from antiphon.simulate.devices import DEVICES, drawn
+from antiphon.simulate.devices import DEVICES, resolve_on_devices
 from antiphon.simulate.planner import Prediction, Speeds, predict
+
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+    "antiphon.simulate.planner",
+    "antiphon.simulate.sizes",
+    "antiphon.simulate.devices",
+)
 
 FOLDER = ROOT / "recipes" / "clusters"
 RECIPES = {
@@ -39,7 +52,7 @@ def main() -> None:
     for name in options.recipes:
         config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
         device = DEVICES[RECIPES[name]]
-        model, lent = sizes.inspect(config), len(drawn(config, RECIPES[name]).lent.get("engine", ()))
+        model, lent = sizes.inspect(config), len(resolve_on_devices(config, RECIPES[name]).lent.get("engine", ()))
         need = sizes.device_memory(model, config, device)
         figures = {key(part, "gib"): size / 2**30 for part, size in need.items()}
         memory[name] = need
@@ -50,8 +63,8 @@ def main() -> None:
         for label, (plan, took) in zip(variants, found, strict=True):
             rows.append(row(label or name, plan, took))
             figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
-        print(*sizes.misfits(model, config, device), sep="\n", flush=True)
-        print("written:", write_result(f"plans_{name}", figures), flush=True)
+        print(*sizes.find_misfits(model, config, device), sep="\n", flush=True)
+        print("written:", write_result(f"plans_{name}", figures, measures=MEASURES), flush=True)
     print(table(HEADINGS, rows))
     parts = [[part, *(f"{of[part] / 2**30:,.1f}" for of in memory.values())] for part in need]
     print(table(["GiB of each device", *memory], parts))

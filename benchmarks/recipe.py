@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median
 
 import matplotlib
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def main() -> None:
     figures["lowest_gain"] = min(r.summary["accuracy_after"] - r.summary["accuracy_before"] for r in finished)
     figures["longest_train_seconds"] = max(r.summary["train_seconds"] for r in finished)
     draw(finished, ROOT / "recipes" / options.recipe / ("curve_vllm.png" if options.vllm else "curve.png"))
-    print(f"\nwritten to {write_result(f'recipe_{name}', figures)}")
+    print(f"\nwritten to {write_result(f'recipe_{name}', figures, measures=WHOLE_RUN)}")
 
 
 def control(config: Path, trained: Finished, seed: int, runs: Path) -> Finished:

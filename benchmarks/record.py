@@ -24,9 +24,11 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from _common import ROOT, smollm2, table, write_result
+from _common import ROOT, WHOLE_RUN, smollm2, table, write_result
 
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+
+MEASURES = (*WHOLE_RUN, "antiphon.record")
 
 TINY, SMOLLM2 = (ROOT / "recipes" / name / "config.yaml" for name in ("tiny_arithmetic", "smollm2_arithmetic"))
 WARM_UP = 5  # steps
@@ -35,7 +37,7 @@ HERE = Path(__file__)
 
 def nothing_written() -> None:
     """Let stores forget what they are told to write."""
-    Store.write = lambda self, lineage, batch: None  # type: ignore[method-assign]
+    LedgerStore.write = lambda self, lineage, batch: None  # type: ignore[method-assign]
 
 
 # --- in processes of their own ------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
     )
     from antiphon.inspect.audit import audit
     from antiphon.record.events import Events
-    from antiphon.record.resume import begin
+    from antiphon.record.resume import open_first_lineage
 
     groups, siblings = 256, 16
     rollout = {
@@ -156,16 +158,16 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
     )
 
     async def write() -> None:
-        store = Store(place)
-        begin(store)
+        store = LedgerStore(place)
+        open_first_lineage(store)
         ledger, dispatched = Ledger(store, Events(), run=run_synchronously), 0
         for step in range(attempts // (groups * siblings)):
             version, taken = PolicyVersion(0, step), range(step * groups, (step + 1) * groups)
             names = [AttemptId(group, sibling, 0) for group in taken for sibling in range(siblings)]
             for group in taken:
-                ledger.admit(group, Prompt(id=f"p{group}", task="t", messages=()), version)
+                ledger.add_group(group, Prompt(id=f"p{group}", task="t", messages=()), version)
             for name in names:
-                ledger.start(name, version)
+                ledger.add_attempt(name, version)
                 meta = TrajectoryMeta(
                     id=name,
                     prompt_id=f"p{name.group}",
@@ -176,13 +178,13 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
                     score=Score.of(1.0),
                     completion_tokens=4,
                 )
-                ledger.play(Trajectory(meta=meta, payload=(segment,)))
-            ledger.take(taken)
+                ledger.add_trajectory(Trajectory(meta=meta, payload=(segment,)))
+            ledger.begin_step(taken)
             for group in taken:
-                ledger.drop(group, GroupOutcome.COMPLETE)
+                ledger.end_group(group, GroupOutcome.COMPLETE)
             for name in names:
-                ledger.end(name, AttemptStatus.TRAINED)
-            ledger.publish(version.next())
+                ledger.set_status(name, AttemptStatus.TRAINED)
+            ledger.end_step(version.next())
             dispatched += len(names)
             total = dispatched
             ledger.balance = lambda total=total: {"dispatched": total, "trained": total}
@@ -287,7 +289,7 @@ def main() -> None:
             )
             figures |= {"smollm2_step_seconds_with": kept, "smollm2_step_seconds_without": lean}
     print(table(["figure", "value"], [[key, f"{value:.4g}"] for key, value in figures.items()]))
-    print("written:", write_result("record", figures))
+    print("written:", write_result("record", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

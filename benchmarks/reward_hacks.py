@@ -19,6 +19,8 @@ from antiphon.tasks.rewards.code.reward import Code
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.system.reward_hacks import HACKS, TASKS
 
+MEASURES = ("antiphon.tasks.rewards",)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,7 +45,7 @@ def main() -> None:
     figures["tried_where_the_hole_is"] = float(sum(bool(hack.hole) for hack in HACKS))
     print("\n".join(f"{name} {value:g}" for name, value in figures.items()))
     if not options.no_result:
-        print(write_result("reward_hacks", figures))
+        print(write_result("reward_hacks", figures, measures=MEASURES))
 
 
 if __name__ == "__main__":

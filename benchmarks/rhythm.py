@@ -55,6 +55,12 @@ from antiphon.tasks.sources import reasoning_gym
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+MEASURES = (
+    "antiphon.learning.model.attention_rhythm",
+    "antiphon.learning.model.attention",
+    "antiphon.algorithms.rhythm",
+)
+
 PEAKS = 0.2  # of a response's tokens, that are peaks
 AFTER = 1  # tokens that an FAI peak may be behind a WAAD peak
 TO_THE_END = RhythmConfig(kind="coupled", horizon_high=2**31)
@@ -302,7 +308,7 @@ def main() -> None:
     print("statistics read", flush=True)
     figures |= cost(learner, pairs[:6], taken / sampled, args.rounds)
     print(table(["figure", "value"], [[name, f"{value:.4g}"] for name, value in figures.items()]))
-    print("written:", write_result("rhythm", figures, args.out), "and", args.figure)
+    print("written:", write_result("rhythm", figures, args.out, measures=MEASURES), "and", args.figure)
 
 
 if __name__ == "__main__":

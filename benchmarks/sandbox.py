@@ -30,6 +30,24 @@ from antiphon.sandbox.isolation.forked import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 
+MEASURES = (
+    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.zygote",
+    "antiphon.sandbox.isolation.execution",
+    "antiphon.sandbox.isolation.confined",
+    "antiphon.sandbox.isolation.seccomp",
+    "antiphon.tasks.rewards.code",
+)
+SETTINGS = {
+    "ours": "ForkedPython at level 3, two threads, a program a run",
+    "bubblewrap": (
+        "bwrap --unshare-all with a root of Python's files and /lib, no filter; python -I -S -E; two threads"
+    ),
+    "why its best": (
+        "a minimal root and an interpreter without site are its fastest start, and it isolates less than level 3"
+    ),
+}
+
 PROGRAM = """
 def add(a, b):
     return a + b
@@ -128,7 +146,7 @@ def main() -> None:
     }
     print("\n".join(f"{name} {value:.2f}" for name, value in figures.items()))
     if not options.no_result:
-        print(write_result("sandbox", figures))
+        print(write_result("sandbox", figures, measures=MEASURES, settings=SETTINGS))
 
 
 if __name__ == "__main__":

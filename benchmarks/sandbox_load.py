@@ -26,6 +26,11 @@ from pathlib import Path
 import httpx
 import psutil
 
+MEASURES = (
+    "antiphon.sandbox.service",
+    "antiphon.sandbox.sessions.box",
+)
+
 TOKEN = "a-token-of-the-load"
 SANDBOX = "/apis/envs/sandbox/v1"
 
@@ -250,7 +255,7 @@ def main() -> None:
         print(f"{name:<22}{value:>12,.1f}")
     for problem in (*outcome.unclear[:20], *outcome.left[:20]):
         print(problem)
-    print(write_result("sandbox_load", figures, arguments.out))
+    print(write_result("sandbox_load", figures, arguments.out, measures=MEASURES))
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -17,6 +17,16 @@ from typing import Any
 from _common import table, write_result
 from published import BATCH, Calibration, play, scenario
 
+MEASURES = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.components",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+)
+
 TRAIN_SHARE = 0.4
 TRAIN_TOKEN = 2.2e-4  # seconds a token on one device: 30 % of its peak
 LENGTHS = Calibration(mean=3000, spread=0.8, shared=0.5, disagreement=0.3)
@@ -87,7 +97,8 @@ def techniques(figures: dict[str, float]) -> None:
         found = measured(technique(rollout, 32, 64, 16, steps=8))
         rate = found["tokens"] / found["seconds"]
         base = base or rate
-        figures["gain_" + "_".join(name.replace(",", "").split())] = rate / base
+        key = "_".join(name.replace(",", "").split())
+        figures |= {f"gain_{key}": rate / base, f"length_bias_{key}": found["length"]}
         rows.append(
             [name, f"{found['seconds']:.0f}", f"{rate / base:.2f}", f"{found['idle']:.0%}", f"{found['length']:+.0%}"]
         )
@@ -106,6 +117,7 @@ def scaling(figures: dict[str, float], kind: str, most: int) -> None:
         first = first or rate
         figures[f"{kind}_efficiency_{devices}"] = rate / first
         figures[f"{kind}_controller_share_{devices}"] = found["controller"]
+        figures[f"{kind}_step_seconds_{devices}"] = found["seconds"]
         rows.append(
             [
                 str(devices),
@@ -130,7 +142,7 @@ def main() -> None:
     techniques(figures)
     for kind in ("strong", "weak"):
         scaling(figures, kind, args.most)
-    print("written:", write_result("scaling", figures, args.out))
+    print("written:", write_result("scaling", figures, args.out, measures=MEASURES))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 import psutil
-from _common import ROOT, table, write_result
+from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Peak, run
 
 from antiphon.inspect.audit import audit
@@ -94,7 +94,7 @@ def main() -> None:
         for w in found
     ]
     print(table(["workers", "groups/s", "controller, ms a group"], rows))
-    print("written:", write_result("shards", figures))
+    print("written:", write_result("shards", figures, measures=WHOLE_RUN))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,23 @@ from _common import ROOT, table, write_result
 from step import trl_python
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+MEASURES = (
+    "antiphon.learning.torch_learner",
+    "antiphon.learning.pack_learner",
+    "antiphon.learning.model.attention",
+    "antiphon.learning.batch",
+)
+SETTINGS = {
+    "ours": "TorchLearner on one thread, all 8 siblings in one pack, with and without share_prefixes",
+    "TRL": (
+        "GRPOTrainer 1.16.0 on one thread, all 8 siblings in one micro-batch, no gradient checkpointing, "
+        "no reference model"
+    ),
+    "why its best": (
+        "not tuned: smaller micro-batches would need less memory, and no option of it computes a prompt once"
+    ),
+}
+
 PROMPTS, SIBLINGS, TOKENS = (64, 256, 1024), 8, 64
 STEPS = 3  # that are timed, after one that is not
 MODEL = {
@@ -142,7 +159,7 @@ def report(ways: list[str], found: dict[tuple[str, int], list[dict[str, float]]]
             figures[f"trl_speedup_at_{prompt}"] = ratio["trl"]
     print(table(["prompt", "way", "tokens a second", "peak MiB"], rows))
     print({name: round(value, 2) for name, value in figures.items() if "speedup" in name or "ratio" in name})
-    print(f"written to {write_result('shared_prefix', figures)}")
+    print(f"written to {write_result('shared_prefix', figures, measures=MEASURES, settings=SETTINGS)}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""One GRPO step of SmolLM2-135M-Instruct in float32, against TRL's GRPOTrainer: time and memory.
+"""One GRPO step of SmolLM2-135M-Instruct in float32, against TRL's GRPOTrainer: time and memory, at several settings of both.
 
     python benchmarks/step.py --rounds 2 --steps 3
 
 Both get the same model directory, the same chat prompts and the same work: 8 prompts x 8 siblings x exactly 64 tokens a
 step, one AdamW update, no reference model, rewards that differ between siblings so that every sequence is trained on.
 TRL has two CPU threads, as do ours in each phase of a synchronous step: the learner with two, or two engines with one each.
-Ours asynchronous has one for the engine and `--learner-threads` for the learner. All three run one after the other, and
-again in each round; the first `--warm` steps of each run are left out, and figures are medians of what remains. Memory is
-the peak over those steps of the summed proportional set size of all processes of a system, shared memory included. TRL gets a
-virtual environment of its own in the user's cache.
+Ours asynchronous has one for the engine and one for the learner.
+
+On either side the micro-batch trades memory for time, so neither is shown at one size: TRL runs at each of
+`--trl-micro` and at its largest with gradient checkpointing, ours at each of `--tokens-per-pack`, asynchronous at the
+smallest. Ratios are to TRL's fastest setting of the same run. All systems run one after the other, and again in each
+round; the first `--warm` steps of each run are left out, as is the last of ours asynchronous, during which no samples of a
+next step are drawn. Figures are medians of what remains. Memory is the peak over the steps after the first `--warm` of the
+summed proportional set size of all processes of a system, shared memory included. TRL gets a virtual environment of its
+own in the user's cache.
 """
 
 import argparse
@@ -25,13 +30,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from _common import ROOT, seconds, smollm2, table, write_result
+from _common import ROOT, WHOLE_RUN, seconds, smollm2, table, write_result
 from _runs import SAMPLE_SECONDS, memory
 
 TRL = {"torch": "2.13.0", "trl": "1.16.0", "transformers": "5.23.0"}  # torch is pinned, else pip may bring CUDA's
 GROUPS, SIBLINGS, TOKENS, THREADS = 8, 8, 64, 2
 LEARNING_RATE = 1e-6
 QUESTIONS = [f"What is {a} + {a + 19}?" for a in range(12, 12 + GROUPS)]
+SETTINGS = {
+    "work": f"{GROUPS} prompts x {SIBLINGS} samples x {TOKENS} tokens, float32, {THREADS} CPU threads, AdamW, no reference",
+    "ours": "tokens_per_pack as named, all else default: logits_chunk 1024, share_prefixes; synchronous with two engines of "
+    "one thread, asynchronous with one; the learner has the rest",
+    "TRL": "GRPOConfig: per_device_train_batch_size as named, with so many accumulation steps that an update is the same; "
+    "no gradient checkpointing unless named; transformers' generate; 2 threads",
+    "why TRL's best": "its micro-batch is what trades its time for memory, so it runs at each of four sizes and with "
+    "checkpointing, and ratios are to the fastest; vLLM generation and Liger kernels need a GPU",
+}
 REWARD = """import zlib
 
 def spread(prompt, transcript):  # differs between siblings, as good as at random: a checksum of the text
@@ -40,13 +54,22 @@ def spread(prompt, transcript):  # differs between siblings, as good as at rando
 
 
 @dataclass
-class Measured:
-    """One system over all rounds."""
+class System:
+    """One side at one setting, over all rounds."""
 
+    name: str
+    micro: int  # sequences of a micro-batch of TRL, tokens of a pack of ours
+    ratio: int | None = None  # asynchronous, of ours
+    checkpointing: bool = False
     steps: list[float] = field(default_factory=list)  # seconds
     peaks: list[float] = field(default_factory=list)  # bytes, one a run
     parts: Counter[str] = field(default_factory=Counter)  # bytes of each process at the peak of the last run
     learner: list[float] = field(default_factory=list)  # seconds of the learner within each step, of ours
+
+    @property
+    def last_left_out(self) -> int:
+        """Steps at the end that are not timed: while the last is trained on, no samples of a next one are drawn."""
+        return 1 if self.ratio else 0
 
     @property
     def samples_per_second(self) -> float:
@@ -83,33 +106,42 @@ def trl_python() -> Path:
     return python
 
 
-def trl_command(folder: Path, args: argparse.Namespace) -> tuple[list[str], Path]:
+def systems_of(args: argparse.Namespace) -> list[System]:
+    """Both sides at all their settings."""
+    found = [System(f"trl_{micro}", micro) for micro in args.trl_micro]
+    found.append(System(f"trl_{max(args.trl_micro)}_checkpointing", max(args.trl_micro), checkpointing=True))
+    found += [System(f"sync_{tokens}", tokens, ratio=0) for tokens in args.tokens_per_pack]
+    return [*found, System(f"async_{min(args.tokens_per_pack)}", min(args.tokens_per_pack), ratio=1)]
+
+
+def trl_command(folder: Path, args: argparse.Namespace, system: System) -> tuple[list[str], Path]:
     """How to run TRL, and the file where a line appears after each step."""
     metrics = folder / "metrics.jsonl"
     spec: dict[str, object] = {"model": str(folder / "model"), "metrics": str(metrics)}
     spec |= {"output": str(folder / "output"), "questions": QUESTIONS}
     spec |= {"prompts_per_step": GROUPS, "group_size": SIBLINGS, "tokens": TOKENS, "steps": args.warm + args.steps}
-    spec |= {"threads": THREADS, "micro_batch": args.trl_micro, "learning_rate": LEARNING_RATE}
+    spec |= {"threads": THREADS, "micro_batch": system.micro, "learning_rate": LEARNING_RATE}
+    spec |= {"gradient_checkpointing": system.checkpointing}
     (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
     return [str(trl_python()), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
 
 
-def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[list[str], Path]:
-    """How to run ours with this asynchronous ratio, and its metrics file."""
+def our_command(folder: Path, args: argparse.Namespace, system: System) -> tuple[list[str], Path]:
+    """How to run ours, and its metrics file."""
     prompts = "".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS)
     (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     (folder / "step_reward.py").write_text(REWARD, encoding="utf-8")
-    learner, engines = (args.learner_threads, 1) if ratio else (THREADS, THREADS)
+    learner, engines = (1, 1) if system.ratio else (THREADS, THREADS)
     prompts_from = {"source": "jsonl", "path": str(folder / "prompts.jsonl")}
     config: dict[str, object] = {
         "name": "step",
-        "steps": args.warm + args.steps,
+        "steps": args.warm + args.steps + system.last_left_out,
         "model": {"path": str(folder / "model")},
         "tasks": [{"name": "sums", "prompts": prompts_from, "reward": "step_reward:spread"}],
-        "rollout": {"groups_per_step": GROUPS, "group_size": SIBLINGS, "async_ratio": ratio, "timeout": 3600.0}
+        "rollout": {"groups_per_step": GROUPS, "group_size": SIBLINGS, "async_ratio": system.ratio, "timeout": 3600.0}
         | {"sampling": {"max_tokens": TOKENS}},
         "learner": {"device": "cpu", "threads": learner, "optimizer": {"learning_rate": LEARNING_RATE}}
-        | {"tokens_per_pack": args.tokens_per_pack, "logits_chunk": args.logits_chunk},
+        | {"tokens_per_pack": system.micro},
         "engine": {
             "device": "cpu",
             "replicas": engines,
@@ -125,7 +157,7 @@ def our_command(folder: Path, args: argparse.Namespace, ratio: int) -> tuple[lis
     return command, folder / "runs" / "step" / "metrics.jsonl"
 
 
-def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured) -> list[dict[str, float]]:
+def run(command: list[str], metrics: Path, log: Path, warm: int, into: System) -> list[dict[str, float]]:
     """Run a system to its end, watching its memory once it is warm; returns the lines of its timed steps."""
     peak = 0
     with log.open("wb") as output:
@@ -144,19 +176,20 @@ def run(command: list[str], metrics: Path, log: Path, warm: int, into: Measured)
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()][warm:]
 
 
-def measure_trl(folder: Path, args: argparse.Namespace, into: Measured) -> None:
-    """A run of TRL, its steps checked for the work they were given."""
-    for line in run(*trl_command(folder, args), folder / "log", args.warm, into):
-        assert line["length"] == TOKENS and line["groups_without_spread"] == 0 and line["grad_norm"] > 0, line
-        into.steps.append(line["seconds"])
-
-
-def measure_ours(folder: Path, args: argparse.Namespace, into: Measured, ratio: int) -> None:
-    """A run of ours, its steps checked likewise."""
-    for line in run(*our_command(folder, args, ratio), folder / "log", args.warm, into):
-        assert line["length/mean"] == TOKENS and line["age/max"] == ratio and line["learner/grad_norm"] > 0, line
-        into.steps.append(line["step/seconds"])
-        into.learner.append(line["learner/seconds"])
+def measure(folder: Path, args: argparse.Namespace, system: System) -> None:
+    """One run of a system, its steps checked for the work that they were given."""
+    endless_model(folder / "model")
+    build = trl_command if system.ratio is None else our_command
+    lines = run(*build(folder, args, system), folder / "log", args.warm, system)
+    for line in lines[: len(lines) - system.last_left_out]:
+        if system.ratio is None:
+            assert line["length"] == TOKENS and line["groups_without_spread"] == 0 and line["grad_norm"] > 0, line
+            system.steps.append(line["seconds"])
+        else:
+            assert line["length/mean"] == TOKENS and line["age/max"] == system.ratio, line
+            assert line["learner/grad_norm"] > 0, line
+            system.steps.append(line["step/seconds"])
+            system.learner.append(line["learner/seconds"])
 
 
 def matmul_gflops(threads: int, size: int = 2048, tries: int = 5) -> float:
@@ -167,34 +200,37 @@ def matmul_gflops(threads: int, size: int = 2048, tries: int = 5) -> float:
     return max(2 * size**3 / seconds(lambda: torch.mm(a, a)) for _ in range(tries)) / 1e9
 
 
-def figures_of(systems: dict[str, Measured], peaks: dict[int, list[float]]) -> dict[str, float]:
-    """The ratios, and the absolute numbers behind them."""
-    trl, sync, ahead = systems["TRL"], systems["synchronous"], systems["asynchronous"]
-    figures = {
-        "samples_per_second_ratio_sync": sync.samples_per_second / trl.samples_per_second,
-        "samples_per_second_ratio_async": ahead.samples_per_second / trl.samples_per_second,
-        "memory_ratio": ahead.gibibytes / trl.gibibytes,
-        "memory_ratio_sync": sync.gibibytes / trl.gibibytes,
-    }
-    for name, system in zip(("trl", "sync", "async"), (trl, sync, ahead), strict=True):
-        figures[f"{name}_samples_per_second"] = system.samples_per_second
-        figures[f"{name}_peak_gib"] = system.gibibytes
+def figures_of(systems: list[System], peaks: dict[int, list[float]]) -> dict[str, float]:
+    """The ratios to TRL's fastest setting, and the absolute numbers behind them."""
+    peers = [system for system in systems if system.ratio is None]
+    best = max(peers, key=lambda system: system.samples_per_second)
+    figures: dict[str, float] = {"trl_fastest_micro": best.micro}
+    for system in systems:
+        figures[f"{system.name}_samples_per_second"] = system.samples_per_second
+        figures[f"{system.name}_peak_gib"] = system.gibibytes
+        figures[f"{system.name}_seconds"] = statistics.median(system.steps)
+        figures[f"{system.name}_seconds_least"] = min(system.steps)
+        figures[f"{system.name}_seconds_most"] = max(system.steps)
+        if system.ratio is not None:
+            figures[f"{system.name}_speed_over_trl"] = system.samples_per_second / best.samples_per_second
+            figures[f"{system.name}_memory_over_trl"] = system.gibibytes / best.gibibytes
     for threads, rates in peaks.items():
         figures[f"matmul_gflops_{threads}_thread"] = statistics.median(rates)
     return figures
 
 
-def show(systems: dict[str, Measured], figures: dict[str, float]) -> None:
-    """The tables."""
+def show(systems: list[System]) -> None:
+    """The table."""
     headings = ["system", "seconds a step", "of it learner", "samples/s", "peak GiB", "largest processes"]
     rows = []
-    for name, system in systems.items():
+    for system in systems:
         spread = f"{statistics.median(system.steps):.1f} ({min(system.steps):.1f}-{max(system.steps):.1f})"
         learner = f"{statistics.median(system.learner):.1f}" if system.learner else "-"
         parts = " + ".join(f"{size / 2**30:.2f}" for _, size in system.parts.most_common(3))
-        rows.append([name, spread, learner, f"{system.samples_per_second:.3f}", f"{system.gibibytes:.2f}", parts])
+        rows.append(
+            [system.name, spread, learner, f"{system.samples_per_second:.3f}", f"{system.gibibytes:.2f}", parts]
+        )
     print(table(headings, rows), end="\n\n")
-    print(table(["figure", "value"], [[name, f"{value:.3f}"] for name, value in figures.items()]))
 
 
 def parse() -> argparse.Namespace:
@@ -203,36 +239,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="runs of each system")
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each run")
     parser.add_argument("--warm", type=int, default=1, help="steps of each run that are left out")
-    parser.add_argument("--trl-micro", type=int, default=16, help="TRL's per_device_train_batch_size")
-    parser.add_argument("--learner-threads", type=int, default=1, help="of ours asynchronous")
-    parser.add_argument("--tokens-per-pack", type=int, default=400, help="micro-batch of ours")
-    parser.add_argument("--logits-chunk", type=int, default=512, help="of ours")
+    parser.add_argument("--trl-micro", type=int, nargs="+", default=[4, 8, 16, 32], help="per_device_train_batch_size")
+    parser.add_argument("--tokens-per-pack", type=int, nargs="+", default=[400, 1024, 4096], help="of ours")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run the rounds, print the tables, write the result."""
+    """Run the rounds, print the table, write the result."""
     args = parse()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the comparison is one of CPUs
-    systems = {name: Measured() for name in ("TRL", "synchronous", "asynchronous")}
+    systems = systems_of(args)
     peaks: dict[int, list[float]] = {1: [], THREADS: []}
     trl_python()
     for number in range(args.rounds):
         for threads, rates in peaks.items():
             rates.append(matmul_gflops(threads))
-        for name, system in systems.items():
+        for system in systems:
             with tempfile.TemporaryDirectory(prefix="antiphon-step-") as scratch:
-                folder = Path(scratch)
-                endless_model(folder / "model")
-                if name == "TRL":
-                    measure_trl(folder, args, system)
-                else:
-                    measure_ours(folder, args, system, ratio=int(name == "asynchronous"))
-            print(f"round {number + 1} of {args.rounds}, {name}: {system.steps[-args.steps :]}", flush=True)
-    figures = figures_of(systems, peaks)
-    show(systems, figures)
-    path = write_result("step", figures, args.out)
+                measure(Path(scratch), args, system)
+            seconds_of_steps = [round(value, 1) for value in system.steps[-args.steps :]]
+            line = f"{system.name}: {seconds_of_steps} s, {system.peaks[-1] / 2**30:.2f} GiB"
+            print(f"round {number + 1} of {args.rounds}, {line}", flush=True)
+    show(systems)
+    path = write_result("step", figures_of(systems, peaks), args.out, measures=WHOLE_RUN, settings=SETTINGS)
     result = json.loads(path.read_text(encoding="utf-8"))
     result["versions"]["trl"] = TRL["trl"]
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

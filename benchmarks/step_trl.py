@@ -72,7 +72,7 @@ def main() -> None:
         lr_scheduler_type="constant",
         beta=0.0,
         bf16=False,
-        gradient_checkpointing=False,
+        gradient_checkpointing=spec["gradient_checkpointing"],
         use_cpu=True,
         dataloader_pin_memory=False,
         save_strategy="no",

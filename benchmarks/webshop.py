@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib
-from _common import ROOT, interval, table, write_result
+from _common import ROOT, WHOLE_RUN, interval, table, write_result
 from _runs import Finished, run
 
 from antiphon.core.config import add_import_folder, load
@@ -26,6 +26,13 @@ from antiphon.run.config import RunConfig
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.algorithms",
+    "antiphon_envs.webshop.environment",
+    "antiphon_envs.webshop.reward",
+)
 
 UNHEARD = ("tasks.0.test.options={unheard: true}",)
 CONFIG = ROOT / "recipes" / "webshop" / "config.yaml"
@@ -63,7 +70,7 @@ def main() -> None:
     figures["longest_train_seconds"] = max(found["train_seconds"] for found in measured)
     print("\n" + table(["", ""], [[name, f"{value:.3f}"] for name, value in figures.items() if "seed" not in name]))
     draw(finished, CONFIG.parent / "curve.png")
-    print(f"\nwritten to {write_result('webshop', figures)}")
+    print(f"\nwritten to {write_result('webshop', figures, measures=MEASURES)}")
 
 
 def measures(run_: Finished, seed: int) -> dict[str, float]:

@@ -28,7 +28,14 @@ from antiphon.core.workers import Worker
 from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.torch_learner import TorchLearner
-from antiphon.weights.base import CHANNELS, TransferContext, shared_directory
+from antiphon.weights.base import CHANNELS, TransferContext
+from antiphon.weights.shared_directory import shared_directory
+
+MEASURES = (
+    "antiphon.weights",
+    "antiphon.engines.native.weights",
+    "antiphon.learning.host_device_copy",
+)
 
 
 class Copier(Worker):
@@ -130,7 +137,7 @@ def main() -> None:
         )
     print(table(["way", "seconds", "GB/s", "of two copies"], rows))
     command = f"python benchmarks/weights.py --rounds {args.rounds} --engines {args.engines}"
-    print("written to", write_result("weights", figures, command=command))
+    print("written to", write_result("weights", figures, command=command, measures=MEASURES))
 
 
 if __name__ == "__main__":

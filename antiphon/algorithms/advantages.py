@@ -10,12 +10,11 @@ divergence from the reference (`add_kl_rewards`), and `Sample.reward` includes a
 divergence of each token instead, beside `Sample.task_reward`: a token gets what follows from it on.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled, whiten
+from antiphon.algorithms.batch_arrays import whiten
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import advantage
 from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
@@ -23,29 +22,18 @@ from antiphon.algorithms.returns import discounted_sums, generalized_advantages
 from antiphon.algorithms.trajectories import (
     Arrays,
     Samples,
-    gather_sampled,
     kl_rewards,
-    list_turns,
+    map_trajectories,
     mean_values,
-    policy_logprobs,
     scatter_sampled,
     task_rewards,
     token_rewards,
     trajectories,
-    turn_returns,
-)
-from antiphon.core.streams import (
-    KL_REWARD,
-    TEACHER_LOGPROBS,
-    VALUES,
 )
 from antiphon.core.types import (
-    Sample,
+    KL_REWARD,
+    VALUES,
 )
-from antiphon.algorithms.trajectories import map_trajectories
-from antiphon.algorithms.value_targets import value_targets
-from antiphon.algorithms.teacher_advantages import add_teacher_advantages
-from antiphon.algorithms.turn_advantages import turn_reinforce, step_reinforce, gigpo, _split_like, _normalize_within_states, _spread_over_turns
 
 Advantages = Callable[[Samples, AlgorithmConfig], Arrays]
 
@@ -142,12 +130,6 @@ def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Ar
     return whiten(groups, dr_grpo(groups, config))
 
 
-
-
-
-
-
-
 @advantage(needs=[VALUES], pays_turns=True)
 def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """Σ (gamma · `gae_lambda`)^k δ_{t+k}, δ_t = r_t + gamma V_{t+1} - V_t over the sampled tokens of the trajectory, where V is
@@ -177,13 +159,7 @@ def zero(groups: Samples, config: AlgorithmConfig) -> Arrays:
     return _spread_over_trajectories(groups, [0 * task_rewards(group) for group in groups], config)
 
 
-
-
-
-
 # --- pieces: of numbers --------------------------------------------------------------------------------------------------
-
-
 
 
 # --- pieces: of trajectories ---------------------------------------------------------------------------------------------
@@ -203,9 +179,3 @@ def _spread_over_trajectories(groups: Samples, values: Sequence[np.ndarray], con
             arrays += scatter_sampled(samples, discounted_sums(earned, config.gamma))
         found.append(arrays)
     return found
-
-
-
-
-
-

@@ -18,8 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphon.algorithms.config import RhythmConfig
 from antiphon.core.rng import generator
-from antiphon.core.streams import ATTENTION_RHYTHM
-from antiphon.core.types import BoolArray, FloatArray, Sample
+from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 
 
 def amplify_advantages(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:

@@ -8,7 +8,7 @@ from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration
 from antiphon.core.config import Config
-from antiphon.core.streams import (
+from antiphon.core.types import (
     ATTENTION_RHYTHM,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -289,7 +289,7 @@ class AlgorithmConfig(Config):
         )
 
     def skips_zero_advantage(self, loss: Declaration) -> bool:
-        """Return True if tokens without advantage have no gradient and need no backward pass, with a loss that declares this."""
+        """Return True if tokens without advantage need no backward pass, with a loss that declares this."""
         return loss.zero_at_zero_advantage and not (self.kl.in_loss or self.entropy_coefficient)
 
 

@@ -3,15 +3,15 @@
     @loss(needs=[REFERENCE_LOGPROBS], zero_at_zero_advantage=True)
     def my_loss(inputs, config): ...
 
-No other code knows a function by its name: the checks of a configuration and the training step read its declaration, whether the
-function is built in or a user's. A function without a declaration needs no streams and promises nothing.
+No other code knows a function by its name: the checks of a configuration and the training step read its declaration, of
+built-in functions and of a user's alike. A function without a declaration needs no streams and promises nothing.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from antiphon.core.streams import StreamSpec
+from antiphon.core.types import StreamSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,6 +37,9 @@ class Declaration:
     zero_at_zero_advantage: bool = False
 
 
+UNDECLARED = Declaration()
+
+
 def advantage(
     *, needs: Sequence[StreamSpec] = (), grouped: bool = False, per_turn: bool = False, pays_turns: bool = False
 ) -> Callable[[F], F]:
@@ -50,8 +53,8 @@ def loss(*, needs: Sequence[StreamSpec] = (), zero_at_zero_advantage: bool = Fal
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
-    """Return what a function declares, or the default of a function that declares nothing."""
-    declaration: Declaration = getattr(function, _ATTRIBUTE, Declaration())
+    """Return what a function declares, `UNDECLARED` if it declares nothing."""
+    declaration: Declaration = getattr(function, _ATTRIBUTE, UNDECLARED)
     return declaration
 
 

@@ -6,10 +6,6 @@ from typing import Any
 import numpy as np
 
 from antiphon.algorithms.trajectories import Samples
-from antiphon.core.streams import (
-    Streams,
-    StreamSpec,
-)
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -18,6 +14,8 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    Streams,
+    StreamSpec,
     TrajectoryMeta,
     Turn,
 )

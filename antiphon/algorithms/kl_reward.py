@@ -8,11 +8,9 @@ import numpy as np
 from antiphon.algorithms.config import KlConfig
 from antiphon.algorithms.divergence import estimate_kl
 from antiphon.algorithms.trajectories import Samples, gather_sampled, policy_logprobs, scatter_sampled, trajectories
-from antiphon.core.streams import (
+from antiphon.core.types import (
     KL_REWARD,
     REFERENCE_LOGPROBS,
-)
-from antiphon.core.types import (
     Sample,
 )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import loss
 from antiphon.algorithms.divergence import MAX_LOG_RATIO
-from antiphon.core.streams import StreamSpec
+from antiphon.core.types import StreamSpec
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +173,7 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
 
 
 def clipped_log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """Return the log ratio of probabilities from their logarithms [N], clipped to ±`MAX_LOG_RATIO`; 0 for two impossible ones."""
+    """Return the log ratio of probabilities [N], clipped to ±`MAX_LOG_RATIO`; 0 where both are impossible."""
     return (numerator - denominator).nan_to_num(nan=0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 

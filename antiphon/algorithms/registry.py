@@ -1,6 +1,6 @@
 """The built-in advantages and losses by name. Importing it imports no torch."""
 
-from antiphon.algorithms.declarations import Declaration, declaration_of
+from antiphon.algorithms.declarations import UNDECLARED, Declaration, declaration_of
 from antiphon.core.registry import Registry
 
 _ADVANTAGES = "grpo dr_grpo rloo reinforce reinforce_plus_plus reinforce_plus_plus_baseline lite_ppo gae"
@@ -22,4 +22,4 @@ def built_in_declaration(registry: Registry, name: str) -> Declaration:
     A user's function is not imported: reading a configuration must run no code that it names. What that function declares is
     read when its run starts.
     """
-    return declaration_of(registry.resolve(name)) if name in registry.built_in else Declaration()
+    return declaration_of(registry.resolve(name)) if name in registry.built_in else UNDECLARED

@@ -1,27 +1,10 @@
 """Advantages from teachers: on-policy distillation. Pure numpy."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-
-import numpy as np
-
-from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled, whiten
-from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, kl_rewards, list_turns, map_trajectories, mean_values, policy_logprobs, task_rewards, token_rewards, trajectories, turn_returns
-from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import advantage
-from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
-from antiphon.algorithms.returns import discounted_sums, generalized_advantages
-from antiphon.core.streams import (
-    KL_REWARD,
-    TEACHER_LOGPROBS,
-    VALUES,
-)
+from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled
+from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, policy_logprobs
 from antiphon.core.types import (
-    Sample,
+    TEACHER_LOGPROBS,
 )
-from antiphon.algorithms.trajectories import map_trajectories
-from antiphon.algorithms.value_targets import value_targets
-
 
 
 def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:

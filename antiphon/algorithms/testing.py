@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import Loss, LossInputs
-from antiphon.core.streams import StreamSpec
+from antiphon.core.types import StreamSpec
 
 COLUMNS = tuple(field.name for field in fields(LossInputs) if field.name != "streams")
 DIFFERENTIABLE = ("logprobs", "entropies")

@@ -8,7 +8,7 @@ from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
 from antiphon.algorithms.divergence import estimate_kl
 from antiphon.algorithms.losses import Loss, LossInputs, Metrics, aggregate_log_ratio, clipped_log_ratio
 from antiphon.core.errors import ConfigError
-from antiphon.core.streams import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
 
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:

@@ -4,39 +4,19 @@ A trajectory is one sample or several that follow one another: one for each turn
 tokens here are those that were sampled, in order; what prompts and environments said between them is skipped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from antiphon.algorithms.returns import discounted_sums
 from antiphon.core.errors import ConfigError
-from antiphon.core.streams import (
+from antiphon.core.types import (
     KL_REWARD,
     PROXIMAL_LOGPROBS,
     VALUES,
-)
-from antiphon.core.types import (
     Sample,
     Turn,
-)
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-
-import numpy as np
-
-from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled, whiten
-from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import advantage
-from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
-from antiphon.algorithms.returns import discounted_sums, generalized_advantages
-from antiphon.core.streams import (
-    KL_REWARD,
-    TEACHER_LOGPROBS,
-    VALUES,
-)
-from antiphon.core.types import (
-    Sample,
 )
 
 Samples = Sequence[Sequence[Sample]]  # [group][sample]

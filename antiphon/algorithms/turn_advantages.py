@@ -1,28 +1,27 @@
 """Advantages of turns, for agents. Pure numpy; conventions as in `advantages`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled, whiten
-from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, kl_rewards, list_turns, map_trajectories, mean_values, policy_logprobs, task_rewards, token_rewards, trajectories, turn_returns
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import advantage
-from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
-from antiphon.algorithms.returns import discounted_sums, generalized_advantages
-from antiphon.core.streams import (
-    KL_REWARD,
-    TEACHER_LOGPROBS,
-    VALUES,
+from antiphon.algorithms.normalization import normalize
+from antiphon.algorithms.returns import discounted_sums
+from antiphon.algorithms.trajectories import (
+    Arrays,
+    Samples,
+    kl_rewards,
+    list_turns,
+    map_trajectories,
+    task_rewards,
+    trajectories,
+    turn_returns,
 )
 from antiphon.core.types import (
     Sample,
 )
-from antiphon.algorithms.trajectories import map_trajectories
-from antiphon.algorithms.value_targets import value_targets
-from antiphon.algorithms.teacher_advantages import add_teacher_advantages
-
 
 
 @advantage(per_turn=True)

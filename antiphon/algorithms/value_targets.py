@@ -1,26 +1,15 @@
 """Regression targets of critics. Pure numpy."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled, whiten
-from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, kl_rewards, list_turns, map_trajectories, mean_values, policy_logprobs, task_rewards, token_rewards, trajectories, turn_returns
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import advantage
-from antiphon.algorithms.normalization import EPSILON, center, leave_one_out, normalize, standard_deviation
-from antiphon.algorithms.returns import discounted_sums, generalized_advantages
-from antiphon.core.streams import (
-    KL_REWARD,
-    TEACHER_LOGPROBS,
-    VALUES,
-)
+from antiphon.algorithms.returns import generalized_advantages
+from antiphon.algorithms.trajectories import Arrays, Samples, map_trajectories, mean_values, token_rewards
 from antiphon.core.types import (
     Sample,
 )
-from antiphon.algorithms.trajectories import map_trajectories
-
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
@@ -36,5 +25,3 @@ def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> A
         return generalized_advantages(token_rewards(samples), values, config.gamma, lambda_) + values
 
     return map_trajectories(groups, target)
-
-

@@ -170,14 +170,14 @@ def simulate(
     """Play a run in virtual time: the real loop and scheduler, on parts that take their time and compute nothing."""
     with _outcome():
         if chaos:
-            from antiphon.simulate.chaos import chaos_runs
+            from antiphon.simulate.chaos import run_chaos
 
-            _table("how runs ended", "seeds", chaos_runs(range(seed, seed + chaos), events, print))
+            _table("how runs ended", "seeds", run_chaos(range(seed, seed + chaos), events, print))
             return
         if crashes:
-            from antiphon.simulate.crashes import crash_runs
+            from antiphon.simulate.crashes import run_crashes
 
-            _table("how lives ended", "times", crash_runs(range(seed, seed + crashes)))
+            _table("how lives ended", "times", run_crashes(range(seed, seed + crashes)))
             return
         if scenario is None:
             raise ConfigError("give the YAML file of a scenario, or --chaos N")
@@ -211,10 +211,10 @@ def plan(
     """Say what a run will be like: step time, who is idle, how stale, memory, and how to divide devices."""
     with _outcome():
         run = _load(config, overrides)
-        from antiphon.run.config import check_model_path
+        from antiphon.run.model_files import check_model_path
         from antiphon.simulate import sizes
-        from antiphon.simulate.devices import drawn, find_device
-        from antiphon.simulate.planner import Speeds, predict, splits
+        from antiphon.simulate.devices import find_device, resolve_on_devices
+        from antiphon.simulate.planner import Speeds, iterate_splits, predict
         from antiphon.simulate.probe import SECONDS, measure_devices
 
         if bool(probe) + bool(speeds) + bool(device) > 1:
@@ -222,7 +222,9 @@ def plan(
         check_model_path(run.model.path)
         if run.engine.also:
             raise ConfigError("engine.also: the planner takes all engines of a pool for alike: leave it out")
-        gpu, lent = (find_device(device), len(drawn(run, device).lent.get("engine", ()))) if device else (None, 0)
+        gpu, lent = (
+            (find_device(device), len(resolve_on_devices(run, device).lent.get("engine", ()))) if device else (None, 0)
+        )
         model = sizes.inspect(run)
         if speeds:
             from antiphon.core.config import load
@@ -237,9 +239,9 @@ def plan(
         if gpu:
             memory = sizes.device_memory(model, run, gpu)
             _table(f"memory of each {device}", "GiB", {name: f"{size / 2**30:,.1f}" for name, size in memory.items()})
-            print("\n".join(f"does not fit: {misfit}" for misfit in sizes.misfits(model, run, gpu)) or "fits")
+            print("\n".join(f"does not fit: {misfit}" for misfit in sizes.find_misfits(model, run, gpu)) or "fits")
         if devices:
-            found = {str(split): split.seconds for split in splits(run, known, devices)}
+            found = {str(split): split.seconds for split in iterate_splits(run, known, devices)}
             _table(f"{devices} devices", "seconds a step", found)
             print(f"best: {min(found, key=lambda name: found[name])}")
 
@@ -324,14 +326,14 @@ def replay(
     """Let what a run recorded drive the scheduler and the stages again: every batch must be the same, byte for byte."""
     with _outcome(run):
         config, recorded = _load_recorded(run)
-        from antiphon.inspect.replay import Difference, needs_models
+        from antiphon.inspect.replay import ReplayMismatch, requires_models
         from antiphon.inspect.replay import replay as play_again
 
-        needed = (*recorded.REPLAY, *(recorded.MODELS if needs_models(config, weights) else ()))
-        recorded.vouch(run, config, needed, code=code, trust=trust)
+        needed = (*recorded.REPLAY, *(recorded.MODELS if requires_models(config, weights) else ()))
+        recorded.require_trust(run, config, needed, code=code, trust=trust)
         try:
             _say(f"{play_again(run, config, weights=weights, tell=_say)} steps, no difference")
-        except Difference as difference:
+        except ReplayMismatch as difference:
             _say(str(difference))
             raise typer.Exit(1) from difference
 
@@ -350,18 +352,18 @@ def regrade(
     """Grade what a run recorded again, with its own rewards or another one, and say how far the scores agree."""
     with _outcome(run):
         config, recorded = _load_recorded(run)
-        from antiphon.inspect.regrade import CLASSES, with_reward
+        from antiphon.inspect.regrade import CLASSES, replace_reward
         from antiphon.inspect.regrade import regrade as grade_again
 
         if (option or task) and not reward:
             raise ConfigError("--option and --task are of the reward that --reward names")
         given: list[str] = []
         if reward:
-            config = with_reward(config, reward, _options(option or []), task)
+            config = replace_reward(config, reward, _options(option or []), task)
             given = [f"tasks.{number}.reward" for number, each in enumerate(config.tasks) if task in ("", each.name)]
         judged = any(each.judge for each in config.tasks)
         needed = (*recorded.REGRADE, *(recorded.ENGINES if judged else ()))
-        recorded.vouch(run, config, needed, code=code, trust=trust, given=given)
+        recorded.require_trust(run, config, needed, code=code, trust=trust, given=given)
         found = grade_again(run, config, re.sub(r"\W+", "_", reward) or "again")
         rows = {f"{then}, now {now}": found.confusion.get((then, now), 0) for then in CLASSES for now in CLASSES}
         _table("was", "attempts", {name: count for name, count in rows.items() if count})
@@ -411,12 +413,12 @@ def serve(
 
         set_environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         token, given = _token(token_file, SERVE_TOKEN_VARIABLE)
-        from antiphon.service.model_server import configured
+        from antiphon.service.model_server import load_serving_config
         from antiphon.service.model_server import serve as run
 
         if config is not None and not config.resolve().is_relative_to(Path(model).resolve()):
             add_import_folder(config)
-        target, settings = configured(model, config, overrides or (), _say)
+        target, settings = load_serving_config(model, config, overrides or (), _say)
         _require_model(target)
         if not given:
             print(f"token: {token}", flush=True)
@@ -445,14 +447,14 @@ def serve_sandboxes(
         from antiphon.core.config import add_import_folder, load
         from antiphon.sandbox.service.app import serve
         from antiphon.sandbox.service.config import ServiceConfig
-        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, needs
+        from antiphon.tasks.environments import ENVIRONMENTS, GEM_NAMES, environment_factory, required_options
 
         settings = load(config, overrides or (), model=ServiceConfig)
         if config is not None:
             add_import_folder(config)
         token, given = _token(token_file, TOKEN_VARIABLE)
-        names = [name for name in ENVIRONMENTS.built_in if not needs(name)]
-        names += [name for name in environment or () if "prompt" not in needs(name)]
+        names = [name for name in ENVIRONMENTS.built_in if not required_options(name)]
+        names += [name for name in environment or () if "prompt" not in required_options(name)]
         for name in names:
             environment_factory(name, {})
         serve(
@@ -489,9 +491,9 @@ def doctor(
     """Show what this machine has for Antiphon, and how to install what it lacks."""
     with _outcome():
         if clean:
-            from antiphon.weights.base import remove_abandoned
+            from antiphon.weights.shared_directory import remove_abandoned_directories
 
-            print("\n".join(["removed:", *map(str, remove_abandoned())]))
+            print("\n".join(["removed:", *map(str, remove_abandoned_directories())]))
         _table("machine", "", {**_software(), **_hardware()})
         _table("optional", "", _optional())
 
@@ -565,7 +567,7 @@ def _load_to_evaluate(path: Path, overrides: list[str], code: Path | None, trust
 
     run = recorded.load_recorded(path.parent, overrides)
     given = [override.partition("=")[0].strip() for override in overrides]
-    recorded.vouch(path.parent, run, recorded.EVALUATION, code=code, trust=trust, given=given)
+    recorded.require_trust(path.parent, run, recorded.EVALUATION, code=code, trust=trust, given=given)
     return run
 
 
@@ -586,10 +588,10 @@ def _placed(run: "RunConfig") -> "RunConfig":
     """The run as the planner divides this machine's devices: by what a probe left, else by what sizes alone say."""
     from antiphon.cluster.devices import this_machine
     from antiphon.core.config import load
-    from antiphon.simulate.planner import Speeds, divided
-    from antiphon.simulate.probe import speeds_file
+    from antiphon.simulate.planner import Speeds, split_devices
+    from antiphon.simulate.probe import speeds_path
 
-    measured = speeds_file(run)
+    measured = speeds_path(run)
     if measured.is_file():
         speeds, by = load(measured, model=Speeds), f"speeds in {measured}"
     else:
@@ -597,7 +599,7 @@ def _placed(run: "RunConfig") -> "RunConfig":
 
         known = sizes.estimate(run, sizes.inspect(run), sizes.here(run))
         speeds, by = known, "sizes alone; `antiphon plan --probe --devices` measures speeds"
-    found, split = divided(run, speeds, this_machine())
+    found, split = split_devices(run, speeds, this_machine())
     print(f"placement: {split} (learner {found.placement.learner}; engines {found.placement.engine}), by {by}")
     return found
 
@@ -653,7 +655,7 @@ def _offline(kind: str, verb: str, path: str, overrides: list[str] | None, dry_r
 
 def _require_model(path: str) -> None:
     from antiphon.record.checkpoint import check_model
-    from antiphon.run.config import check_model_path, check_weights
+    from antiphon.run.model_files import check_model_path, check_weights
 
     check_model_path(path)
     check_model(Path(path))
@@ -663,8 +665,9 @@ def _require_model(path: str) -> None:
 def _show(run: "RunConfig") -> None:
     """The resolved configuration as YAML, and what it amounts to as comments, so that the output is itself a recipe."""
     from antiphon.core.config import dump
-    from antiphon.run.config import count_parameters, memory_estimate
     from antiphon.run.launch import check_meshes
+    from antiphon.run.memory import memory_estimate
+    from antiphon.run.model_files import count_parameters
 
     check_meshes(run, Path(run.model.path))
     print(dump(run), end="")

@@ -30,8 +30,8 @@ class Nursery:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = (
-                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import local, nursery; "
-                f"local.main(*nursery.nurse({theirs.fileno()}, {[*modules]!r}))"
+                f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import forkserver, local; "
+                f"local.main(*forkserver.nurse({theirs.fileno()}, {[*modules]!r}))"
             )
             command = [sys.executable, "-u", "-c", program]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)

@@ -7,15 +7,16 @@ import torch
 
 from antiphon.cluster.ray import find, keep
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, TransferContext
-from antiphon.weights.tensors import Memory, NamedTensors, pack_tensors, unpack_tensors
+from antiphon.weights.base import TransferContext
+from antiphon.weights.manifest import Adapters, NamedTensors
+from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
 
 
 class ObjectStore:
     """A `WeightChannel` between Ray's workers. The store keeps one version."""
 
-    def __init__(self, exchange: TransferContext) -> None:
-        self._copy = Memory()
+    def __init__(self, context: TransferContext) -> None:
+        self._copy = HostBuffer()
 
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""

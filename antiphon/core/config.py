@@ -31,7 +31,7 @@ class Config(BaseModel):
     """Base of every configuration model: frozen, no unknown keys. `load` also holds scalars to their types: "3" is no
     number there, and `true` no integer; an integer passes for a float and a list for a tuple."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
 
 class Problems(ValueError):

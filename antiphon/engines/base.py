@@ -1,6 +1,6 @@
 """The seam between what schedules and what generates.
 
-An engine lives where its device is. What the controller holds is an `InferenceEngine`: `WorkerEngine` is the one for
+An engine lives where its device is. What the controller holds is an `InferenceEngine`: `RemoteEngine` is the one for
 engines that run in a worker process of ours. The worker's side is an `EngineCore`.
 """
 
@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.core.errors import AntiphonError, RequestError, UnsupportedError
-from antiphon.core.streams import MIXED_CACHE, Streams
+from antiphon.core.registry import Registry
 from antiphon.core.types import (
+    MIXED_CACHE,
     Completion,
     FinishReason,
     FloatArray,
@@ -21,19 +22,30 @@ from antiphon.core.types import (
     IntArray,
     OnUpdate,
     Sampling,
+    Streams,
     WeightsUpdate,
 )
 
 __all__ = [
+    "ENGINES",
     "Delta",
     "EngineCore",
     "GenerationHandle",
     "InferenceEngine",
     "WeightsUpdate",
-    "require_faithful",
-    "require_runnable",
+    "check_sampling_supported",
+    "validate_request",
 ]
 
+
+ENGINES = Registry(
+    "engine",
+    {
+        "native": "antiphon.engines.native.factory:open_engine",
+        "vllm": "antiphon.engines.vllm:open_engine",
+        "server": "antiphon.engines.server:ServerEngine",  # in the controller: it has no worker
+    },
+)
 
 COOLEST = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
 COLDEST = 1e-20  # float32 logits that are divided by much less than this are infinite
@@ -126,7 +138,7 @@ class EngineCore(Protocol):
         """Take the device again."""
 
 
-def require_runnable(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
+def validate_request(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
     """Raise `RequestError` for a request that no engine of ours can run; `decodes` is true of an engine with a tokenizer."""
     tokens, sampling = request.tokens, request.sampling
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -172,7 +184,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def require_faithful(sampling: Sampling) -> None:
+def check_sampling_supported(sampling: Sampling) -> None:
     """`UnsupportedError` for what vLLM, and servers like it, would do in another way than asked."""
     if sampling.truncated:
         raise UnsupportedError("vLLM samples from the whole vocabulary only here: no top_p, top_k or min_p")
@@ -203,7 +215,7 @@ class InferenceEngine(Protocol):
 
     version: int
     capacity: int
-    lent: bool  # shares a device with what trains, and sleeps meanwhile
+    colocated: bool  # shares a device with what trains, and sleeps meanwhile
     device: str  # its class, such as h800; empty if nobody said
 
     def start(self, request: GenerateRequest) -> GenerationHandle:

@@ -7,11 +7,16 @@ from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, Problems, parse
 
-SERVERS = frozenset({"server"})  # kinds of engines that others have started
-LOADING = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
-OWN_MEMORY = frozenset({"vllm"})  # kinds that take their share of a device as they start, and make do with it
-TO_SLEEP = {"vllm": {"enable_sleep_mode": True}}  # options with which a kind gives a GPU's memory back as it sleeps
-RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # options that have an engine run on several devices
+SERVER_KINDS = frozenset({"server"})  # kinds of engines that others have started
+LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
+PREALLOCATING_KINDS = frozenset({"vllm"})  # kinds that take their share of a device as they start, and make do with it
+SLEEP_OPTIONS = {
+    "vllm": {"enable_sleep_mode": True}
+}  # options with which a kind gives a GPU's memory back as it sleeps
+PARALLEL_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+)  # options that have an engine run on several devices
 
 
 class ServerOptions(Config):
@@ -59,26 +64,26 @@ class EngineKind(Config):
     directory."""
 
     @property
-    def servers(self) -> ServerOptions | None:
+    def server_options(self) -> ServerOptions | None:
         """Those that others have started, if the engines are such."""
-        return parse(ServerOptions, self.options) if self.kind in SERVERS else None
+        return parse(ServerOptions, self.options) if self.kind in SERVER_KINDS else None
 
     @property
-    def lent(self) -> Self:
+    def with_sleep_mode(self) -> Self:
         """The same, started so that it can leave its GPU to what trains there."""
-        return self.model_copy(update={"options": {**TO_SLEEP.get(self.kind, {}), **self.options}})
+        return self.model_copy(update={"options": {**SLEEP_OPTIONS.get(self.kind, {}), **self.options}})
 
     @property
-    def devices(self) -> int:
+    def devices_per_engine(self) -> int:
         """That each engine runs on."""
-        return math.prod(self.options.get(name, 1) for name in RANKS)
+        return math.prod(self.options.get(name, 1) for name in PARALLEL_SIZES)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        for name in RANKS:
+        for name in PARALLEL_SIZES:
             if type(count := self.options.get(name, 1)) is not int or count < 1:
                 raise Problems([(f"options.{name}", f"{count!r} is no number of devices")])
-        servers = self.servers
+        servers = self.server_options
         if servers is not None:
             if len(set(servers.urls)) < len(servers.urls):
                 raise Problems([("options.urls", "each server is one engine, and one is there twice")])
@@ -101,14 +106,16 @@ class EngineConfig(EngineKind):
     back. 0 is all."""
 
     @property
-    def each(self) -> list[EngineKind]:
+    def engine_kinds(self) -> list[EngineKind]:
         """What each engine of the pool is."""
         return [kind for kind in (self, *self.also) for _ in range(kind.replicas)]
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if self.minimum > len(self.each):
-            raise Problems([("minimum", f"{self.minimum} is more than the {len(self.each)} engines of the pool")])
+        if self.minimum > len(self.engine_kinds):
+            raise Problems(
+                [("minimum", f"{self.minimum} is more than the {len(self.engine_kinds)} engines of the pool")]
+            )
         for number, other in enumerate(self.also):
             if other.routed_experts != self.routed_experts:
                 raise Problems([(f"also.{number}.routed_experts", "all engines of a pool record them, or none")])

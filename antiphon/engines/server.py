@@ -7,8 +7,6 @@ that a token's version is that of the weights there are when it comes.
 """
 
 import asyncio
-import heapq
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -23,14 +21,15 @@ import numpy as np
 
 from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
-from antiphon.engines.config import LOADING, EngineKind, ServerOptions
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
+from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
+from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
+from antiphon.engines.generation import Generation
+from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.server_protocols import DIALECTS, Piece
 from antiphon.engines.stops import StopRule, read_decoder
-from antiphon.engines.worker import Generation
-from antiphon.weights.base import CHANNELS, shared_directory
+from antiphon.weights.base import CHANNELS
+from antiphon.weights.shared_directory import shared_directory
 
 CONNECT_SECONDS = 10.0
 INVALID = frozenset({400, 413, 422})  # statuses with which a server refuses one request
@@ -54,7 +53,7 @@ class ServerEngine:
     changed its weights, it is dead here, and another `ServerEngine` may begin anew with it.
     """
 
-    lent = False
+    colocated = False
     device = ""
 
     def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineKind, channel: str) -> None:
@@ -71,7 +70,7 @@ class ServerEngine:
         self._model = model
         self._name = options.model
         self._channel = channel
-        self._loads = options.flavour in LOADING
+        self._loads = options.flavour in LOADABLE_FLAVOURS
         self._dialect = DIALECTS[options.flavour](self.url)
         self._decoder = read_decoder(str(model))
         headers = {"Authorization": f"Bearer {read_secret(options.key)}"} if options.key else {}
@@ -79,14 +78,12 @@ class ServerEngine:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
-        self._requests: dict[str, Generation] = {}  # that have not ended
-        self._queue: list[tuple[int, int, Generation]] = []  # heap of (priority, order, request); some may have ended
-        self._orders = itertools.count()
-        self._running: dict[str, _Running] = {}
+        self._requests: dict[str, Generation] = {}  # queued and running
+        self._queue: RequestQueue[_Running] = RequestQueue(
+            config.slots, start=self._start_stream, stop=_cancel, emit=self._deliver
+        )
         self._idle = asyncio.Event()
-        self._paused = False
         self._loading = asyncio.Lock()
-        self._held = False  # the server is about to change its weights
         self._epoch = uuid4().hex  # no other run's
         self._death: WorkerDied | None = None
 
@@ -132,43 +129,40 @@ class ServerEngine:
         try:
             if self._death is not None:
                 raise self._death
-            if request.id in self._requests:
+            if request.id in self._queue:
                 raise RequestError(f"request {request.id!r} is already running")
-            require_runnable(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
-            require_faithful(request.sampling)
+            validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
+            check_sampling_supported(request.sampling)
         except AntiphonError as error:
             generation.fail(error)
             return generation
         self._requests[request.id] = generation
-        heapq.heappush(self._queue, (request.priority, next(self._orders), generation))
+        self._queue.add(request)
         self._admit()
         return generation
 
     def abort(self, request: str) -> None:
         """End a request early; the server notices that nobody reads its stream."""
-        generation = self._requests.get(request)
-        if generation is None:
-            return
-        running = self._running.pop(request, None)
-        if running is not None and running.task is not None:
-            running.task.cancel()
-        generation.receive(Delta.empty(request, finish=FinishReason.ABORT))
-        self._admit()
+        if self._queue.abort(request):
+            self._admit()
 
     def forget(self, request: str) -> None:
         """It has ended."""
         self._requests.pop(request, None)
 
     def _admit(self) -> None:
-        """Send what there is room for, most urgent first."""
-        while self._queue and len(self._running) < self.capacity and not (self._paused or self._held):
-            _, _, generation = heapq.heappop(self._queue)
-            name = generation.request.id
-            if self._requests.get(name) is generation:  # else it was aborted meanwhile
-                self._running[name] = _Running(generation, StopRule.of(generation.request))
-                self._send(self._running[name])
-        if not self._running:
+        """Send the requests that there is room for, most urgent first."""
+        self._queue.admit()
+        if not self._queue.running:
             self._idle.set()
+
+    def _deliver(self, delta: Delta) -> None:
+        self._requests[delta.request].receive(delta)
+
+    def _start_stream(self, request: GenerateRequest) -> _Running:
+        running = _Running(self._requests[request.id], StopRule.of(request))
+        self._send(running)
+        return running
 
     def _send(self, running: _Running) -> None:
         running.task = asyncio.create_task(self._stream(running), name=f"stream {running.generation.request.id}")
@@ -178,15 +172,16 @@ class ServerEngine:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, httpx.HTTPError):
             self._die(f"{type(error).__name__} {error}")
-        elif error is not None and self._running.get(running.generation.request.id) is running:
+        elif error is not None and self._queue.running.get(running.generation.request.id) is running:
             self._leave(running)
             running.generation.fail(error)
         self._admit()
 
     def _leave(self, running: _Running) -> None:
         name = running.generation.request.id
-        self._running.pop(name, None)
-        self.forget(name)
+        if self._queue.running.get(name) is running:
+            self._queue.finish(name)
+            self.forget(name)
 
     async def _stream(self, running: _Running) -> None:
         """Send a request, with the tokens there are, and take what comes until it ends."""
@@ -238,11 +233,11 @@ class ServerEngine:
 
     def pause(self) -> None:
         """See `InferenceEngine.pause`."""
-        self._paused = True
+        self._queue.hold("paused")
 
     def resume(self) -> None:
         """See `InferenceEngine.resume`."""
-        self._paused = False
+        self._queue.release("paused")
         self._admit()
 
     # --- weights -------------------------------------------------------------------------------------------------------
@@ -264,13 +259,13 @@ class ServerEngine:
                 with shared_directory("checkpoint", self._options.directory) as folder:
                     shutil.copy(self._model / "config.json", folder)
                     await asyncio.to_thread(write, folder)
-                    self._held = True
+                    self._queue.hold("load")
                     await self._exchange(folder, mode)
                 self.version = version
-                for running in self._running.values():
+                for running in self._queue.running.values():
                     self._send(running)
             finally:
-                self._held = False
+                self._queue.release("load")
                 self._admit()
 
     def _copy_model(self, folder: Path) -> None:
@@ -281,12 +276,12 @@ class ServerEngine:
         """All is checked before the server hears of it: vLLM takes what it knows, and leaves what is missing as it is."""
         from safetensors.torch import save_file  # torch, which the controller does without if it can
 
-        from antiphon.weights.files import Files
+        from antiphon.weights.checkpoint_layout import CheckpointLayout
 
         tensors = dict(CHANNELS.resolve(self._channel).receive(update))
-        files = Files(self._model, self._shape.tie_word_embeddings)
-        files.require(tensors, update.version)
-        save_file(dict(files.named(tensors)), folder / "model.safetensors")
+        layout = CheckpointLayout(self._model, self._shape.tie_word_embeddings)
+        layout.validate(tensors, update.version)
+        save_file(dict(layout.convert(tensors)), folder / "model.safetensors")
 
     async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
         """What goes wrong here leaves weights that nobody knows."""
@@ -304,18 +299,17 @@ class ServerEngine:
     async def _interrupt(self, mode: OnUpdate) -> None:
         """End all streams: at once, or with `DRAIN` as they end."""
         if mode is OnUpdate.DRAIN:
-            while self._running:
+            while self._queue.running:
                 self._idle.clear()
                 await self._idle.wait()
             return
-        tasks = [running.task for running in self._running.values() if running.task is not None]
+        tasks = [running.task for running in self._queue.running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for name, running in self._running.items():
-            if mode is OnUpdate.RESTART and running.tokens:
+        for running, continuation in self._queue.continue_running(mode, _progress):
+            if continuation is Continuation.RESTART:
                 running.tokens.clear()
-                running.generation.receive(Delta.empty(name, restarted=True))
 
     # --- the server ----------------------------------------------------------------------------------------------------
 
@@ -360,15 +354,24 @@ class ServerEngine:
         """Do without the server from now on, and tell whoever waits for it."""
         if self._death is None:
             self.dead, self._death = True, WorkerDied(f"the server at {self.url} is lost: {reason}")
-            for running in self._running.values():
-                if running.task is not None:
-                    running.task.cancel()
+            for running in self._queue.running.values():
+                _cancel(running)
             for generation in self._requests.values():
                 generation.fail(self._death)
             self._requests.clear()
-            self._running.clear()
+            self._queue.clear()
             self._idle.set()
         return self._death
+
+
+def _cancel(running: _Running) -> None:
+    """Stop reading the stream of a request; the server notices that nobody reads it."""
+    if running.task is not None:
+        running.task.cancel()
+
+
+def _progress(running: _Running) -> Progress:
+    return Progress(sampled=bool(running.tokens), cached=False)  # a stream never outlives a load
 
 
 def _stream_error(told: Any) -> Exception:

@@ -6,7 +6,6 @@ request reads and fills the prefix cache under the name of the epoch it was hand
 is found under new ones, and nothing has to be thrown away while others still decode from it.
 """
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ import torch
 
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, require_faithful, require_runnable
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
+from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.stops import Decoder, StopRule, read_decoder
-from antiphon.weights.files import Files
+from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
     from vllm import EngineArgs, SamplingParams, envs
@@ -77,16 +76,14 @@ class VLLMEngine:
         self._sleeps: bool = settings.enable_sleep_mode
         self.max_length: int = settings.max_model_len
         self.vocabulary: int = settings.get_vocab_size()
-        self._files = Files(model, settings.hf_text_config.tie_word_embeddings)
+        self._layout = CheckpointLayout(model, settings.hf_text_config.tie_word_embeddings)
         self._receive = receive
         self._tokenizer = tokenizer
-        self._epoch = 0  # counts loads and sleeps; a version number may come back after a rollback, an epoch does not
-        self._queue: list[tuple[int, int, str]] = []  # heap of (priority, order, request id)
-        self._queued: dict[str, GenerateRequest] = {}  # what of the heap was not aborted
-        self._order = 0
-        self._running: dict[str, _Running] = {}
+        self._cache_epoch = 0  # counts loads and sleeps: unlike a version, it never comes back after a rollback
         self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
-        self._draining: WeightsUpdate | None = None
+        self._queue: RequestQueue[_Running] = RequestQueue(
+            config.slots, start=self._start, stop=self._stop, emit=lambda delta: self._outbox.append(delta)
+        )
         self._asleep = False
 
     # --- requests ------------------------------------------------------------------------------------------------------
@@ -94,26 +91,18 @@ class VLLMEngine:
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. `RequestError` if it is invalid, `UnsupportedError` if vLLM would do it in another way than asked,
         `StateError` if its id is in use."""
-        if request.id in self._running or request.id in self._queued:
-            raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        require_faithful(request.sampling)
-        heapq.heappush(self._queue, (request.priority, self._order, request.id))
-        self._queued[request.id] = request
-        self._order += 1
+        validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
+        check_sampling_supported(request.sampling)
+        self._queue.add(request)
 
     def abort(self, request: str) -> None:
         """End a request; the next step returns its last delta. Unknown ids are ignored."""
-        if self._queued.pop(request, None) is None:
-            if self._running.pop(request, None) is None:
-                return
-            self._engine.abort_request([request])
-        self._outbox.append(Delta.empty(request, finish=FinishReason.ABORT))
+        self._queue.abort(request)
 
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
-        return bool(self._outbox or self._draining or (not self._asleep and (self._running or self._queued)))
+        return bool(self._outbox) or self._queue.busy
 
     # --- weights and memory --------------------------------------------------------------------------------------------
 
@@ -121,31 +110,27 @@ class VLLMEngine:
         """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
         comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: the old ones
         are in use then as before."""
-        if mode is OnUpdate.DRAIN and self._running:
-            self._draining = update
-        else:
+        if self._queue.begin_update(update, mode):
             self._swap(update, mode)
 
     def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        self._draining = None
-        with self._weights_there():
-            self._engine.collective_rpc(_reload, args=(self._receive, update, self._files))
+        with self._weights_on_device():
+            self._engine.collective_rpc(_reload, args=(self._receive, update, self._layout))
         self.version = update.version
         self.loads += 1
-        self._epoch += 1
-        for name, running in self._running.items():
-            if mode is OnUpdate.KEEP and running.tokens:
+        self._cache_epoch += 1
+        for running, continuation in self._queue.continue_running(mode, _progress):
+            if continuation is Continuation.KEEP_CACHE:
                 running.mixed = True
                 continue
-            self._engine.abort_request([name])
-            if mode is OnUpdate.RESTART and running.tokens:
+            self._stop(running)
+            if continuation is Continuation.RESTART:
                 running.tokens.clear()
-                self._outbox.append(Delta.empty(name, restarted=True))
             self._hand_over(running)
 
     @contextmanager
-    def _weights_there(self) -> Iterator[None]:
-        """While it sleeps, the weights alone come to the device, and leave it again."""
+    def _weights_on_device(self) -> Iterator[None]:
+        """Bring the weights, but no KV cache, to the device for the context if the engine sleeps."""
         if self._asleep:
             self._engine.wake_up(["weights"])
         try:
@@ -157,21 +142,23 @@ class VLLMEngine:
     def sleep(self) -> None:
         """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
         running; queued ones wait until `wake`. On a CPU vLLM forgets what it has read, and keeps all of its memory."""
-        if self._running:
-            raise StateError(f"the engine cannot sleep: {len(self._running)} requests are running")
+        if running := len(self._queue.running):
+            raise StateError(f"the engine cannot sleep: {running} requests are running")
         if not (self._sleeps or current_platform.is_cpu()):
             raise UnsupportedError(
                 "the vllm engine gives back its KV cache only if it was started so (enable_sleep_mode in engine.options)"
             )
         self._engine.sleep()
         self._asleep = True
-        self._epoch += 1
+        self._queue.hold("asleep")
+        self._cache_epoch += 1
 
     def wake(self) -> None:
         """Take the device again."""
         if self._asleep:
             self._engine.wake_up()
             self._asleep = False
+            self._queue.release("asleep")
 
     # --- one step ------------------------------------------------------------------------------------------------------
 
@@ -179,23 +166,23 @@ class VLLMEngine:
         """Advance all running requests by at most one token and return what is new of each."""
         deltas, self._outbox = self._outbox, []
         self._finish_draining()
-        self._admit()
-        if self._running:
+        self._queue.admit()
+        if self._queue.running:
             deltas += [self._accept(output) for output in self._engine.step()]
         self._finish_draining()
         return deltas
 
     def _finish_draining(self) -> None:
-        if self._draining is not None and not self._running:
-            self._swap(self._draining, OnUpdate.DRAIN)
+        if (update := self._queue.take_drained()) is not None:
+            self._swap(update, OnUpdate.DRAIN)
 
-    def _admit(self) -> None:
-        while self._queue and len(self._running) < self.capacity and self._draining is None and not self._asleep:
-            _, _, name = heapq.heappop(self._queue)
-            request = self._queued.pop(name, None)
-            if request is not None:  # else it was aborted while it was queued
-                running = self._running[name] = _Running(request, StopRule.of(request))
-                self._hand_over(running)
+    def _start(self, request: GenerateRequest) -> _Running:
+        running = _Running(request, StopRule.of(request))
+        self._hand_over(running)
+        return running
+
+    def _stop(self, running: _Running) -> None:
+        self._engine.abort_request([running.request.id])
 
     def _hand_over(self, running: _Running) -> None:
         """Have vLLM go on with a request from the tokens there are, under the weights there are."""
@@ -203,7 +190,7 @@ class VLLMEngine:
         sampling, tokens = request.sampling, [*request.tokens.tolist(), *running.tokens]
         self._engine.add_request(
             request.id,
-            tokens_input(tokens, cache_salt=str(self._epoch)),
+            tokens_input(tokens, cache_salt=str(self._cache_epoch)),
             SamplingParams(
                 max_tokens=sampling.max_tokens - len(running.tokens),
                 temperature=sampling.temperature,
@@ -219,7 +206,7 @@ class VLLMEngine:
     def _accept(self, output: Any) -> Delta:
         name, completion = output.request_id, output.outputs[0]
         tokens = list(completion.token_ids)
-        running = self._running[name]
+        running = self._queue.running[name]
         running.tokens += tokens
         finish = FINISHED[completion.finish_reason]
         # Stop strings are ours: vLLM would forget, when a request is handed over anew, how the text before ended.
@@ -228,7 +215,7 @@ class VLLMEngine:
                 self._engine.abort_request([name])
             finish = FinishReason.STOP
         if finish is not None:
-            del self._running[name]
+            self._queue.finish(name)
         return Delta(
             request=name,
             tokens=np.array(tokens, np.int32),
@@ -239,6 +226,11 @@ class VLLMEngine:
             streams=Streams({MIXED_CACHE: np.full(len(tokens), running.mixed)}),
             finish=finish,
         )
+
+
+def _progress(running: _Running) -> Progress:
+    # vLLM does not tell how much of a prompt it has read: without a token, nothing is lost by reading it again.
+    return Progress(sampled=bool(running.tokens), cached=bool(running.tokens))
 
 
 def _refuse(config: EngineConfig, device: str) -> None:
@@ -270,7 +262,9 @@ def _start(model: str, config: EngineConfig) -> Any:
     if clash := sorted(ours.keys() & config.options):
         raise ConfigError(f"engine.options: {', '.join(clash)} are set by the engine's other options, or by itself")
     # Named as a class, because on a CPU vLLM takes "uni" for a mistake and starts a process for the model.
-    defaults: dict[str, Any] = {"distributed_executor_backend": UniProcExecutor if config.devices == 1 else "mp"}
+    defaults: dict[str, Any] = {
+        "distributed_executor_backend": UniProcExecutor if config.devices_per_engine == 1 else "mp"
+    }
     if device == "cpu":
         # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
@@ -295,12 +289,12 @@ def _start(model: str, config: EngineConfig) -> Any:
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
 
 
-def _reload(worker: Any, receive: Receive, update: WeightsUpdate, files: Files) -> None:
+def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: CheckpointLayout) -> None:
     """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
     what is missing as it is or, in fused layers, undefined, and says so in its log only."""
     tensors = dict(receive(update))
-    files.require(tensors, update.version)
-    worker.reload_weights(weights_iterator=files.named(tensors))
+    layout.validate(tensors, update.version)
+    worker.reload_weights(weights_iterator=layout.convert(tensors))
     for module in worker.get_model().modules():
         if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.

@@ -35,7 +35,7 @@ class Audit:
 
 def audit(directory: Path) -> Audit:
     """Check a run. `RecordError` if there is no ledger that can be read."""
-    with closing(schema.open_to_read(directory)) as db, reading.damaged(directory / "ledger.db"):
+    with closing(schema.open_ledger(directory)) as db, reading.convert_read_errors(directory / "ledger.db"):
         balance: dict[int, dict[str, int]] = {}
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count
@@ -57,7 +57,7 @@ def audit(directory: Path) -> Audit:
 
 def _rollout(directory: Path) -> dict[str, Any]:
     """Return what the configuration says of rollouts, with numbers where the checks compute with them."""
-    with reading.damaged(directory / "config.yaml"):
+    with reading.convert_read_errors(directory / "config.yaml"):
         rollout: dict[str, Any] = dict(reading.read_config(directory)["rollout"])
         for key in ("groups_per_step", "group_size", "async_ratio"):
             if not isinstance(rollout[key], int | float) or not 0 <= rollout[key] <= MOST_RATIO:
@@ -257,8 +257,8 @@ def _trajectories(db: sqlite3.Connection, run: Path) -> Iterator[str]:
     for file, attempts in sorted(wanted.items()):
         found: dict[str, tuple[float, int]] = {}
         try:
-            table = reading.read_table(reading.file_inside(run, f"rollouts/{file}"), _COLUMNS)
-            with reading.damaged(f"rollouts/{file}"):
+            table = reading.read_table(reading.resolve_file(run, f"rollouts/{file}"), _COLUMNS)
+            with reading.convert_read_errors(f"rollouts/{file}"):
                 rows = zip(table.drop_columns(["loss_mask"]).to_pylist(), _sampled(table), strict=True)
                 for row, sampled in rows:
                     name = f"{row['lineage']}:{row['grp']}.{row['sibling']}.{row['try']}"
@@ -288,17 +288,17 @@ def _sampled(table: pa.Table) -> list[int]:
 
 
 def _checkpoints(db: sqlite3.Connection, run: Path) -> Iterator[str]:
-    checkpoints = reading.path_inside(run, "checkpoints")
+    checkpoints = reading.resolve_path(run, "checkpoints")
     for directory in sorted(checkpoints.glob("step_??????")):
         try:
-            reading.path_inside(run, f"checkpoints/{directory.name}")
+            reading.resolve_path(run, f"checkpoints/{directory.name}")
             manifest = reading.read_json(directory, "MANIFEST.json")
-            with reading.damaged(f"{directory.name}/MANIFEST.json"):
+            with reading.convert_read_errors(f"{directory.name}/MANIFEST.json"):
                 files = {
                     name: (int(written["bytes"]), written["digest"]) for name, written in manifest["files"].items()
                 }
             for name, written in files.items():
-                if _written(reading.file_inside(directory, name), written[0]) != written:
+                if _written(reading.resolve_file(directory, name), written[0]) != written:
                     yield f"checkpoints/{directory.name}/{name} is not as it was written"
         except RecordError as error:
             yield f"checkpoints/{directory.name} is not whole: {error}"

@@ -22,7 +22,7 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
         identity, place = AttemptId(*map(int, numbers.split("."))), int(position or 0)
     except (TypeError, ValueError) as error:
         raise RecordError(f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@token]") from error
-    with closing(_opened(run)) as db, reading.damaged(run / "ledger.db"):
+    with closing(_opened(run)) as db, reading.convert_read_errors(run / "ledger.db"):
         row = db.execute(
             "SELECT a.*, g.version AS admitted, g.outcome, task, id, epoch FROM attempts a JOIN groups g"
             " USING (lineage, grp) JOIN prompts USING (prompt) WHERE grp = ? AND sibling = ? AND try = ?"
@@ -41,20 +41,20 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
             yield "failure", row["failure"]
     if row["file"] is None:
         return
-    with reading.damaged(run / "ledger.db"):
+    with reading.convert_read_errors(run / "ledger.db"):
         made_by = AttemptId(*map(int, row["origin"].partition(":")[2].split("."))) if row["origin"] else identity
-    found = trajectories.read(reading.file_inside(run, f"rollouts/{row['file']}"))
+    found = trajectories.read(reading.resolve_file(run, f"rollouts/{row['file']}"))
     if made_by not in found:
         raise RecordError(f"rollouts/{row['file']} has no attempt {made_by}")
     yield "trajectory", f"rollouts/{row['file']}"
-    with reading.damaged(f"rollouts/{row['file']}"):
+    with reading.convert_read_errors(f"rollouts/{row['file']}"):
         yield from _trajectory(found[made_by])
         if position:
             yield from _token(found[made_by].segments[0], place)
 
 
 def _opened(run: Path) -> sqlite3.Connection:
-    db = schema.open_to_read(run)
+    db = schema.open_ledger(run)
     db.row_factory = sqlite3.Row
     return db
 
@@ -116,7 +116,11 @@ def _token(segment: Segment, position: int) -> Iterator[tuple[str, str]]:
 def diff(one: Path, other: Path) -> str | None:
     """The first thing in which two runs differ, looked for in this order: configuration, code, and step by step the prompts,
     attempts, tokens, scores and batches of what was trained on; None if there is nothing."""
-    with closing(_opened(one)) as left, closing(_opened(other)) as right, reading.damaged(f"{one} or {other}"):
+    with (
+        closing(_opened(one)) as left,
+        closing(_opened(other)) as right,
+        reading.convert_read_errors(f"{one} or {other}"),
+    ):
         return _config(one, other) or _code(left, right) or _steps((one, left), (other, right))
 
 

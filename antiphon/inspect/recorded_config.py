@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, RecordError
-from antiphon.engines.config import SERVERS
+from antiphon.engines.config import SERVER_KINDS
 from antiphon.record import reading
 from antiphon.run.config import RunConfig
 
@@ -47,9 +47,9 @@ _HOW = {
 
 def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration that a run was made with, without a look at what it names. `RecordError` if it has none."""
-    path = reading.file_inside(run, "config.yaml")
+    path = reading.resolve_file(run, "config.yaml")
     try:
-        with reading.damaged(path):
+        with reading.convert_read_errors(path):
             return load(path, overrides, model=RunConfig)
     except ConfigError as error:
         first, *others = str(error).splitlines()
@@ -58,14 +58,14 @@ def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def has_model(run: Path) -> bool:
     """Return True if a run keeps the model that it began with. `RecordError` if that is not of regular files of its own."""
-    built = reading.path_inside(run, "model")
+    built = reading.resolve_path(run, "model")
     if not built.is_dir():
         return False
     reading.check_model_files(built)
     return True
 
 
-def vouch(
+def require_trust(
     run: Path,
     config: RunConfig,
     needed: Collection[str],
@@ -157,7 +157,7 @@ def _need(key: str, value: Any, run: Path) -> str:
 def _runs_something(key: str, last: str, value: Any) -> bool:
     """Return True if a value names a program, a server, or how well programs are kept apart."""
     if key.startswith("engine"):
-        return last == "python" or (last == "kind" and value in SERVERS) or bool(_OPTIONS.fullmatch(key))
+        return last == "python" or (last == "kind" and value in SERVER_KINDS) or bool(_OPTIONS.fullmatch(key))
     if _OPTIONS.fullmatch(key) and last in _SERVICES:
         return True
     return (

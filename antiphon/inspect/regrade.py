@@ -23,7 +23,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
 from antiphon.record import reading, schema, trajectories
-from antiphon.record.run_dir import lock_run, write_whole
+from antiphon.record.run_dir import atomic_write, convert_write_errors
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import model_directory, start_graders
 from antiphon.tasks.base import Transcript
@@ -35,7 +35,7 @@ CLASSES = ("right", "not right", "ungraded")  # a score of 1 or more is right, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regraded:
+class RegradedAttempt:
     """One attempt, and what was and is said of it."""
 
     lineage: int
@@ -66,16 +66,16 @@ class Agreement:
 def regrade(run: Path, config: RunConfig, name: str) -> Agreement:
     """Grade all recorded attempts of a run with the rewards of `config`, and write `regraded/<name>.parquet` beside the
     record. `RecordError` for a run without one, `DataError` if its prompts are not to be had any more."""
-    with lock_run(run):
+    with convert_write_errors(run):
         found = asyncio.run(_graded(run, config))
-        path = reading.path_inside(run, f"regraded/{name}.parquet")
+        path = reading.resolve_path(run, f"regraded/{name}.parquet")
         path.parent.mkdir(exist_ok=True)
-        with write_whole(path) as file:
+        with atomic_write(path) as file:
             pq.write_table(_table(found), file)
     return _agreement(path, found)
 
 
-def with_reward(config: RunConfig, reward: str, options: Mapping[str, Any], task: str = "") -> RunConfig:
+def replace_reward(config: RunConfig, reward: str, options: Mapping[str, Any], task: str = "") -> RunConfig:
     """The configuration with another reward for its tasks, or for one of them."""
     names = [each.name for each in config.tasks]
     if task and task not in names:
@@ -85,7 +85,7 @@ def with_reward(config: RunConfig, reward: str, options: Mapping[str, Any], task
     return config.model_copy(update={"tasks": tasks})
 
 
-async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
+async def _graded(run: Path, config: RunConfig) -> list[RegradedAttempt]:
     mixture, seats = Mixture.load(config.tasks, config.seed), asyncio.Semaphore(AT_ONCE)
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
     try:
@@ -94,12 +94,12 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
         renderer = Renderer(model)
         async with start_graders(cluster, config, Deadlines()) as (grading, _):
 
-            async def one(known: dict[str, Any], trajectory: Trajectory) -> Regraded:
+            async def one(known: dict[str, Any], trajectory: Trajectory) -> RegradedAttempt:
                 async with seats:
                     prompt = mixture.find(known.pop("task"), known.pop("prompt"), known.pop("epoch"))
                     transcript = _transcript(prompt, trajectory, renderer)
                     after = await grading.score(prompt, transcript)
-                return Regraded(**known, prompt=prompt, trajectory=trajectory, after=after)
+                return RegradedAttempt(**known, prompt=prompt, trajectory=trajectory, after=after)
 
             return await asyncio.gather(*(one(*recorded) for recorded in _recorded(run)))
     finally:
@@ -108,8 +108,8 @@ async def _graded(run: Path, config: RunConfig) -> list[Regraded]:
 
 def _recorded(run: Path) -> Iterator[tuple[dict[str, Any], Trajectory]]:
     """The attempts whose trajectory is on record, each where it was made."""
-    content = cache(lambda file: trajectories.read(reading.file_inside(run, f"rollouts/{file}")))
-    with closing(schema.open_to_read(run)) as db, reading.damaged(run / "ledger.db"):
+    content = cache(lambda file: trajectories.read(reading.resolve_file(run, f"rollouts/{file}")))
+    with closing(schema.open_ledger(run)) as db, reading.convert_read_errors(run / "ledger.db"):
         db.row_factory = sqlite3.Row
         rows = db.execute(
             "SELECT a.*, task, id, epoch FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts USING (prompt)"
@@ -144,7 +144,7 @@ def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:
         end = turn.stop
 
 
-def _table(found: Sequence[Regraded]) -> pa.Table:
+def _table(found: Sequence[RegradedAttempt]) -> pa.Table:
     rows = [
         {
             "lineage": each.lineage,
@@ -168,7 +168,7 @@ def _table(found: Sequence[Regraded]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema([(name, types[name]) for name in order]))
 
 
-def _agreement(path: Path, found: Sequence[Regraded]) -> Agreement:
+def _agreement(path: Path, found: Sequence[RegradedAttempt]) -> Agreement:
     changes: dict[str, list[bool]] = defaultdict(list)
     for each in sorted(found, key=lambda each: (each.step is None, each.step)):
         changes["untrained" if each.step is None else f"step {each.step}"].append(each.changed)

@@ -21,6 +21,8 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, RecordError
 from antiphon.core.types import (
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
     AttemptId,
     AttemptStatus,
     Failure,
@@ -40,20 +42,21 @@ from antiphon.learning.learner import Learner, ModelRoles
 from antiphon.record import reading, schema, trajectories
 from antiphon.record.checkpoint import checkpoint_name, read_state
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
-from antiphon.record.resume import ReusableRollouts, begin, returning
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.resume import ReusableRollouts, find_reusable, open_first_lineage
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import model_directory, start_models
 from antiphon.run.loop import make_step_pipeline, run_supervised
 from antiphon.tasks.mixture import Mixture
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 SETTLE = 12  # turns of the event loop after which nothing is under way that does not wait for an arrival
 
 
-class Difference(AntiphonError):
+class ReplayMismatch(AntiphonError):
     """What a replay came to is not what the run came to."""
 
 
@@ -101,7 +104,7 @@ class _Recorded:
         finally:
             del self.running[attempt]
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> Any:
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
@@ -136,7 +139,7 @@ class _Reader:
 
 
 def replay(run: Path, config: RunConfig, *, weights: bool = False, tell: Callable[[str], None] = print) -> int:
-    """Replay a run; returns the number of steps. `Difference` names the first one that there is."""
+    """Replay a run; returns the number of steps. `ReplayMismatch` names the first one that there is."""
     return asyncio.run(_replay(run, config, weights, tell))
 
 
@@ -145,7 +148,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
         raise RecordError("a run with a sampling loop of the user's own cannot be replayed: its calls are not recorded")
     steps = 0
     async with AsyncExitStack() as stack:
-        db = stack.enter_context(closing(schema.open_to_read(run)))
+        db = stack.enter_context(closing(schema.open_ledger(run)))
         models = await stack.enter_async_context(_models(run, config, weights))
         exchange = TransferContext(stack.enter_context(shared_directory("replay")))
         again = _Again(run, config, db, models, exchange if weights else None)
@@ -156,15 +159,15 @@ async def _replay(run: Path, config: RunConfig, weights: bool, tell: Callable[[s
     return steps
 
 
-def needs_models(config: RunConfig, weights: bool) -> bool:
+def requires_models(config: RunConfig, weights: bool) -> bool:
     """Return True if a replay asks models: for weights to compare, or for what others than the policy said of tokens."""
-    return weights or bool({"reference_logprobs", "teacher_logprobs"} & config.algorithm.required_streams)
+    return weights or bool({REFERENCE_LOGPROBS, TEACHER_LOGPROBS} & config.algorithm.required_streams)
 
 
 @asynccontextmanager
 async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[ModelRoles | None]:
     """The models that a replay needs: for the weights, if they are compared, and for what others said than the policy."""
-    if not needs_models(config, weights):
+    if not requires_models(config, weights):
         yield None
         return
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
@@ -177,13 +180,13 @@ async def _models(run: Path, config: RunConfig, weights: bool) -> AsyncIterator[
 
 
 def _lives(db: sqlite3.Connection, run: Path) -> Iterator[_Life]:
-    content = cache(lambda file: trajectories.read(reading.file_inside(run, f"rollouts/{file}")))
-    with reading.damaged(run / "ledger.db"):
+    content = cache(lambda file: trajectories.read(reading.resolve_file(run, f"rollouts/{file}")))
+    with reading.convert_read_errors(run / "ledger.db"):
         rows = db.execute("SELECT lineage, parent, cut, version, state FROM lineages ORDER BY lineage").fetchall()
     if not rows:
         raise RecordError(f"{run / 'ledger.db'} has no lineage: there is nothing to replay")
     for row in rows:
-        with reading.damaged(run / "ledger.db"):
+        with reading.convert_read_errors(run / "ledger.db"):
             life = _life(db, row, content)
         yield life
 
@@ -230,7 +233,7 @@ def _arrivals(db: sqlite3.Connection, lineage: int, content: Any) -> Iterator[tu
             continue
         trajectory = content(file).get(name)
         if trajectory is None or trajectories.digest(trajectory) != written:
-            raise Difference(
+            raise ReplayMismatch(
                 f"attempt {lineage}:{name}: its trajectory in rollouts/{file} is not the one that was recorded"
             )
         yield order, _Arrival(attempt=name, trajectory=trajectory)
@@ -275,11 +278,11 @@ class _Again:
 
     async def live(self, life: _Life) -> int:
         """Replay one lineage; returns its steps."""
-        with tempfile.TemporaryDirectory() as place, closing(Store(Path(place))) as store:
-            begin(store)
+        with tempfile.TemporaryDirectory() as place, closing(LedgerStore(Path(place))) as store:
+            open_first_lineage(store)
             return await run_supervised((), lambda owner: self._live(life, store, owner))
 
-    async def _live(self, life: _Life, store: Store, owner: asyncio.TaskGroup) -> int:
+    async def _live(self, life: _Life, store: LedgerStore, owner: asyncio.TaskGroup) -> int:
         attempts, steps = _Recorded(), 0
         scheduler = self._scheduler(life, attempts, store)
         await self._load(life, life.step)
@@ -289,7 +292,7 @@ class _Again:
             match what:
                 case _Arrival(attempt=attempt, trajectory=trajectory):
                     if attempt not in attempts.running:
-                        raise Difference(f"attempt {life.lineage}:{attempt} arrived then, and does not run now")
+                        raise ReplayMismatch(f"attempt {life.lineage}:{attempt} arrived then, and does not run now")
                     attempts.running[attempt].set_result(trajectory)
                 case _Take():
                     await self._train(await _taken(what, scheduler, owner), what, scheduler.admission.version.n)
@@ -302,13 +305,13 @@ class _Again:
         scheduler.stop()
         return steps
 
-    def _scheduler(self, life: _Life, attempts: _Recorded, store: Store) -> Scheduler:
+    def _scheduler(self, life: _Life, attempts: _Recorded, store: LedgerStore) -> Scheduler:
         config, back = self._config, ReusableRollouts()
         if life.parent is not None and not config.rollout.deterministic:
             oldest = life.version - config.rollout.max_age
-            with reading.damaged(self._run / "ledger.db"):
-                back = returning(self._db, self._run / "rollouts", life.lineage, life.version, oldest)
-            back.forget(config.judged_together)
+            with reading.convert_read_errors(self._run / "ledger.db"):
+                back = find_reusable(self._db, self._run / "rollouts", life.lineage, life.version, oldest)
+            back.exclude_tasks(config.judged_together)
         scheduler = Scheduler(
             config=config.rollout,
             version=PolicyVersion(life.lineage, life.version),
@@ -321,7 +324,7 @@ class _Again:
         self._learning = False
         for reader in self._readers:
             reader.learner = None
-        with reading.damaged(f"{self._run / 'ledger.db'}: the state of lineage {life.lineage}"):
+        with reading.convert_read_errors(f"{self._run / 'ledger.db'}: the state of lineage {life.lineage}"):
             self._training.controllers = (
                 restore_controllers(life.state.get("controllers")) if life.state else Controllers()
             )
@@ -333,11 +336,11 @@ class _Again:
     async def _train(self, groups: Sequence[Group], then: _Take, version: int) -> None:
         _, batch = await self._training.learn(then.step, version, groups)
         if then.batch is not None and batch != then.batch:
-            raise Difference(f"step {then.step}: the batch is not the one that was trained on")
+            raise ReplayMismatch(f"step {then.step}: the batch is not the one that was trained on")
 
     async def _load(self, life: _Life, step: int) -> None:
         """Begin to train where the first checkpoint lies."""
-        directory = reading.path_inside(self._run, f"checkpoints/{checkpoint_name(step)}")
+        directory = reading.resolve_path(self._run, f"checkpoints/{checkpoint_name(step)}")
         if self._models is None or self._learning or not directory.is_dir():
             return
         if step > life.step and read_state(directory)["lineage"] != life.lineage:  # of another life, which undid this
@@ -357,20 +360,20 @@ class _Again:
             return
         update = await self._models.learner.publish(then.version, self._exchange)
         if update.manifest.digest != then.digest:
-            raise Difference(f"version {then.version}: its weights are not those that were published")
+            raise ReplayMismatch(f"version {then.version}: its weights are not those that were published")
 
 
 async def _taken(then: _Take, scheduler: Scheduler, owner: asyncio.TaskGroup) -> Sequence[Group]:
-    """The groups of a step; `Difference` unless they are those of then."""
+    """The groups of a step; `ReplayMismatch` unless they are those of then."""
     taking = owner.create_task(scheduler.next_step(), name=f"step {then.step}")
     await _settle()
     if not taking.done():
         taking.cancel()
-        raise Difference(f"step {then.step} began with groups {list(then.groups)}; now there are not enough")
+        raise ReplayMismatch(f"step {then.step} began with groups {list(then.groups)}; now there are not enough")
     groups = taking.result()
     if {group.id for group in groups} != set(then.groups):
         now = sorted(group.id for group in groups)
-        raise Difference(f"step {then.step} took groups {sorted(then.groups)}; now it takes {now}")
+        raise ReplayMismatch(f"step {then.step} took groups {sorted(then.groups)}; now it takes {now}")
     return groups
 
 

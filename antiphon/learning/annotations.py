@@ -9,8 +9,17 @@ from functools import partial
 import numpy as np
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.streams import PROXIMAL_LOGPROBS, ROUTED_EXPERTS, TEACHER_LOGPROBS, Producer, Streams, StreamSpec
-from antiphon.core.types import FloatArray, Pack, Sample
+from antiphon.core.types import (
+    PROXIMAL_LOGPROBS,
+    ROUTED_EXPERTS,
+    TEACHER_LOGPROBS,
+    FloatArray,
+    Pack,
+    Producer,
+    Sample,
+    Streams,
+    StreamSpec,
+)
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import Scorer
@@ -85,10 +94,7 @@ async def _query_each(
     members, packs = pack_samples(flat, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # only the policy replays the engine's experts
     answers = await gather_keyed(
-        {
-            spec: query(packs if spec.producer in ("policy", "attention") else bare)
-            for spec, query in queries.items()
-        }
+        {spec: query(packs if spec.producer in ("policy", "attention") else bare) for spec, query in queries.items()}
     )
     return {
         spec: dict(zip(samples, split_packs(flat, members, arrays, config.share_prefixes), strict=True))

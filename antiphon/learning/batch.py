@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import Aggregation
-from antiphon.core.streams import PAIR, Streams, StreamSpec
 from antiphon.core.types import (
+    PAIR,
     AttemptId,
     AttemptStatus,
     FloatArray,
@@ -22,6 +22,8 @@ from antiphon.core.types import (
     Sample,
     Score,
     Segment,
+    Streams,
+    StreamSpec,
     TrainBatch,
     TrajectoryMeta,
     Update,
@@ -369,7 +371,9 @@ def _pack(rows: Sequence[_Row], paths: Sequence[_Path]) -> Pack:
         advantages=laid([sample.advantages for sample in samples]),
         coefficients=laid([coefficients for _, coefficients in rows]),
         temperatures=laid([_temperatures(segment) for segment in segments]),
-        streams=Streams({spec: laid([_stream(sample, spec, any_) for sample in samples]) for spec, any_ in arrays.items()}),
+        streams=Streams(
+            {spec: laid([_stream(sample, spec, any_) for sample in samples]) for spec, any_ in arrays.items()}
+        ),
     )
 
 

@@ -11,8 +11,18 @@ from antiphon.algorithms.batch_arrays import flatten_sampled, select_lowest, whi
 from antiphon.algorithms.kl_reward import add_kl_rewards
 from antiphon.algorithms.teacher_advantages import add_teacher_advantages
 from antiphon.algorithms.trajectories import Arrays, trajectories
-from antiphon.core.streams import ENTROPY_WEIGHT, KL_REWARD, OLD_VALUE, RETURNS, VALUES, Streams, StreamSpec
-from antiphon.core.types import BoolArray, FloatArray, Sample
+from antiphon.core.types import (
+    ENTROPY_WEIGHT,
+    KL_REWARD,
+    OLD_VALUE,
+    RETURNS,
+    VALUES,
+    BoolArray,
+    FloatArray,
+    Sample,
+    Streams,
+    StreamSpec,
+)
 from antiphon.learning.step import SampleKey, Step, by_key
 
 

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from antiphon.core.config import set_environment
 from antiphon.learning.config import MeshConfig
-from antiphon.weights.listeners import Listeners
+from antiphon.weights.listeners import ListeningSockets
 from antiphon.weights.rendezvous import RunStore
 
 T = TypeVar("T")
@@ -46,13 +46,13 @@ class Mesh:
         self._store = store  # torch keeps only what is below it
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         sizes = {axis: getattr(config, axis) for axis in AXES} | {"shard": config.shard // config.expert}
-        listeners = Listeners()
-        with listeners.opened():  # gloo's: NCCL opens its own when it is first used
+        listeners = ListeningSockets()
+        with listeners.track():  # gloo's: NCCL opens its own when it is first used
             distributed.init_process_group(backend, store=store, rank=rank, world_size=config.world, timeout=TIMEOUT)
             self.axes = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
             self.axes["shard", "context", "expert"]._flatten("sharded")
             self.axes["shard", "context"]._flatten("around")  # which have the same experts
-        listeners.shut()
+        listeners.refuse_connections()
         self.data = config.data_rank(rank)
 
     def group(self, axis: str) -> Any:

@@ -21,8 +21,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.routing import Balance, Routers, find_routers
 from antiphon.core.errors import DataError, NonFiniteError
 from antiphon.core.failpoints import hit
-from antiphon.core.streams import ROUTED_EXPERTS
-from antiphon.core.types import FloatArray, Pack, TrainBatch, Update
+from antiphon.core.types import ROUTED_EXPERTS, FloatArray, Pack, TrainBatch, Update
 from antiphon.core.workers import Worker
 from antiphon.learning.checkpoint_writer import CheckpointWriter
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -51,9 +50,9 @@ from antiphon.learning.model.hf_checkpoint import (
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
-from antiphon.record.checkpoint import TRAINING_STATE, written
+from antiphon.record.checkpoint import TRAINING_STATE, convert_save_errors
+from antiphon.weights.manifest import TensorSpec
 from antiphon.weights.rendezvous import open_store
-from antiphon.weights.tensors import TensorSpec
 
 GatherTensor = Callable[[], torch.Tensor]  # for a tensor of which each rank may have a piece
 
@@ -238,7 +237,7 @@ class PackLearner(Worker):
         return _Snapshot(rank, weights, adapters, training, sizes)
 
     def _write(self, place: Path, cut: "_Snapshot") -> None:
-        with written(place):
+        with convert_save_errors(place):
             (place / TRAINING_STATE).mkdir(parents=True, exist_ok=True)
             torch.save(cut.training, place / TRAINING_STATE / f"{cut.rank}.pt")
             write_weights(self.model, self._merged(cut.weights), place / shard_file(cut.rank, len(cut.sizes)))
@@ -471,7 +470,7 @@ class PackLearner(Worker):
 
     def _route(self, pack: Pack, layout: PackLayout) -> None:
         """Have the next forward, and what of it is computed again, take the experts that are known, and spread the others."""
-        recorded = pack.streams[ROUTED_EXPERTS] if ROUTED_EXPERTS in pack.streams else None
+        recorded = pack.streams.get(ROUTED_EXPERTS, None)
         if recorded is None and not self._balance:
             if self._routers is not None:
                 self._routers.replayed = None

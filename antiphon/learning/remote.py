@@ -11,7 +11,7 @@ from antiphon.core.rpc import Client
 from antiphon.core.types import Group, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
-from antiphon.learning.stages import Wait
+from antiphon.learning.step import Wait
 from antiphon.weights.base import TransferContext
 
 

@@ -21,8 +21,7 @@ from antiphon.algorithms.rewards import shape_rewards, trajectory_weights
 from antiphon.algorithms.trajectories import trajectories
 from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.registry import Registry
-from antiphon.core.streams import RETURNS, TOKEN_AGE
-from antiphon.core.types import Sample, TrainBatch
+from antiphon.core.types import RETURNS, TOKEN_AGE, Sample, TrainBatch
 from antiphon.learning.annotations import query_models
 from antiphon.learning.batch import build_batch
 from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
@@ -62,7 +61,10 @@ async def rewards(step: Step) -> None:
     }
     samples = by_key(step.samples)
     step.update_samples(
-        {key: made[one.meta.id] | {"weights": one.weights * made[one.meta.id]["weights"]} for key, one in samples.items()}
+        {
+            key: made[one.meta.id] | {"weights": one.weights * made[one.meta.id]["weights"]}
+            for key, one in samples.items()
+        }
     )
     step.metrics["reward/shaped"] = float(np.mean([each["reward"] for each in made.values()]))
     step.metrics["weight/masked"] = float(np.mean([each["weights"] == 0 for each in made.values()]))

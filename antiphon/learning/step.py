@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import Declaration
+from antiphon.algorithms.declarations import UNDECLARED, Declaration
 from antiphon.algorithms.rewards import Controllers
 from antiphon.algorithms.trajectories import Arrays, Samples
-from antiphon.core.streams import PROXIMAL_LOGPROBS, STREAMS, StreamSpec
-from antiphon.core.types import Group, Sample, TrainBatch
+from antiphon.core.types import PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
 from antiphon.learning.batch import digest_batches, make_samples
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Scorer, Trainer
@@ -60,7 +59,7 @@ class StepPipeline:
     critic: CriticConfig | None = None
     critic_ranks: int
     estimate_advantages: EstimateAdvantages
-    loss: Declaration = Declaration()
+    loss: Declaration = UNDECLARED
     stages: Sequence["Stage"]
     max_tokens: int
     controllers: Controllers = field(default_factory=Controllers)

@@ -8,10 +8,9 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
-from antiphon.algorithms.total_loss import total_loss
 from antiphon.algorithms.registry import LOSSES
-from antiphon.core.streams import MIXED_CACHE
-from antiphon.core.types import FloatArray, Pack, WeightsUpdate
+from antiphon.algorithms.total_loss import total_loss
+from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model import lora
@@ -19,8 +18,9 @@ from antiphon.learning.model.attention_stats import AllLayersRead, AttentionStat
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner, gather_copies, trim_memory
-from antiphon.weights.adapters import flat
-from antiphon.weights.base import Adapters, TransferContext, channel
+from antiphon.weights.adapters import flatten_adapters
+from antiphon.weights.base import TransferContext, open_channel
+from antiphon.weights.manifest import Adapters
 
 
 class TorchLearner(PackLearner):
@@ -46,10 +46,10 @@ class TorchLearner(PackLearner):
         trim_memory()
         named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
-            named = flat(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
+            named = flatten_adapters(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
             base = Adapters(self.model_path, self.config.lora.scale)
         if self._is_first:
-            return channel(exchange).send(named, version, base)
+            return open_channel(exchange).send(named, version, base)
         gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
 

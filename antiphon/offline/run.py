@@ -25,8 +25,7 @@ from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
-from antiphon.core.streams import REFERENCE_LOGPROBS
-from antiphon.core.types import Pack, Prompt, Sample, TrainBatch
+from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.batch import (
     make_pair,
@@ -39,10 +38,10 @@ from antiphon.learning.batch import (
 )
 from antiphon.learning.learner import WorkerLearner
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
-from antiphon.record.checkpoint import TRAINING_STATE, publish, staging_dir
+from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, staging_dir
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.run_dir import RunDirectory, lock_run
+from antiphon.record.run_dir import RunDirectory, convert_write_errors
 from antiphon.record.trackers import Tracker, open_trackers
 from antiphon.run.launch import check_tokenizers, model_directory
 from antiphon.run.loop import name_step_in_errors, run_supervised
@@ -211,7 +210,7 @@ class Offline:
         saving = await self.wait(learner.save(aside), "save")
         await self.wait(saving, "save")
         shutil.rmtree(aside / TRAINING_STATE)  # for going on, which an offline run cannot
-        publish(aside, place, {"step": steps})
+        publish_checkpoint(aside, place, {"step": steps})
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
@@ -237,7 +236,7 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         # What can be wrong with the input is found before anything is started.
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
-        stack.enter_context(lock_run(Path(config.record.directory, config.name)))
+        stack.enter_context(convert_write_errors(Path(config.record.directory, config.name)))
         directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
         directory.write_config(dump(config))
         view = make_view(config.record.live)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.record import reading
-from antiphon.record.run_dir import sync, unwritable, write_json
+from antiphon.record.run_dir import fsync, make_write_error, write_json
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
@@ -39,13 +39,13 @@ def checkpoint_name(step: int) -> str:
 def staging_dir(directory: Path) -> Path:
     """The empty directory in which the checkpoint `directory` is written, until `publish` puts it in place."""
     aside = directory.with_name(directory.name + ".partial")
-    with written(aside):
+    with convert_save_errors(aside):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     return aside
 
 
-def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
+def publish_checkpoint(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
     """Make a checkpoint of what was written into its draft, and of `state`. `RecordError` if the disk takes it not, or what a
     rank of the learner wrote is not there."""
     for index in sorted(aside.rglob("*.index.json")):
@@ -55,36 +55,36 @@ def publish(aside: Path, directory: Path, state: Mapping[str, Any]) -> None:
                     f"{directory.name}: {name} is written, and not here: the run's directory must be one that the machines of "
                     "all learner ranks see"
                 )
-    with written(aside):
+    with convert_save_errors(aside):
         write_json(aside / STATE, state)
         hit("checkpoint.write")
         listed = {}
         for file in sorted(file for file in aside.rglob("*") if file.is_file()):
-            sync(file)
+            fsync(file)
             listed[file.relative_to(aside).as_posix()] = {"bytes": file.stat().st_size, "digest": _digest(file)}
         write_json(aside / MANIFEST, {"digest": _digest_of(listed), "files": listed})
         for folder in (*(path for path in aside.rglob("*") if path.is_dir()), aside):
-            sync(folder)
+            fsync(folder)
         hit("checkpoint.publish")
         aside.rename(directory)
-        sync(directory.parent)
+        fsync(directory.parent)
         hit("checkpoint.published")
 
 
 @contextmanager
-def written(place: Path) -> Iterator[None]:
+def convert_save_errors(place: Path) -> Iterator[None]:
     """`RecordError` if what is written into `place` meanwhile is not taken; what is there by then is removed."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:  # torch's writer raises the last
         shutil.rmtree(place, ignore_errors=True)
-        raise unwritable(place, error) from error
+        raise make_write_error(place, error) from error
 
 
-def verify(directory: Path) -> None:
+def verify_checkpoint(directory: Path) -> None:
     """`RecordError` that names the file, unless all that the manifest lists is there as it was written."""
     for name, (size, digest) in _listed(directory).items():
-        file = reading.file_inside(directory, name)
+        file = reading.resolve_file(directory, name)
         if file.stat().st_size != size:
             raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
         if _digest(file) != digest:
@@ -94,7 +94,7 @@ def verify(directory: Path) -> None:
 def _listed(directory: Path) -> dict[str, tuple[int, str]]:
     """Return the size and the digest of each file that the manifest of a checkpoint lists; `RecordError` if it is torn."""
     manifest = reading.read_json(directory, MANIFEST)
-    with reading.damaged(f"{directory.name}/{MANIFEST}"):
+    with reading.convert_read_errors(f"{directory.name}/{MANIFEST}"):
         if manifest["digest"] != _digest_of(manifest["files"]):
             raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
         return {name: (written["bytes"], written["digest"]) for name, written in manifest["files"].items()}
@@ -116,7 +116,7 @@ def newest_checkpoint(checkpoints: Path, tell: Callable[[str], None]) -> Path:
     never silently begins again."""
     for directory in reversed(list_checkpoints(checkpoints)):
         try:
-            verify(directory)
+            verify_checkpoint(directory)
         except RecordError as error:
             tell(f"checkpoint passed over: {error}")
             continue
@@ -129,15 +129,15 @@ def export(checkpoints: Path, target: Path, tell: Callable[[str], None] = print)
     those that are passed over."""
     if target.exists():
         raise RecordError(f"{target} exists already; give another place")
-    source = newest_checkpoint(reading.path_inside(checkpoints.parent, checkpoints.name), tell)
+    source = newest_checkpoint(reading.resolve_path(checkpoints.parent, checkpoints.name), tell)
     for name in _listed(source):  # and nothing else that may lie there
         if Path(name).parts[0] not in (STATE, TRAINING_STATE, CRITICS):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(reading.file_inside(source, name), target / name)
+            shutil.copy2(reading.resolve_file(source, name), target / name)
     return source
 
 
-def set_aside_later(directory: Path) -> None:
+def set_aside_newer(directory: Path) -> None:
     """Take the checkpoints after `directory` out of the way: they are torn, and kept to be looked at."""
     for later in list_checkpoints(directory.parent):
         if later.name > directory.name:
@@ -152,14 +152,14 @@ def read_state(directory: Path) -> dict[str, Any]:
     return state
 
 
-def prune(checkpoints: Path, keep_last: int, keep_every: int) -> None:
+def prune_checkpoints(checkpoints: Path, keep_last: int, keep_every: int) -> None:
     """Remove all but the last so many, and those of steps that `keep_every` divides, if it is not 0. The names go first, so
     that a crash halfway leaves none that stands for a part. What crashes left is removed, drafts among it: none is open now."""
     for old in list_checkpoints(checkpoints)[:-keep_last]:
         step = int(old.name.removeprefix("step_"))
         if not (keep_every and step % keep_every == 0):
             old.rename(old.with_name(old.name + ".pruned"))
-    sync(checkpoints)
+    fsync(checkpoints)
     hit("checkpoint.prune")
     for gone in (*checkpoints.glob("*.pruned"), *checkpoints.glob("*.partial")):
         shutil.rmtree(gone)

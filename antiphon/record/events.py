@@ -16,7 +16,7 @@ Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/
 
 Of the engines of a judge only those that come and go are noted, with `pool`, the judge's name.
 
-`perfetto` turns them into a picture: https://ui.perfetto.dev opens the file.
+`to_trace` turns them into a picture: https://ui.perfetto.dev opens the file.
 """
 
 import itertools
@@ -36,14 +36,14 @@ class Events:
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
         self._clock = clock
         self._sink = sink
-        self.numbers: Iterator[int] = itertools.count()  # of engines, in the order of their coming
+        self.engine_numbers: Iterator[int] = itertools.count()  # of engines, in the order of their coming
         self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT)
-        self.rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
+        self.on_rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
             None
         )  # hears of what is worth keeping always
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether anybody listens; asked where it costs something to say what happens."""
         return self._sink is not None
 
@@ -52,11 +52,11 @@ class Events:
         now = self._clock()
         self._last.append((now, event, what))
         if event in RARE:
-            self.rare(event, what)
+            self.on_rare(event, what)
         if self._sink is not None:
             self._sink.write(_line(now, event, what) + "\n")
 
-    def aside(self, pool: str) -> "Events":
+    def for_pool(self, pool: str) -> "Events":
         """What notes the rare events of another pool than the policy's among these, with its name."""
         return _Aside(self, pool)
 
@@ -64,7 +64,7 @@ class Events:
         """The second on the run's clock."""
         return self._clock()
 
-    def last(self) -> str:
+    def format_recent(self) -> str:
         """The last events, one a line."""
         return "\n".join(_line(*event) for event in self._last) or "none"
 
@@ -74,7 +74,7 @@ class _Aside(Events):
 
     def __init__(self, run: Events, pool: str) -> None:
         super().__init__(run.now)
-        self.numbers = run.numbers  # an engine's is its own in the whole run
+        self.engine_numbers = run.engine_numbers  # an engine's is its own in the whole run
         self._run = run
         self._pool = pool
 
@@ -88,7 +88,7 @@ def _line(now: float, event: str, what: dict[str, Any]) -> str:
     return json.dumps({"t": now, "event": event, **what}, separators=(",", ":"))
 
 
-def perfetto(lines: Iterable[str]) -> dict[str, Any]:
+def to_trace(lines: Iterable[str]) -> dict[str, Any]:
     """Events as a trace in Chrome's format: steps of the learner, requests on each engine, attempts, and what is alive."""
     trace: list[dict[str, Any]] = []
     began: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -136,4 +136,4 @@ def perfetto(lines: Iterable[str]) -> dict[str, Any]:
 def write_trace(events: Path, trace: Path) -> None:
     """Make the picture of a file of events."""
     with events.open(encoding="utf-8") as lines:
-        trace.write_text(json.dumps(perfetto(lines)), encoding="utf-8")
+        trace.write_text(json.dumps(to_trace(lines)), encoding="utf-8")

@@ -32,7 +32,7 @@ from antiphon.core.types import (
 )
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.run_dir import sync, unwritable
+from antiphon.record.run_dir import fsync, make_write_error
 
 INTERVAL = 5.0  # seconds between commits that nobody waits for
 
@@ -51,7 +51,7 @@ class Batch:
     balance: Mapping[str, int] = field(default_factory=dict)
 
 
-class Store:
+class LedgerStore:
     """The files of a ledger, and the one who may write them."""
 
     def __init__(self, directory: Path) -> None:
@@ -75,7 +75,7 @@ class Store:
                 hit("ledger.commit")
             hit("ledger.committed")
         except (OSError, sqlite3.Error) as error:
-            raise unwritable(self.rollouts.parent / "ledger.db", error) from error
+            raise make_write_error(self.rollouts.parent / "ledger.db", error) from error
 
     def _write(self, db: sqlite3.Connection, lineage: int, batch: Batch) -> None:
         many = db.executemany
@@ -112,8 +112,8 @@ class Store:
         if kept:
             trajectories.write(self.rollouts / name, lineage, kept)
             hit("rollouts.write")
-            sync(self.rollouts / name)
-            sync(self.rollouts)
+            fsync(self.rollouts / name)
+            fsync(self.rollouts)
             hit("rollouts.written")
             self._files += 1
         return [
@@ -153,7 +153,7 @@ class Ledger:
     """What the parts of a run tell; all but `commit` return at once. Steps count from the cut of the lineage."""
 
     def __init__(
-        self, store: Store, events: Events, *, lineage: int = 0, step: int = 0, run: Caller | None = None
+        self, store: LedgerStore, events: Events, *, lineage: int = 0, step: int = 0, run: Caller | None = None
     ) -> None:
         """`run` calls the store, by default in a thread of its own; `step` is the last one that is done."""
         self.lineage = lineage
@@ -162,7 +162,7 @@ class Ledger:
         self.balance: Callable[[], Mapping[str, int]] = dict  # what the scheduler has counted
         self._store = store
         self._batch = Batch()
-        self.heard = 0  # of arrivals, steps and publications: the place of the last in their order
+        self.sequence_number = 0  # of arrivals, steps and publications: the place of the last in their order
         self._writing = asyncio.Lock()
         self._failed: Exception | None = None
         self._durable = 0  # of what was heard
@@ -170,81 +170,81 @@ class Ledger:
         self._committed = 0.0  # second
         self._thread = ThreadPoolExecutor(1, "ledger") if run is None else None
         self._run = run or self._in_thread
-        events.rare = self.note
+        events.on_rare = self.add_event
 
     # --- what happens --------------------------------------------------------------------------------------------------
 
-    def admit(self, group: int, prompt: Prompt, version: PolicyVersion) -> None:
+    def add_group(self, group: int, prompt: Prompt, version: PolicyVersion) -> None:
         """A group has a slot."""
         self._batch.groups.append((group, version.n, prompt.task, prompt.id, prompt.epoch))
         self.events.add("admit", group=group, prompt=prompt.id)
 
-    def start(self, attempt: AttemptId, started: PolicyVersion) -> None:
+    def add_attempt(self, attempt: AttemptId, started: PolicyVersion) -> None:
         """An attempt runs."""
         self._batch.started.append((*attempt, started.n, self.events.now()))
         self._tell(attempt, AttemptStatus.RUNNING)
 
-    def play(self, trajectory: Trajectory) -> None:
+    def add_trajectory(self, trajectory: Trajectory) -> None:
         """An attempt ran to its end, whatever becomes of it."""
         self._batch.played.append((self._next(), trajectory))
         if self.events.now() - self._committed > INTERVAL:
-            self.hurry()
+            self.request_commit()
 
-    def take_over(self, trajectory: Trajectory, origin: str, file: str) -> None:
+    def add_reused_trajectory(self, trajectory: Trajectory, origin: str, file: str) -> None:
         """An attempt has the trajectory of one of an earlier life, which lies in `file`."""
         self._batch.played.append((self._next(), Trajectory(meta=trajectory.meta, payload=())))
         self._batch.taken_over.append((origin, file, trajectories.digest(trajectory), *trajectory.meta.id))
 
-    def end(self, attempt: AttemptId, status: AttemptStatus) -> None:
+    def set_status(self, attempt: AttemptId, status: AttemptStatus) -> None:
         """An attempt changes its state: it is finished, or has ended for good."""
         step = self.step if status is AttemptStatus.TRAINED else None
         self._batch.ended.append((status, step, *attempt))
         self._tell(attempt, status)
 
-    def drop(self, group: int, outcome: GroupOutcome) -> None:
+    def end_group(self, group: int, outcome: GroupOutcome) -> None:
         """A group has ended; if it is complete, the step in hand has taken it."""
         step = self.step if outcome is GroupOutcome.COMPLETE else None
         self._batch.outcomes.append((outcome, step, group))
 
-    def take(self, groups: Sequence[int]) -> None:
+    def begin_step(self, groups: Sequence[int]) -> None:
         """A step begins."""
         self.step += 1
         statement = "INSERT INTO steps (lineage, step, taken, took) VALUES (?, ?, ?, ?)"
         self._add(statement, self.step, self.events.now(), self._next())
         self.events.add("take", groups=groups)
 
-    def publish(self, version: PolicyVersion) -> None:
+    def end_step(self, version: PolicyVersion) -> None:
         """The step in hand is done, and its version is there."""
         statement = "UPDATE steps SET version = ?3, published = ?4, released = ?5 WHERE lineage = ?1 AND step = ?2"
         self._add(statement, self.step, version.n, self.events.now(), self._next())
         self.events.add("publish", version=version.n)
 
-    def batch(self, digest: str) -> None:
+    def set_batch_digest(self, digest: str) -> None:
         """What the step in hand is trained on."""
         self._add("UPDATE steps SET batch = ?3 WHERE lineage = ?1 AND step = ?2", self.step, digest)
 
-    def weights(self, version: PolicyVersion, digest: int | None) -> None:
+    def add_version(self, version: PolicyVersion, digest: int | None) -> None:
         """What the weights of a version are."""
         self._add("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", version.n, digest)
 
-    def checkpoint(self, step: int, version: PolicyVersion, name: str) -> None:
+    def add_checkpoint(self, step: int, version: PolicyVersion, name: str) -> None:
         """A checkpoint is whole."""
         self._add("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", step, version.n, name)
 
-    def note(self, kind: str, detail: Mapping[str, Any]) -> None:
+    def add_event(self, kind: str, detail: Mapping[str, Any]) -> None:
         """Something rare."""
         statement = "INSERT INTO events (lineage, second, kind, detail) VALUES (?, ?, ?, ?)"
         self._add(statement, self.events.now(), kind, json.dumps(detail))
 
     def _next(self) -> int:
-        self.heard += 1
-        return self.heard
+        self.sequence_number += 1
+        return self.sequence_number
 
     def _add(self, statement: str, *values: Any) -> None:
         self._batch.others.append((statement, (self.lineage, *values)))
 
     def _tell(self, attempt: AttemptId, status: AttemptStatus) -> None:
-        if self.events.on:
+        if self.events.enabled:
             self.events.add("attempt", attempt=str(attempt), status=status)
 
     # --- making it durable ---------------------------------------------------------------------------------------------
@@ -254,18 +254,18 @@ class Ledger:
         async with self._writing:
             await self._write()
 
-    async def durable(self, heard: int) -> None:
+    async def wait_durable(self, heard: int) -> None:
         """Return when all that was `heard` until then is durable."""
         if self._durable < heard:  # else it waits for no commit of what came later
             async with self._writing:
                 if self._durable < heard:
                     await self._write()
 
-    def hurry(self) -> None:
+    def request_commit(self) -> None:
         """Commit soon: somebody will want it."""
         self._wanted.set()
 
-    async def watch(self) -> None:
+    async def commit_on_request(self) -> None:
         """Commit what nobody waits for yet: what the next step will want, and every few seconds all else, so that a crash costs
         little. Runs until it is cancelled."""
         while True:
@@ -277,7 +277,7 @@ class Ledger:
         """Write the batch. After one that failed no other is tried: what comes later means nothing without it."""
         if self._failed is not None:
             raise self._failed
-        batch, self._batch, heard = self._batch, Batch(), self.heard
+        batch, self._batch, heard = self._batch, Batch(), self.sequence_number
         batch.balance, self._committed = self.balance(), self.events.now()
         try:
             await self._run(self._store.write, self.lineage, batch)
@@ -339,7 +339,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             connection.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
     except sqlite3.OperationalError as error:
         connection.close()
-        raise unwritable(path, error) from error
+        raise make_write_error(path, error) from error
     except sqlite3.DatabaseError as error:
         connection.close()
         raise RecordError(f"{path} is no ledger that can be read: {error}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from antiphon.record.run_dir import finite
+from antiphon.record.run_dir import replace_nonfinite
 
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 Entry = tuple[float, float]  # value, weight
@@ -56,7 +56,7 @@ REDUCE: Mapping[Reduction, Callable[[Sequence[Entry]], float]] = {
 }
 
 
-def reduction(name: str, declared: Mapping[str, Reduction] = DECLARED) -> Reduction:
+def find_reduction(name: str, declared: Mapping[str, Reduction] = DECLARED) -> Reduction:
     """How the metric `name` is reduced over a step."""
     return declared.get(name) or _BY_NAME.get(re.split(r"[/_]", name)[-1], "mean")
 
@@ -87,10 +87,13 @@ class Metrics:
     def flush(self, step: int) -> dict[str, float]:
         """Reduce what was recorded since the last flush, append it as the line of `step`, and return it."""
         values = {
-            name: REDUCE[reduction(name, self._declared)](entries) for name, entries in sorted(self._entries.items())
+            name: REDUCE[find_reduction(name, self._declared)](entries)
+            for name, entries in sorted(self._entries.items())
         }
         self._entries.clear()
-        self._file.write(json.dumps({"step": step, "lineage": self._lineage, **finite(values)}, allow_nan=False) + "\n")
+        self._file.write(
+            json.dumps({"step": step, "lineage": self._lineage, **replace_nonfinite(values)}, allow_nan=False) + "\n"
+        )
         self._file.flush()
         return values
 

@@ -11,10 +11,10 @@ from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import AttemptId, Group, PayloadReference, Trajectory
 from antiphon.record import trajectories
-from antiphon.record.run_dir import unwritable, write_whole
+from antiphon.record.run_dir import atomic_write, make_write_error
 
 
-class PayloadFiles:
+class PayloadWriter:
     """The files in which one process keeps trajectories: what ends while one is written goes into the next."""
 
     def __init__(self, rollouts: Path, name: str, lineage: int) -> None:
@@ -53,15 +53,15 @@ class PayloadFiles:
 def _write_whole(path: Path, lineage: int, kept: Sequence[Trajectory]) -> None:
     """As `trajectories.write`, but the file is durable, or it is not there. `RecordError` if it cannot be written."""
     try:
-        with write_whole(path) as file:
+        with atomic_write(path) as file:
             trajectories.write(file, lineage, kept)
             hit("rollouts.write")
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise make_write_error(path, error) from error
     hit("rollouts.written")
 
 
-class Payloads:
+class PayloadReader:
     """Fetches what is referred to, from the run's `rollouts`; the files of the last time are at hand."""
 
     def __init__(self, rollouts: Path) -> None:

@@ -27,7 +27,7 @@ WEIGHT_INDEX = "*.index.json"
 
 
 @contextmanager
-def damaged(what: object) -> Iterator[None]:
+def convert_read_errors(what: object) -> Iterator[None]:
     """Turn every error of reading `what` into one `RecordError` that names it.
 
     Damaged or hostile content makes readers raise all kinds of errors: SQLite's, Arrow's, JSON's, and of what rows become.
@@ -41,18 +41,18 @@ def damaged(what: object) -> Iterator[None]:
         raise RecordError(f"{what} is damaged and cannot be read: {type(error).__name__}: {reason}") from error
 
 
-def path_inside(directory: Path, name: str) -> Path:
+def resolve_path(directory: Path, name: str) -> Path:
     """Return the path of `name` in a directory. `RecordError` if it is not relative, or leads out of the directory."""
     path = directory / name
-    with damaged(path):
+    with convert_read_errors(path):
         if os.path.isabs(name) or ".." in Path(name).parts or not path.resolve().is_relative_to(directory.resolve()):
             raise RecordError(f"{directory.name}/{name} leads out of {directory}; it is not read")
     return path
 
 
-def file_inside(directory: Path, name: str) -> Path:
+def resolve_file(directory: Path, name: str) -> Path:
     """Return the path of a regular file in a directory; `RecordError` if it is missing, is none, or lies elsewhere."""
-    path = path_inside(directory, name)
+    path = resolve_path(directory, name)
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -65,16 +65,16 @@ def file_inside(directory: Path, name: str) -> Path:
 
 def read_json(directory: Path, name: str, most: int = MOST_JSON) -> Any:
     """Return the JSON value in a file of a directory; `RecordError` if there is none, or it has more than `most` bytes."""
-    path = file_inside(directory, name)
+    path = resolve_file(directory, name)
     if (size := path.stat().st_size) > most:
         raise RecordError(f"{directory.name}/{name} has {size:,} bytes; at most {most:,} are read")
-    with damaged(f"{directory.name}/{name}"):
+    with convert_read_errors(f"{directory.name}/{name}"):
         return json.loads(path.read_bytes())
 
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the configuration of a run as plain values."""
-    found: dict[str, Any] = read_yaml(file_inside(run, "config.yaml"))
+    found: dict[str, Any] = read_yaml(resolve_file(run, "config.yaml"))
     return found
 
 
@@ -85,14 +85,14 @@ def check_model_files(directory: Path, *, confined: bool = True) -> None:
     """
     for path in directory.iterdir():
         if confined and not path.is_dir():
-            file_inside(directory, path.name)
+            resolve_file(directory, path.name)
         elif path.exists() and not path.is_dir() and not path.is_file():
             raise RecordError(f"{directory.name}/{path.name} is no regular file; it is not read")
     for index in directory.glob(WEIGHT_INDEX) if confined else ():
-        with damaged(f"{directory.name}/{index.name}"):
+        with convert_read_errors(f"{directory.name}/{index.name}"):
             names = {str(name) for name in read_json(directory, index.name)["weight_map"].values()}
         for name in names:
-            file_inside(directory, name)
+            resolve_file(directory, name)
 
 
 def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
@@ -103,10 +103,10 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file_inside(path.parent, path.name)
+    resolve_file(path.parent, path.name)
     size = path.stat().st_size
     most = PARQUET_FLOOR + PARQUET_RATIO * size
-    with damaged(f"rollouts/{path.name}"), pq.ParquetFile(path) as file:
+    with convert_read_errors(f"rollouts/{path.name}"), pq.ParquetFile(path) as file:
         missing = [name for name in schema.names if name not in file.schema_arrow.names]
         if missing:
             raise RecordError(f"rollouts/{path.name} has no column {missing[0]!r}")

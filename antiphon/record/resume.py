@@ -18,8 +18,8 @@ from antiphon import __version__
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, PayloadReference, Prompt, Trajectory
 from antiphon.record import reading, schema, trajectories
-from antiphon.record.checkpoint import newest_checkpoint, read_state, set_aside_later
-from antiphon.record.ledger import Store
+from antiphon.record.checkpoint import newest_checkpoint, read_state, set_aside_newer
+from antiphon.record.ledger import LedgerStore
 
 Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
 
@@ -35,22 +35,22 @@ class ReusableRollout:
 
     def trajectory(self, attempt: AttemptId) -> Trajectory:
         """The trajectory, under the name that it has from now on."""
-        return trajectories.renamed(self._trajectory, attempt)
+        return trajectories.with_id(self._trajectory, attempt)
 
 
 @dataclass(slots=True)
 class ReusableRollouts:
     """Trajectories that wait for their prompts to be offered again."""
 
-    kept: dict[Identity, dict[int, ReusableRollout]] = field(default_factory=dict)  # by prompt and sibling
+    by_prompt: dict[Identity, dict[int, ReusableRollout]] = field(default_factory=dict)  # by prompt and sibling
 
-    def forget(self, tasks: Collection[str]) -> None:
+    def exclude_tasks(self, tasks: Collection[str]) -> None:
         """Do without those of `tasks`."""
-        self.kept = {identity: found for identity, found in self.kept.items() if identity[0] not in tasks}
+        self.by_prompt = {identity: found for identity, found in self.by_prompt.items() if identity[0] not in tasks}
 
-    def of(self, prompt: Prompt, oldest: int) -> Mapping[int, ReusableRollout]:
+    def take(self, prompt: Prompt, oldest: int) -> Mapping[int, ReusableRollout]:
         """Hand out those of a prompt that started at version `oldest` or later, by sibling."""
-        found = self.kept.pop((prompt.task, prompt.id, prompt.epoch), {})
+        found = self.by_prompt.pop((prompt.task, prompt.id, prompt.epoch), {})
         return {sibling: kept for sibling, kept in found.items() if kept.started >= oldest}
 
 
@@ -61,7 +61,7 @@ class ResumeState:
     checkpoint: Path
     lineage: int  # the new one
     state: Mapping[str, Any]  # that the checkpoint was saved with
-    returning: ReusableRollouts
+    reusable: ReusableRollouts
     lost: int  # attempts
 
 
@@ -80,24 +80,24 @@ class Lineages:
             parent, cut = self._rows[lineage]
         return lineage, version
 
-    def stands(self, lineage: int, version: int, now: int) -> bool:
+    def is_current(self, lineage: int, version: int, now: int) -> bool:
         """Whether a version of `lineage` is still one of the lineage `now`."""
         return self.origin(lineage, version) == self.origin(now, version)
 
 
-def begin(store: Store) -> None:
+def open_first_lineage(store: LedgerStore) -> None:
     """Open the first lineage of a run."""
     with store.connection as db:
         db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?, NULL)", (code_version(),))
 
 
-def resume(
-    store: Store, checkpoints: Path, max_age: int, tell: Callable[[str], None], *, refer: bool = False
+def open_next_lineage(
+    store: LedgerStore, checkpoints: Path, max_age: int, tell: Callable[[str], None], *, refer: bool = False
 ) -> ResumeState:
     """Open the next lineage. `max_age` is the age up to which a trajectory may be trained on; `tell` hears what was passed
     over; with `refer` the payloads of what returns stay where they are. `RecordError` if no checkpoint is whole."""
     checkpoint = newest_checkpoint(checkpoints, tell)
-    set_aside_later(checkpoint)
+    set_aside_newer(checkpoint)
     state = read_state(checkpoint)
     if "scheduler" not in state:
         raise RecordError(
@@ -120,12 +120,12 @@ def resume(
         checkpoint=checkpoint,
         lineage=lineage,
         state=state,
-        returning=returning(store.connection, store.rollouts, lineage, version, version - max_age, refer=refer),
+        reusable=find_reusable(store.connection, store.rollouts, lineage, version, version - max_age, refer=refer),
         lost=sum(count for _, count in lost),
     )
 
 
-def returning(
+def find_reusable(
     db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
 ) -> ReusableRollouts:
     """What lives before `lineage` have finished with versions up to `newest_version` that still stand, started at
@@ -139,11 +139,11 @@ def returning(
         " ORDER BY a.lineage, a.grp, a.sibling, a.try",
         (lineage, oldest_start, newest_version),
     )
-    content = cache(lambda file: trajectories.read(reading.file_inside(rollouts, file)))
-    metas = cache(lambda file: trajectories.read_metas(reading.file_inside(rollouts, file)))
+    content = cache(lambda file: trajectories.read(reading.resolve_file(rollouts, file)))
+    metas = cache(lambda file: trajectories.read_metas(reading.resolve_file(rollouts, file)))
     found_all = ReusableRollouts()
     for life, group, sibling, attempt, started, newest_token, file, digest, origin, *identity in finished:
-        if not lineages.stands(life, newest_token, lineage):
+        if not lineages.is_current(life, newest_token, lineage):
             continue
         origin = origin or f"{life}:{group}.{sibling}.{attempt}"
         made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
@@ -151,7 +151,7 @@ def returning(
         found = Trajectory(meta=metas(file)[made_by], payload=lies) if refer else content(file)[made_by]
         kept = ReusableRollout(started, origin, file, found)
         task, name, epoch = identity
-        found_all.kept.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
+        found_all.by_prompt.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
     return found_all
 
 

@@ -102,7 +102,7 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Keep the resolved configuration."""
-        with write_whole(self.config) as file:
+        with atomic_write(self.config) as file:
             file.write(text.encode())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ class RunDirectory:
         write_json(self.summary, summary)
 
 
-class Life(NamedTuple):
+class RunLineage(NamedTuple):
     """What writes to a run's record now."""
 
     directory: RunDirectory
@@ -128,23 +128,23 @@ def _clear(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. Numbers that are not finite become null: JSON has no name for them."""
-    with write_whole(path) as file:
-        file.write(json.dumps(finite(value), indent=2, allow_nan=False).encode() + b"\n")
+    with atomic_write(path) as file:
+        file.write(json.dumps(replace_nonfinite(value), indent=2, allow_nan=False).encode() + b"\n")
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """`value` with None where a float is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [replace_nonfinite(item) for item in value]
     return value
 
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends, and never before it is whole and on disk. When the
     block raises, or the process dies in it, `path` keeps what it had."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -159,21 +159,21 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             draft.unlink()
         raise
-    sync(path.parent)
+    fsync(path.parent)
 
 
 @contextmanager
-def lock_run(path: Path) -> Iterator[None]:
+def convert_write_errors(path: Path) -> Iterator[None]:
     """`RecordError` if a disk that is full, or is not to be written to, ends what is done meanwhile for the run in `path`."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL_OR_READ_ONLY:
-            raise unwritable(path, error) from error
+            raise make_write_error(path, error) from error
         raise
 
 
-def unwritable(path: Path, error: Exception) -> RecordError:
+def make_write_error(path: Path, error: Exception) -> RecordError:
     """What to say when something of a run cannot be written."""
     return RecordError(
         f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then go "
@@ -181,7 +181,7 @@ def unwritable(path: Path, error: Exception) -> RecordError:
     )
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Return when a file is on disk; or a directory, which holds the names of what lies in it, and so its renames."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

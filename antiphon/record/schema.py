@@ -117,7 +117,7 @@ FLOOR, FOR_EACH_BYTE = (
 )  # instructions that reading a ledger may take: so many, and so many for each byte
 
 
-def open_to_read(directory: Path) -> sqlite3.Connection:
+def open_ledger(directory: Path) -> sqlite3.Connection:
     """Return the ledger of a run directory, for those who do not write.
 
     `RecordError` if it is missing or damaged, or if anything in it is not one of our tables: a view of the same name could
@@ -126,7 +126,7 @@ def open_to_read(directory: Path) -> sqlite3.Connection:
     path = directory / "ledger.db"
     if not path.exists():
         raise RecordError(f"{path}: there is no ledger")
-    size = sum(reading.file_inside(directory, path.name + suffix).stat().st_size for suffix in ("", *_beside(path)))
+    size = sum(reading.resolve_file(directory, path.name + suffix).stat().st_size for suffix in ("", *_beside(path)))
     if size > MOST_BYTES:
         raise RecordError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
     try:

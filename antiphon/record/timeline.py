@@ -103,14 +103,14 @@ class Timeline:
         for engine, start, stop in self.busy:
             if stop > since and start < until:
                 spans.setdefault(engine, []).append((max(start, since), min(stop, until)))
-        return fmean(1 - union(found) / (until - since) for found in spans.values()) if spans else 1.0
+        return fmean(1 - union_length(found) / (until - since) for found in spans.values()) if spans else 1.0
 
 
 def _attempt(request: str) -> str:
     return request.partition("/")[0]
 
 
-def union(spans: Iterable[tuple[float, float]]) -> float:
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
     """Length of the union of intervals."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):

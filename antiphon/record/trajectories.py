@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from antiphon.core.streams import Streams, StreamSpec
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -28,6 +27,8 @@ from antiphon.core.types import (
     PolicyVersion,
     Score,
     Segment,
+    Streams,
+    StreamSpec,
     TextStatistics,
     Timing,
     Trajectory,
@@ -112,7 +113,7 @@ def digest(trajectory: Trajectory) -> int:
 def read(path: Path) -> dict[AttemptId, Trajectory]:
     """The trajectories of a file, by attempt. `RecordError` if it is damaged."""
     table = reading.read_table(path, SCHEMA)
-    with reading.damaged(f"rollouts/{path.name}"):
+    with reading.convert_read_errors(f"rollouts/{path.name}"):
         return _from_table(table)
 
 
@@ -138,7 +139,7 @@ def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
 def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
     """The metas of the trajectories of a file, by attempt; no token is read."""
     texts = reading.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
-    with reading.damaged(f"rollouts/{path.name}"):
+    with reading.convert_read_errors(f"rollouts/{path.name}"):
         return {meta.id: meta for meta in map(_meta, texts)}
 
 
@@ -185,6 +186,6 @@ def _array(stream: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(stream["data"], stream["dtype"]).reshape(-1, *stream["shape"])
 
 
-def renamed(trajectory: Trajectory, attempt: AttemptId) -> Trajectory:
+def with_id(trajectory: Trajectory, attempt: AttemptId) -> Trajectory:
     """The same under another name."""
     return replace(trajectory, meta=replace(trajectory.meta, id=attempt))

@@ -96,7 +96,7 @@ class Outcome:
         return {"samples": float(len(self.captured.segments))} | {name: float(getattr(counts, name)) for name in names}
 
 
-async def play(
+async def run_agent(
     agent: Agent,
     gateway: Gateway,
     prompt: Prompt,

@@ -14,10 +14,8 @@ import numpy as np
 
 from antiphon.core.errors import DataError, RequestError
 from antiphon.core.rng import derive
-from antiphon.core.streams import Streams
 from antiphon.core.types import (
     AttemptId,
-    AttemptStatus,
     Completion,
     Failure,
     FinishReason,
@@ -28,21 +26,21 @@ from antiphon.core.types import (
     Prompt,
     Sampling,
     Score,
-    ScoreStatus,
     Segment,
+    Streams,
     Timing,
     Trajectory,
-    TrajectoryMeta,
     Turn,
 )
 from antiphon.rollout.agents import Outcome
+from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.config import RolloutConfig
 from antiphon.tasks.base import Environment, Transcript, as_reset, as_step
 
 Generate = Callable[[GenerateRequest], Awaitable[Completion]]
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
-MakeEnvironment = Callable[[Prompt], Environment]
-PlayAgent = Callable[..., Awaitable[Outcome]]  # `agents.play` of one agent
+EnvironmentFactory = Callable[[Prompt], Environment]
+RunAgent = Callable[..., Awaitable[Outcome]]  # `agents.run_agent` of one agent
 T = TypeVar("T")
 
 
@@ -174,51 +172,6 @@ class _Recording:
         return found | {"turns": float(sum(len(sample.turns) for sample in whole)), "samples": float(len(whole))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """An attempt that was played and is not scored yet."""
-
-    attempt: AttemptId
-    prompt: Prompt
-    started: PolicyVersion
-    transcript: Transcript
-    segments: tuple[Segment, ...]
-    measures: Mapping[str, float]
-    """What is known of how it went, to be reported beside its score."""
-    prompt_tokens: int
-    failure: Failure | None
-    timing: Timing
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
-        return sum(int(segment.loss_mask.sum()) for segment in self.segments)
-
-    def trajectory(self, score: Score, finished: float) -> Trajectory:
-        """What it comes to with this score."""
-        failure = self.failure
-        if failure is None and score.status is not ScoreStatus.SCORED:
-            failure = Failure(source="reward", message=score.detail)
-        sampled = [segment.versions[segment.loss_mask] for segment in self.segments]
-        newest = max((int(versions.max()) for versions in sampled if len(versions)), default=self.started.n)
-        meta = TrajectoryMeta(
-            id=self.attempt,
-            prompt_id=self.prompt.id,
-            task=self.prompt.task,
-            started=self.started,
-            newest=PolicyVersion(self.started.lineage, newest),
-            status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
-            score=score,
-            failure=failure,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            turns=sum(len(segment.turns) for segment in self.segments),
-            truncated=self.transcript.truncated,
-            timing=Timing(queued=self.timing.queued, started=self.timing.started, finished=finished),
-        )
-        return Trajectory(meta=meta, payload=self.segments)
-
-
 class EpisodeRunner:
     """Runs attempts; each call of `run` is one, and cancelling it aborts what it is waiting for."""
 
@@ -228,8 +181,8 @@ class EpisodeRunner:
         tokenizer: Tokenizer,
         generate: Generate,
         grade: Grade,
-        environments: Mapping[str, MakeEnvironment],  # task -> factory, for tasks that have a world
-        agents: Mapping[str, PlayAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
+        environments: Mapping[str, EnvironmentFactory],  # task -> factory, for tasks that have a world
+        agents: Mapping[str, RunAgent] | None = None,  # task -> what plays an attempt, for tasks that have an agent
         config: RolloutConfig,
         max_length: int,
         seed: int,
@@ -255,16 +208,16 @@ class EpisodeRunner:
     ) -> Trajectory:
         """Play one attempt and score it. What goes wrong in an environment or a grader is in the result, not raised.
         `sampling` is by default what the configuration says."""
-        return await self.score(await self.play(prompt, attempt, started, sampling, priority))
+        return await self.score(await self.generate(prompt, attempt, started, sampling, priority))
 
-    async def play(
+    async def generate(
         self,
         prompt: Prompt,
         attempt: AttemptId,
         started: PolicyVersion,
         sampling: Sampling | None = None,
         priority: int = 0,
-    ) -> Played:
+    ) -> UnscoredAttempt:
         """Play one attempt to its end."""
         began = asyncio.get_running_loop().time()
         if prompt.task in self._agents:
@@ -272,7 +225,7 @@ class EpisodeRunner:
                 prompt, attempt, started, sampling or self._sampling, priority=priority
             )
             segments = outcome.captured.segments
-            return Played(
+            return UnscoredAttempt(
                 attempt=attempt,
                 prompt=prompt,
                 started=started,
@@ -299,7 +252,7 @@ class EpisodeRunner:
             failure = Failure(source="episode", message=message)
         failure = failure or _find_bad_logprob(segments)
         turns = [turn for segment in segments for turn in segment.turns]
-        return Played(
+        return UnscoredAttempt(
             attempt=attempt,
             prompt=prompt,
             started=started,
@@ -311,7 +264,7 @@ class EpisodeRunner:
             timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """Score what was played, unless it had failed."""
         if played.failure is None:
             score = await self._grade(played.prompt, played.transcript)

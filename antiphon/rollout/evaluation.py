@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.types import AttemptId, Prompt, ScoreStatus, Trajectory, TrajectoryMeta
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 
 RunOne = Callable[[Prompt, AttemptId], Coroutine[Any, Any, Trajectory]]
 
@@ -81,6 +81,6 @@ def _means(metas: Iterable[TrajectoryMeta]) -> dict[str, float]:
     for meta in metas:
         if meta.score.value is not None:
             for name, value in {**meta.score.parts, "score": meta.score.value}.items():
-                if not name.startswith(MARK):
+                if not name.startswith(FLAG_PREFIX):
                     found.setdefault(f"{meta.task}/{name}", []).append(value)
     return {name: fmean(values) for name, values in found.items()}

@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Prompt, Sampling, Score, Trajectory
-from antiphon.rollout.episode import Played
-from antiphon.rollout.scheduler import AttemptRunner
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.tasks.base import Transcript
 
 Judge = Callable[[Prompt, Sequence[Transcript], Sequence[Score]], Awaitable[Sequence[Score]]]
-_Waiting = tuple[Played, Score, asyncio.Future[Score]]
+_Waiting = tuple[UnscoredAttempt, Score, asyncio.Future[Score]]
 
 
 class GroupScoring:
@@ -43,15 +42,15 @@ class GroupScoring:
 
     async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
         """Play one attempt, and score it with its siblings."""
-        return await self.score(await self.play(prompt, attempt, started))
+        return await self.score(await self.generate(prompt, attempt, started))
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
+    ) -> UnscoredAttempt:
         """Play one attempt to its end."""
-        return await self._episodes.play(prompt, attempt, started, sampling)
+        return await self._episodes.generate(prompt, attempt, started, sampling)
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """Score what was played; if that succeeds, with its siblings."""
         alone = await self._episodes.score(played)
         if played.prompt.task not in self._tasks or alone.meta.status is not AttemptStatus.FINISHED:
@@ -59,7 +58,7 @@ class GroupScoring:
         score = await self._together(played, alone.meta.score)
         return played.trajectory(score, asyncio.get_running_loop().time())
 
-    async def _together(self, played: Played, score: Score) -> Score:
+    async def _together(self, played: UnscoredAttempt, score: Score) -> Score:
         attempt, verdict = played.attempt, asyncio.get_running_loop().create_future()
         waiting = self._groups.setdefault(attempt.group, {})
         waiting[attempt] = played, score, verdict

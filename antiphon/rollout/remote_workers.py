@@ -16,9 +16,9 @@ from antiphon.core.rpc import Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
+from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import Played
-from antiphon.rollout.pool import PAUSES
+from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 
 
 class Counts(NamedTuple):
@@ -51,7 +51,7 @@ class RolloutWorker(Client):
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Give weights to those of its engines that lack them."""
-        await self.ask("catch_up", update, mode)
+        await self.ask("load_stale", update, mode)
 
     def kill(self) -> None:
         """End it by force, and its engines with it."""
@@ -132,15 +132,15 @@ class RolloutWorkers:
         self._lent = False
         await self._all("load", update, mode)
 
-    async def lend(self) -> None:
-        """See `EnginePool.lend`."""
+    async def sleep_colocated(self) -> None:
+        """See `EnginePool.sleep_colocated`."""
         self._lent = True
-        await self._all("lend")
+        await self._all("sleep_colocated")
 
-    async def take_back(self) -> None:
-        """See `EnginePool.take_back`."""
+    async def wake_all(self) -> None:
+        """See `EnginePool.wake_all`."""
         self._lent = False
-        await self._all("take_back")
+        await self._all("wake_all")
 
     async def watch(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
         """Find workers that have died unnoticed or hang, and replace what is gone; `refresh` gives weights to who lacks them.
@@ -187,7 +187,7 @@ class RolloutWorkers:
 
     async def _replace(self, number: int) -> None:
         """Start another worker. While others live, one that cannot be takes nothing from the restarts, as with engines."""
-        pause = PAUSES[0]
+        pause = RETRY_SECONDS[0]
         while self._restarts:
             self._restarts, self._coming = self._restarts - 1, self._coming + 1
             try:
@@ -198,12 +198,12 @@ class RolloutWorkers:
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
                 self._restarts += bool(self._shards)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSES[1])
+                pause = min(2 * pause, RETRY_SECONDS[1])
                 continue
             self._coming -= 1
             self._add(shard)
             if self._lent:
-                await self._unless_dead(shard, shard.ask("lend"))
+                await self._unless_dead(shard, shard.ask("sleep_colocated"))
             self._stale.put_nowait(shard)
             return
 
@@ -239,13 +239,13 @@ class RolloutWorkers:
         """As `EpisodeRunner.run` and, where siblings are judged together, as `GroupScoring.run`. What comes back is durable."""
         return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
 
-    async def play(
+    async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played:
-        """See `EpisodeRunner.play`."""
-        return await self._ask(str(attempt.group), "play", prompt, attempt, started, sampling)
+    ) -> UnscoredAttempt:
+        """See `EpisodeRunner.generate`."""
+        return await self._ask(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """See `EpisodeRunner.score`. What comes back is durable."""
         return await self._ask(str(played.attempt.group), "score", played)
 

@@ -25,7 +25,7 @@ from antiphon.core.types import (
     Trajectory,
     TrajectoryMeta,
 )
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 
 WINDOW = 512  # answers of a task that are kept, the newest
 FEWEST = 64  # answers that it takes to say something
@@ -141,7 +141,7 @@ def measures(answers: Sequence[Answer]) -> dict[str, float]:
     }
 
 
-def raised(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
+def find_alarms(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
     """The alarms that measures amount to."""
     for name, value in found.items():
         size, threshold = abs(value) if name == "length" else value, THRESHOLDS.get(name, MARKED)
@@ -168,12 +168,12 @@ class RewardMonitor:
     def __init__(self) -> None:
         self._tasks: dict[str, _Task] = {}
 
-    def finished(self, meta: TrajectoryMeta) -> None:
+    def record_finish(self, meta: TrajectoryMeta) -> None:
         """An attempt ran to its end; if nothing failed before, it was given to a grader."""
         if meta.failure is None or meta.failure.source == "reward":
             self._task(meta.task).graded.append(meta.score.status is ScoreStatus.SCORED)
 
-    def trained(self, groups: Sequence[Group]) -> None:
+    def record_training(self, groups: Sequence[Group]) -> None:
         """A step takes these groups."""
         looked = 0
         for group in groups:
@@ -182,14 +182,14 @@ class RewardMonitor:
             self._task(group.prompt.task).answers.extend(filter(None, map(_answer, group.trajectories)))
             looked += len(group.trajectories)
 
-    def look(self) -> tuple[dict[str, float], list[Alarm]]:
+    def check(self) -> tuple[dict[str, float], list[Alarm]]:
         """The measures as metrics, and the alarms that stand now."""
         metrics: dict[str, float] = {}
         alarms: list[Alarm] = []
         for name, task in self._tasks.items():
             found = task.measures()
             metrics |= {f"watch/{name}/{measure}": value for measure, value in found.items()}
-            alarms += raised(name, found)
+            alarms += find_alarms(name, found)
         graded = [verdict for task in self._tasks.values() for verdict in task.graded]
         ungraded = 1 - sum(graded) / len(graded) if graded else 0.0
         return {**metrics, "reward/ungraded": ungraded, "reward/alarms": float(len(alarms))}, alarms
@@ -218,5 +218,5 @@ def _answer(trajectory: Trajectory) -> Answer | None:
         length=meta.completion_tokens,
         repetition=said.repetition,
         digest=said.digest,
-        marks=frozenset(part.removeprefix(MARK) for part in meta.score.parts if part.startswith(MARK)),
+        marks=frozenset(part.removeprefix(FLAG_PREFIX) for part in meta.score.parts if part.startswith(FLAG_PREFIX)),
     )

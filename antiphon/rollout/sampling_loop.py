@@ -1,7 +1,7 @@
 """Sampling a group in a way of the user's own: `rollout.sampler: package.module:function`.
 
     async def best_two_of_four(group: SamplingGroup) -> None:
-        async def one() -> Played:
+        async def one() -> UnscoredAttempt:
             return await group.generate(temperature=1.2)
 
         played = await asyncio.gather(*(one() for _ in range(4)))
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from antiphon.core.types import AttemptId, Prompt, Trajectory
-from antiphon.rollout.episode import Played
+from antiphon.rollout.attempt import UnscoredAttempt
 
 
 class SamplingGroup:
@@ -27,8 +27,8 @@ class SamplingGroup:
         self,
         prompt: Prompt,
         expected: int,
-        generate: Callable[[dict[str, Any]], Awaitable[Played]],
-        reward: Callable[[Played], Awaitable[Trajectory]],
+        generate: Callable[[dict[str, Any]], Awaitable[UnscoredAttempt]],
+        reward: Callable[[UnscoredAttempt], Awaitable[Trajectory]],
         drop: Callable[[AttemptId], None],
     ) -> None:
         self.prompt = prompt
@@ -37,15 +37,15 @@ class SamplingGroup:
         self._reward = reward
         self._drop = drop
 
-    async def generate(self, **sampling: Any) -> Played:
+    async def generate(self, **sampling: Any) -> UnscoredAttempt:
         """Start an attempt and play it to its end; `sampling` changes what the configuration says. To abort it, cancel."""
         return await self._generate(sampling)
 
-    async def reward(self, played: Played) -> Trajectory:
+    async def reward(self, played: UnscoredAttempt) -> Trajectory:
         """Score what was played; if that succeeds, it counts towards the group."""
         return await self._reward(played)
 
-    def abort(self, played: Played) -> None:
+    def abort(self, played: UnscoredAttempt) -> None:
         """Do without what was played."""
         self._drop(played.attempt)
 

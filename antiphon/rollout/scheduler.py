@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import RolloutError
@@ -18,14 +18,13 @@ from antiphon.core.types import (
     GroupOutcome,
     PolicyVersion,
     Prompt,
-    Sampling,
     Trajectory,
 )
 from antiphon.record.ledger import Ledger
 from antiphon.record.resume import ReusableRollout, ReusableRollouts
 from antiphon.rollout.admission import Admission, Change
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.rollout.config import Policy, RolloutConfig
-from antiphon.rollout.episode import Played
 from antiphon.rollout.reward_monitor import RewardMonitor
 from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
 from antiphon.rollout.selection_bias import BiasMeter
@@ -34,19 +33,7 @@ FILTERED_IN_A_ROW = 1000  # complete groups without one to train on, after which
 
 DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINISHED, AttemptStatus.TRAINED}
 
-KeepGroup = Callable[[Group], bool]
-
-
-class AttemptRunner(Protocol):
-    """What the scheduler needs of `EpisodeRunner`."""
-
-    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory: ...
-
-    async def play(
-        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> Played: ...
-
-    async def score(self, played: Played) -> Trajectory: ...
+GroupFilter = Callable[[Group], bool]
 
 
 @dataclass(slots=True)
@@ -75,14 +62,14 @@ class Scheduler:
         next_prompt: Callable[[], Prompt],
         episodes: AttemptRunner,
         sampler: SamplingLoop | None = None,
-        keep: KeepGroup | None,
+        keep: GroupFilter | None,
         deadlines: Deadlines,
         ledger: Ledger,
     ) -> None:
         self.config = config
         self.admission = Admission(config, version, self._changed_to)
-        self.bias = BiasMeter()
-        self.watch = RewardMonitor()
+        self.bias_meter = BiasMeter()
+        self.reward_monitor = RewardMonitor()
         self.groups_ended: Counter[GroupOutcome] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
@@ -136,29 +123,29 @@ class Scheduler:
             self._changed.clear()
             await self._wait(self._changed.wait(), "groups", "groups to complete")
         chosen, change = taken
-        self._ledger.take(chosen)
+        self._ledger.begin_step(chosen)
         self._obey_stale(change)
         self._heard_of_step = max(self._open[group].heard for group in chosen)
         groups = [self._close_group(group) for group in chosen]
         self._hurried = False
         self._hurry()
         for group in groups:
-            self.bias.trained(group)
-        self.watch.trained(groups)
+            self.bias_meter.record_training(group)
+        self.reward_monitor.record_training(groups)
         return groups
 
-    async def recorded(self) -> None:
+    async def wait_durable(self) -> None:
         """Return when what the step in hand trains on is durable; mostly it was before it was asked for."""
-        await self._wait(self._ledger.durable(self._heard_of_step), "commit", "the ledger")
+        await self._wait(self._ledger.wait_durable(self._heard_of_step), "commit", "the ledger")
 
     def publish(self) -> PolicyVersion:
         """A version was published: release slots, drop what became too old. Returns the new version; `admit` goes on."""
         change = self.admission.publish()
-        self._ledger.publish(self.admission.version)
+        self._ledger.end_step(self.admission.version)
         self._obey_stale(change)
         return self.admission.version
 
-    def drain(self, outcome: GroupOutcome) -> int:
+    def take_group_count(self, outcome: GroupOutcome) -> int:
         """Groups that ended so since this was last asked."""
         count = self.groups_ended[outcome]
         self.groups_ended[outcome] = 0
@@ -201,11 +188,11 @@ class Scheduler:
     def _admit(self, number: int | None, prompt: Prompt) -> None:
         assert self._owner is not None
         found: Mapping[int, ReusableRollout] = {}
-        if self._returning.kept and self._sampler is None:
-            found = self._returning.of(prompt, self.admission.oldest_start)
+        if self._returning.by_prompt and self._sampler is None:
+            found = self._returning.take(prompt, self.admission.oldest_start)
         group, attempts = self.admission.admit(number, {sibling: kept.started for sibling, kept in found.items()})
         opened = self._open[group] = _OpenGroup(prompt, asyncio.get_running_loop().time())
-        self._ledger.admit(group, prompt, self.admission.version)
+        self._ledger.add_group(group, prompt, self.admission.version)
         for attempt in attempts:
             if attempt.sibling not in found:
                 self._start(attempt)
@@ -218,15 +205,15 @@ class Scheduler:
     def _take_over(self, attempt: AttemptId, kept: ReusableRollout) -> None:
         """An attempt ends as it began: with what an earlier life of the run has finished."""
         trajectory = kept.trajectory(attempt)
-        self.bias.dispatched(trajectory.meta.task, trajectory.meta.prompt_id)
-        self._ledger.take_over(trajectory, kept.origin, kept.file)
+        self.bias_meter.record_dispatch(trajectory.meta.task, trajectory.meta.prompt_id)
+        self._ledger.add_reused_trajectory(trajectory, kept.origin, kept.file)
         self._heard(trajectory)
 
     def _hurry(self) -> None:
         """What the next step will be trained on is to be durable before it is asked for."""
         if not self._hurried and self.admission.ready:
             self._hurried = True
-            self._ledger.hurry()
+            self._ledger.request_commit()
 
     def _begin_round(self) -> None:
         size = self.config.groups_per_step
@@ -240,7 +227,7 @@ class Scheduler:
     def _start(self, attempt: AttemptId) -> None:
         assert self._owner is not None
         prompt = self._open[attempt.group].prompt
-        self.bias.dispatched(prompt.task, prompt.id)
+        self.bias_meter.record_dispatch(prompt.task, prompt.id)
         self._tasks[attempt] = self._owner.create_task(self._attempt(attempt), name=f"attempt {attempt}")
 
     async def _attempt(self, attempt: AttemptId) -> None:
@@ -251,17 +238,17 @@ class Scheduler:
             self._ended(trajectory)
 
     def _ended(self, trajectory: Trajectory) -> None:
-        self._ledger.play(trajectory)
+        self._ledger.add_trajectory(trajectory)
         self._heard(trajectory)
 
     def _heard(self, trajectory: Trajectory) -> None:
         attempt = trajectory.meta.id
         usable = trajectory.meta.status is AttemptStatus.FINISHED
-        self.bias.finished(trajectory.meta)
-        self.watch.finished(trajectory.meta)
+        self.bias_meter.record_finish(trajectory.meta)
+        self.reward_monitor.record_finish(trajectory.meta)
         if usable and attempt.group in self._open:
             held = self._open[attempt.group]
-            held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.heard
+            held.trajectories[attempt.sibling], held.heard = trajectory, self._ledger.sequence_number
         elif trajectory.meta.failure is not None:
             self.failures[trajectory.meta.failure.source] += 1
             self.last_failure = trajectory.meta.failure.message
@@ -271,18 +258,18 @@ class Scheduler:
         """A group in the hands of the user's own loop."""
         prompt = self._open[group].prompt
 
-        async def generate(sampling: dict[str, Any]) -> Played:
+        async def generate(sampling: dict[str, Any]) -> UnscoredAttempt:
             attempt = self.admission.start(group)
-            self.bias.dispatched(prompt.task, prompt.id)
+            self.bias_meter.record_dispatch(prompt.task, prompt.id)
             try:
-                return await self._episodes.play(
+                return await self._episodes.generate(
                     prompt, attempt, self.admission.started(attempt), self.config.sampling.sampling(**sampling)
                 )
             except asyncio.CancelledError:
                 self.admission.drop(attempt)
                 raise
 
-        async def reward(played: Played) -> Trajectory:
+        async def reward(played: UnscoredAttempt) -> Trajectory:
             trajectory = await self._episodes.score(played)
             self._ended(trajectory)
             return trajectory
@@ -318,11 +305,11 @@ class Scheduler:
 
     def _changed_to(self, attempt: AttemptId, status: AttemptStatus) -> None:
         if status is AttemptStatus.RUNNING:
-            self._ledger.start(attempt, self.admission.started(attempt))
+            self._ledger.add_attempt(attempt, self.admission.started(attempt))
         else:
-            self._ledger.end(attempt, status)
+            self._ledger.set_status(attempt, status)
         if status in DROPPED and (group := self._open.get(attempt.group)):
-            self.bias.dropped(status, asyncio.get_running_loop().time() - group.since)
+            self.bias_meter.record_drop(status, asyncio.get_running_loop().time() - group.since)
 
     def _count_failed(self) -> None:
         """End a run in which no group is complete any more."""
@@ -365,7 +352,7 @@ class Scheduler:
             self._end_loop(group)
             del self._open[group]
             self.groups_ended[outcome] += 1
-            self._ledger.drop(group, outcome)
+            self._ledger.end_group(group, outcome)
 
     def _balance(self) -> dict[str, int]:
         return {"dispatched": self.admission.dispatched} | {str(k): n for k, n in self.admission.ended.items()}

@@ -39,25 +39,25 @@ class BiasMeter:
     _prompts: set[str] = field(default_factory=set)
     _never: set[str] = field(default_factory=set)  # prompts of which no attempt was trained on yet
 
-    def dispatched(self, task: str, prompt: str) -> None:
+    def record_dispatch(self, task: str, prompt: str) -> None:
         """An attempt starts."""
         self._dispatched[task] += 1
         if prompt not in self._prompts:
             self._prompts.add(prompt)
             self._never.add(prompt)
 
-    def finished(self, meta: TrajectoryMeta) -> None:
+    def record_finish(self, meta: TrajectoryMeta) -> None:
         """An attempt ran to its end, whatever becomes of it."""
         self._lengths[False].add(meta.completion_tokens)
         if meta.score.value is not None:
             self._scores[False].add(meta.score.value)
 
-    def dropped(self, status: AttemptStatus, seconds: float) -> None:
+    def record_drop(self, status: AttemptStatus, seconds: float) -> None:
         """An attempt was ended after so long."""
         self.drops[status] += 1
         self._seconds[False].add(seconds)
 
-    def trained(self, group: Group) -> None:
+    def record_training(self, group: Group) -> None:
         """A step takes the group."""
         for meta in (trajectory.meta for trajectory in group.trajectories):
             self._trained[meta.task] += 1

@@ -20,15 +20,14 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import MeshesConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import StepPipeline
+from antiphon.learning.step import StepPipeline
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.events import Events, write_trace
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import ResumeState, begin
-from antiphon.record.resume import resume as go_on
-from antiphon.record.run_dir import Life, RunDirectory, lock_run
+from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
+from antiphon.record.run_dir import RunDirectory, RunLineage, convert_write_errors
 from antiphon.record.trackers import open_trackers
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.evaluation import evaluate
@@ -36,7 +35,8 @@ from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorkers
-from antiphon.run.config import RunConfig, check_same, check_servers
+from antiphon.run.config import RunConfig
+from antiphon.run.config_changes import check_same
 from antiphon.run.device_assignment import resolve_placement
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch import (
@@ -51,13 +51,16 @@ from antiphon.run.launch import (
     start_trainer,
 )
 from antiphon.run.loop import Components, Run, make_step_pipeline, run_supervised
+from antiphon.run.server_checks import check_servers
+from antiphon.run.user_algorithm import add_declared_needs
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
-from antiphon.tasks.reward_checks.checks import Finding, check
-from antiphon.weights.base import TransferContext, shared_directory
+from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
+from antiphon.weights.base import TransferContext
+from antiphon.weights.shared_directory import shared_directory
 
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 
@@ -95,7 +98,7 @@ def _ended(run: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run(config: RunConfig, overwrite: bool, main: Callable[[Run], Any], resume: bool = False) -> int:
-    with lock_run(Path(config.record.directory, config.name)):
+    with convert_write_errors(Path(config.record.directory, config.name)):
         return await _run_with_restarts(config, overwrite, main, resume)
 
 
@@ -159,6 +162,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
     """The run of a configuration, started (or gone on with, `resume`) and in the end taken apart again."""
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
+        config = add_declared_needs(config)
         check_servers(config)
         check_installed(config.learner.kind)
         mixture = Mixture.load(config.tasks, config.seed)
@@ -174,7 +178,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
             check_same(directory.config, config)
         else:
             directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
-        store = Store(directory.path)
+        store = LedgerStore(directory.path)
         stack.callback(store.close)
         directory.write_config(dump(config))
         asynchronous = f"asynchronous ratio {config.rollout.async_ratio:g}"
@@ -182,7 +186,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
         stack.callback(view.close)
         resumption = _resume(store, directory, config, view) if resume else None
         if resumption is None:
-            begin(store)
+            open_first_lineage(store)
         lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
         metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
         trackers = open_trackers(config.record.trackers, directory.path, time.time)
@@ -216,7 +220,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
             trainer, shards = await asyncio.gather(
                 start_trainer(cluster, model, config, directory, deadlines, placement),
                 start_rollout_workers(
-                    cluster, model, config, Life(directory, lineage), deadlines, events, view.message
+                    cluster, model, config, RunLineage(directory, lineage), deadlines, events, view.message
                 ),
             )
             models, training, workers = trainer, trainer, [trainer]
@@ -274,15 +278,15 @@ def _examples(config: RunConfig) -> Sequence[TaskConfig]:
     return (TaskConfig(name="sft", prompts=config.sft.prompts),)
 
 
-def _resume(store: Store, directory: RunDirectory, config: RunConfig, view: View) -> ResumeState:
+def _resume(store: LedgerStore, directory: RunDirectory, config: RunConfig, view: View) -> ResumeState:
     """Go on with what the run directory has, and say so."""
     by_reference = config.rollout.workers > 0
-    found = go_on(store, directory.checkpoints, config.rollout.max_age, view.message, refer=by_reference)
+    found = open_next_lineage(store, directory.checkpoints, config.rollout.max_age, view.message, refer=by_reference)
     if config.rollout.deterministic:
         # What is left of a wave would be computed in other company, and differ in the last bit.
-        found.returning.kept.clear()
-    found.returning.forget(config.judged_together)
-    kept = sum(map(len, found.returning.kept.values()))
+        found.reusable.by_prompt.clear()
+    found.reusable.exclude_tasks(config.judged_together)
+    kept = sum(map(len, found.reusable.by_prompt.values()))
     view.message(
         f"resuming after step {found.state['step']}: {found.lost} attempts were lost, {kept} finished ones are at hand"
     )
@@ -293,7 +297,7 @@ async def _check_at_start(
     config: RunConfig, mixture: Mixture, grading: RewardRouter, tell: Callable[[str], None]
 ) -> None:
     """`ConfigError` if a reward is not what a run takes for granted."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     try:
         async with asyncio.timeout(config.check.seconds):
             async for finding in findings(config, mixture, grading, config.check.prompts):
@@ -309,18 +313,18 @@ async def _check_at_start(
 
 async def findings(
     config: RunConfig, mixture: Mixture, grading: RewardRouter, prompts: int, *, attack: bool = False
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[CheckResult]:
     """What comes of each task's reward on so many prompts; where a world pays, or an agent plays, there is nothing to try."""
     for task in config.tasks:
         if prompts and not task.environment and not task.agent:
             sample = mixture.sample(task.name, prompts)
-            yield await check(task, sample, grading.score, task.grading or config.grading, attack=attack)
+            yield await check_reward(task, sample, grading.score, task.grading or config.grading, attack=attack)
 
 
-def check_rewards(config: RunConfig, prompts: int) -> list[Finding]:
+def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
     """Run `antiphon check`: try the rewards of all tasks, and attack them."""
 
-    async def run() -> list[Finding]:
+    async def run() -> list[CheckResult]:
         mixture = Mixture.load(config.tasks, config.seed)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
         try:

@@ -12,12 +12,13 @@ from antiphon.cluster.base import Cluster, Node, Place
 from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDied
-from antiphon.engines.base import InferenceEngine
-from antiphon.engines.config import OWN_MEMORY, RANKS, EngineConfig
+from antiphon.engines.base import ENGINES, InferenceEngine
+from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS, EngineConfig
+from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import ENGINES, WorkerEngine
-from antiphon.rollout.engine_state import Scaling
-from antiphon.run.config import RunConfig, model_shape
+from antiphon.rollout.engine_supervisor import Scaling
+from antiphon.run.config import RunConfig
+from antiphon.run.model_files import model_shape
 
 LOOPBACK = "127.0.0.1"
 ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
@@ -28,7 +29,7 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     engines at `least` so many must have their devices; by default, as many as the run begins with."""
     if not config.placement.roles:
         return Placement()
-    kinds = config.engine.each
+    kinds = config.engine.engine_kinds
     least = (config.engine.minimum or len(kinds)) if least is None else least
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
     one_a_place = {role: count * config.learner_of(role).mesh.world for role, count in config.counts.items()}
@@ -91,7 +92,7 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
         )
     kinds = {place.kind for place in places}
     for index, task in enumerate(config.tasks):
-        if task.prefers and task.prefers not in kinds and least == len(config.engine.each):
+        if task.prefers and task.prefers not in kinds and least == len(config.engine.engine_kinds):
             raise ConfigError(
                 f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
             )
@@ -129,12 +130,12 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
         )
     _check_lent(config, found)
-    seated = zip(config.engine.each, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
+    seated = zip(config.engine.engine_kinds, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
     for engine, place in seated:
-        if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices:
+        if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices_per_engine:
             raise ConfigError(
-                f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices} "
-                f"({', '.join(RANKS)} in engine.options)"
+                f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices_per_engine} "
+                f"({', '.join(PARALLEL_SIZES)} in engine.options)"
             )
     for role in TRAINING:
         there, ranks = found.there(role), config.learner_of(role).mesh.world
@@ -151,9 +152,9 @@ def _check_lent(config: RunConfig, found: Placement) -> None:
     """`ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
     for role, numbers in found.lent.items():
         for number in numbers:
-            kind = config.engine.each[number].kind if role == "engine" else config.engine.kind
+            kind = config.engine.engine_kinds[number].kind if role == "engine" else config.engine.kind
             place = found.places[role][number]
-            if kind in OWN_MEMORY and place and not place.gpus:
+            if kind in PREALLOCATING_KINDS and place and not place.gpus:
                 raise ConfigError(
                     f"placement.{role}: engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
                     "with what trains: give them other devices, or use engine.kind = native"
@@ -191,7 +192,7 @@ def device_assigner(cluster: Cluster, config: RunConfig, role: str, first: int =
     return seat
 
 
-Engine = WorkerEngine | ServerEngine
+Engine = RemoteEngine | ServerEngine
 Turn = Callable[[], AbstractAsyncContextManager[None]]  # in which an engine may start on a device that is shared
 
 
@@ -214,7 +215,7 @@ class EngineStarter:
     ) -> None:
         """New weights, if there are any, come by `channel`. With `idle_seconds`, only `config.minimum` engines are wanted at
         first, and others start when they are needed and go when they have been idle for so long."""
-        self._kinds = config.each
+        self._kinds = config.engine_kinds
         most = len(self._kinds)
         self._least = config.minimum or most
         self.wanted = self._least if idle_seconds else most
@@ -255,7 +256,7 @@ class EngineStarter:
                 try:
                     return await self._start(seat)
                 except WorkerDied as error:
-                    if self._kinds[seat].servers is None and not isinstance(error, _NowhereError):
+                    if self._kinds[seat].server_options is None and not isinstance(error, _NowhereError):
                         raise  # it died as it started, which somebody is to hear of
                     lost = error
         raise lost
@@ -263,20 +264,20 @@ class EngineStarter:
     async def close(self, engine: InferenceEngine) -> None:
         """End one that has left its pool; its seat is free then."""
         seat, made = next((seat, made) for seat, made in self._seated.items() if made is engine)
-        if isinstance(made, WorkerEngine):  # servers are ended by who started them
+        if isinstance(made, RemoteEngine):  # servers are ended by who started them
             await made.close()
         del self._seated[seat]
 
     async def _start(self, seat: int) -> Engine:
         config = self._kinds[seat]
-        if (servers := config.servers) is not None:
+        if (servers := config.server_options) is not None:
             number = self._kinds[:seat].count(config)
             return await self._ready(seat, ServerEngine(servers, number, self._model, config, self._channel))
         place, lent = await self._reserved(seat)
         async with self.turn() if lent else nullcontext():
-            args = (config.kind, str(self._model), config.lent if lent else config, self._channel)
+            args = (config.kind, str(self._model), config.with_sleep_mode if lent else config, self._channel)
             handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
-            return await self._ready(seat, WorkerEngine(handle, lent=lent, device=place.kind if place else ""))
+            return await self._ready(seat, RemoteEngine(handle, colocated=lent, device=place.kind if place else ""))
 
     async def _ready(self, seat: int, made: Engine) -> Engine:
         self._seated[seat] = made

@@ -35,7 +35,7 @@ class SharedDevices:
         """The models' turn."""
         if self.shared and self._training is not True:
             self._training = True
-            await asyncio.gather(*(pool.lend() for pool in (self._pool, *self._judges)))
+            await asyncio.gather(*(pool.sleep_colocated() for pool in (self._pool, *self._judges)))
             await self._models.reload()
 
     async def leave(self) -> None:
@@ -43,10 +43,10 @@ class SharedDevices:
         if self.shared and self._training is not False:
             self._training = False
             await self._models.offload()
-            await asyncio.gather(*(judge.take_back() for judge in self._judges))
+            await asyncio.gather(*(judge.wake_all() for judge in self._judges))
 
     async def generate(self) -> None:
         """The engines' turn, with the weights they have."""
         if self.shared:
             await self.leave()
-            await self._pool.take_back()
+            await self._pool.wake_all()

@@ -16,25 +16,28 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
+from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.core.workers import Worker, WorkerHandle
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.learning.learner import CRITIC, LEARNERS, LoraBaseReference, ModelRoles, Offloadable, WorkerLearner
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.record.events import Events
-from antiphon.record.run_dir import Life, RunDirectory
-from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, play
+from antiphon.record.run_dir import RunDirectory, RunLineage
+from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_agent
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.environment_pool import EnvironmentPool
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment, PlayAgent
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner, RunAgent
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model as ModelBehind
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
-from antiphon.run.config import RunConfig, check_weights, model_shape
+from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, EngineStarter, device_assigner
+from antiphon.run.model_files import check_weights, model_shape
 from antiphon.sandbox.sessions.box_config import BoxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.base import Generate
@@ -92,7 +95,7 @@ async def start_models(
         raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
     learner = start("learner", kind, model)
     reference: Offloadable | None = None
-    if "reference_logprobs" in config.algorithm.required_streams:
+    if REFERENCE_LOGPROBS in config.algorithm.required_streams:
         reference = LoraBaseReference(learner) if config.learner.lora else start("reference", kind, model)
     models = ModelRoles(
         learner=learner,
@@ -225,7 +228,7 @@ async def start_graders(
             seats, judges = device_assigner(cluster, config, "judge", judges), judges + judge.replicas
             name = f"judge-{task.name}"
             starter = EngineStarter(cluster, name, model, engine, seat_of=seats, idle_seconds=judge.idle_seconds)
-            pool, longest = await start_engines(starter, rollout, deadlines, events.aside(name), tell)
+            pool, longest = await start_engines(starter, rollout, deadlines, events.for_pool(name), tell)
             asked[task.name] = make_generate(pool, Renderer(model), longest, judge.max_tokens)
             pools.append(pool)
     reward = placement.place("reward")
@@ -251,12 +254,10 @@ async def start_engines(
         rollout,
         events=events,
         on_loss=tell,
-        respawn=starter.another,
-        wanted=starter.wanted,
-        prefers=prefers,
-        scaling=starter.scaling,
+        supply=EngineSupply(start=starter.another, target=starter.wanted, scaling=starter.scaling),
+        preferred_devices=prefers,
     )
-    starter.turn = pool.turn
+    starter.turn = pool.hold_devices
     return pool, min(engine.max_length for engine in engines)
 
 
@@ -307,7 +308,7 @@ async def start_rollout_workers(
     cluster: Cluster,
     model: Path,
     config: RunConfig,
-    life: Life,
+    life: RunLineage,
     deadlines: Deadlines,
     events: Events,
     tell: Callable[[str], None],
@@ -327,7 +328,7 @@ async def start_rollout_workers(
         place = at and replace(at, cores=(), gpus=gpus_of(seat.place for seat in seats))
         serial = next(serials)
         name = f"rollout-{serial}"
-        args = (serial, str(model), own, seats, life, events.on)
+        args = (serial, str(model), own, seats, life, events.enabled)
         handle = cluster.spawn(name, ROLLOUT_WORKER, *args, place=place)
         shard = RolloutWorker(handle, number, events, tell)
         try:
@@ -345,12 +346,12 @@ async def start_rollout_workers(
 
 async def _start_agents(
     pool: EnginePool, renderer: Renderer, longest: int, config: RunConfig, deadlines: Deadlines, stack: AsyncExitStack
-) -> dict[str, PlayAgent]:
+) -> dict[str, RunAgent]:
     """What plays the attempts of each task that has an agent: all of them ask at one gateway."""
     tasks = {task.name: task.agent for task in config.tasks if task.agent is not None}
     if not tasks:
         return {}
-    answering = ModelBehind(
+    answering = ServedModel(
         generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.rollout.tool_format
     )
     gateway = await stack.enter_async_context(Gateway(answering, seed=config.seed))
@@ -358,7 +359,7 @@ async def _start_agents(
     if any(agent.command and not agent.unconfined for agent in tasks.values()):
         rooms = RuntimeDirs()
         stack.callback(rooms.close)
-    found: dict[str, PlayAgent] = {}
+    found: dict[str, RunAgent] = {}
     for name, settings in tasks.items():
         agent: Agent
         if settings.function:
@@ -369,15 +370,17 @@ async def _start_agents(
             agent = command_agent(
                 settings.command, rooms=own, deadlines=deadlines, config=box, unconfined=settings.unconfined
             )
-        found[name] = partial(play, agent, gateway, seconds=settings.seconds)
+        found[name] = partial(run_agent, agent, gateway, seconds=settings.seconds)
     return found
 
 
-def _environments(cluster: Cluster, placement: Placement, config: RunConfig) -> Iterator[tuple[str, MakeEnvironment]]:
+def _environments(
+    cluster: Cluster, placement: Placement, config: RunConfig
+) -> Iterator[tuple[str, EnvironmentFactory]]:
     """What makes the environments of each task that has some: here, or in processes if they block."""
     for task in config.tasks:
         if task.environment:
-            make: MakeEnvironment = environment_factory(task.environment, task.environment_options)
+            make: EnvironmentFactory = environment_factory(task.environment, task.environment_options)
             if is_blocking(task.environment) and not config.rollout.deterministic:
                 placed = "environment" in placement.places
                 seat_of = (

@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import restore_controllers
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import NonFiniteError, StallError
@@ -53,8 +54,9 @@ from antiphon.engines.base import InferenceEngine
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.learner import ModelRoles, Scorer, Trainer
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import STAGES, StepPipeline
-from antiphon.record.checkpoint import checkpoint_name, prune, publish, staging_dir
+from antiphon.learning.stages import STAGES
+from antiphon.learning.step import StepPipeline
+from antiphon.record.checkpoint import checkpoint_name, prune_checkpoints, publish_checkpoint, staging_dir
 from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.metrics import Metrics
@@ -67,10 +69,10 @@ from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.rollout.sampling_loop import SamplingLoop
-from antiphon.rollout.scheduler import KeepGroup, Scheduler
+from antiphon.rollout.scheduler import GroupFilter, Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 from antiphon.tasks.mixture import Mixture
 from antiphon.weights.base import TransferContext
 
@@ -105,7 +107,7 @@ class Components:
     next_example: Callable[[], tuple[IntArray, IntArray]]  # prompt and answer, for supervised fine-tuning
     validation: Sequence[Prompt]
     test: Sequence[Prompt]
-    keep: KeepGroup | None
+    keep: GroupFilter | None
     sampler: SamplingLoop | None
     directory: RunDirectory
     ledger: Ledger
@@ -135,6 +137,7 @@ def make_step_pipeline(
         critic=config.critic,
         critic_ranks=config.learner_of("critic").mesh.data,
         estimate_advantages=ADVANTAGES.resolve(config.algorithm.advantage),
+        loss=declaration_of(LOSSES.resolve(config.algorithm.loss)),
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         max_tokens=config.rollout.sampling.max_tokens,
     )
@@ -192,12 +195,15 @@ class Run:
     async def _supervised(self, main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
         """Run `main` beside what ends the run from the side: the death of a worker, or of the last engine."""
         parts = self.parts
-        watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh), parts.ledger.watch()]
+        watchers = [*(worker.died() for worker in parts.workers), parts.pool.watch(self._refresh)]
+        watchers.append(parts.ledger.commit_on_request())
         watchers += [judge.watch() for judge in parts.judges]
         try:
             return await run_supervised(watchers, main)
         except StallError as stall:
-            raise StallError(f"{stall}\nWhat happened last:\n{self.parts.ledger.events.last()}", stall.key) from stall
+            raise StallError(
+                f"{stall}\nWhat happened last:\n{self.parts.ledger.events.format_recent()}", stall.key
+            ) from stall
 
     # --- how a run ends ------------------------------------------------------------------------------------------------
 
@@ -316,7 +322,7 @@ class Run:
                     await self._publish(owner, self.version)
             parts.training.controllers = restore_controllers(resumption.state.get("controllers"))
             parts.mixture.restore(resumption.state["mixture"])
-            scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.returning)
+            scheduler.restore(resumption.state["scheduler"], parts.mixture.find, resumption.reusable)
         elif config.checkpoint.every:
             await self._save(owner, self._cut(0, scheduler))
         await self._turn(parts.lease.generate())
@@ -344,7 +350,7 @@ class Run:
                 return step - 1
             waited = self._spent("groups") - waited
             async with self._between_steps:
-                await scheduler.recorded()
+                await scheduler.wait_durable()
                 if config.rollout.deterministic:
                     await self._wait(self.parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
                 metrics = self._describe(groups, scheduler) | self._watch(step, scheduler)
@@ -393,7 +399,7 @@ class Run:
         wait = partial(self._wait, name="step", on="the learner")
         with name_step_in_errors(f"step {number}"):
             metrics, batch = await self.parts.training.learn(number, self.version.n, groups, wait)
-        self.parts.ledger.batch(batch)
+        self.parts.ledger.set_batch_digest(batch)
         return metrics
 
     async def _publish(self, owner: asyncio.TaskGroup, version: PolicyVersion) -> None:
@@ -404,7 +410,7 @@ class Run:
         hit("publish")
         update = await self._wait(parts.models.learner.publish(version.n, parts.exchange), "publish", "the learner")
         await self._turn(parts.lease.leave())
-        parts.ledger.weights(version, update.manifest.digest if update.manifest else None)
+        parts.ledger.add_version(version, update.manifest.digest if update.manifest else None)
         self.version, self._published = version, update
         hit("published")
         self._loading = owner.create_task(self._load(update), name=f"load version {version.n}")
@@ -483,15 +489,15 @@ class Run:
             "tokens/requeued": float(self.parts.pool.requeued_tokens),
             "attempts/dispatched": float(scheduler.admission.dispatched),
             "groups/live": float(scheduler.admission.live),
-            "groups/filtered": float(scheduler.drain(GroupOutcome.FILTERED)),
-            "groups/failed": float(scheduler.drain(GroupOutcome.FAILED)),
-            "groups/stale": float(scheduler.drain(GroupOutcome.STALE)),
-            **scheduler.bias.metrics(),
+            "groups/filtered": float(scheduler.take_group_count(GroupOutcome.FILTERED)),
+            "groups/failed": float(scheduler.take_group_count(GroupOutcome.FAILED)),
+            "groups/stale": float(scheduler.take_group_count(GroupOutcome.STALE)),
+            **scheduler.bias_meter.metrics(),
         }
 
     def _watch(self, step: int, scheduler: Scheduler) -> dict[str, float]:
         """What the rewards look like; each alarm is told of once."""
-        metrics, alarms = scheduler.watch.look()
+        metrics, alarms = scheduler.reward_monitor.check()
         for alarm in alarms:
             if self.progress.alarms.setdefault(f"{alarm.task}: {alarm.name}", step) == step:
                 self.parts.view.message(f"alarm at step {step}: {alarm}")
@@ -518,7 +524,7 @@ class Run:
             "mixture": self.parts.mixture.state(),
             "scheduler": scheduler.state(),
             "controllers": asdict(self.parts.training.controllers),
-            "heard": self.parts.ledger.heard,
+            "heard": self.parts.ledger.sequence_number,
             "config": self.config.model_dump(mode="json"),
             "code": code_version(),
         }
@@ -535,9 +541,9 @@ class Run:
 
         async def keep() -> None:
             await asyncio.gather(*writing)
-            await self.parts.in_thread(publish, aside, directory, cut)
-            self.parts.ledger.checkpoint(cut["step"], version, directory.name)
-            prune(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
+            await self.parts.in_thread(publish_checkpoint, aside, directory, cut)
+            self.parts.ledger.add_checkpoint(cut["step"], version, directory.name)
+            prune_checkpoints(directory.parent, self.config.checkpoint.keep_last, self.config.checkpoint.keep_every)
 
         self._saving = owner.create_task(keep(), name=f"checkpoint {cut['step']}")
 
@@ -596,7 +602,7 @@ def _by_task(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:
     for meta in metas:
         values.setdefault(f"reward/task/{meta.task}", []).append(meta.score.value or 0.0)
         for part, value in meta.score.parts.items():
-            if not part.startswith(MARK):
+            if not part.startswith(FLAG_PREFIX):
                 values.setdefault(f"reward/part/{meta.task}/{part}", []).append(value)
     shares = Counter(meta.task for meta in metas)
     if len(shares) == 1:  # then the mean says it

@@ -21,13 +21,13 @@ from antiphon.core.rpc import STARTED, AsyncWorker, Handler
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import RARE, Events
-from antiphon.record.payloads import PayloadFiles
-from antiphon.record.run_dir import Life
-from antiphon.rollout.episode import EpisodeRunner, Played
+from antiphon.record.payloads import PayloadWriter
+from antiphon.record.run_dir import RunLineage
+from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
+from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 from antiphon.rollout.remote_workers import Counts
 from antiphon.rollout.reward_monitor import text_statistics
-from antiphon.rollout.scheduler import AttemptRunner
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch import make_group_scorer, start_graders, start_rollouts
@@ -45,7 +45,7 @@ class RolloutWorkerProcess(AsyncWorker):
         model: str,
         config: RunConfig,
         seats: Sequence[DeviceAssignment],
-        life: Life,
+        life: RunLineage,
         listening: bool,
     ) -> None:
         """`config` has as many engines as there are `seats`, whose GPUs are the only ones that are seen here;
@@ -86,18 +86,18 @@ class RolloutWorkerProcess(AsyncWorker):
                 tell,
                 seats=self._seats.__getitem__,
             )
-            files = PayloadFiles(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
+            files = PayloadWriter(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
             stack.push_async_callback(files.close)
             pool, player = self._pool, make_group_scorer(episodes, grading, config, deadlines) or episodes
             keeping = _Keeping(episodes, player, files)
             able: list[Handler] = [
                 keeping.run,
-                player.play,
+                player.generate,
                 keeping.score,
                 pool.load,
-                pool.catch_up,
-                pool.lend,
-                pool.take_back,
+                pool.load_stale,
+                pool.sleep_colocated,
+                pool.wake_all,
             ]
             does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
             await run_supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
@@ -109,7 +109,7 @@ class RolloutWorkerProcess(AsyncWorker):
 class _Keeping:
     """Plays attempts, keeps what comes of them in `files`, and has references to it instead."""
 
-    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadFiles) -> None:
+    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadWriter) -> None:
         """`episodes` plays attempts of evaluations, `player` all others."""
         self._episodes = episodes
         self._player = player
@@ -128,7 +128,7 @@ class _Keeping:
             return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
         return await self._keep(await self._player.run(prompt, attempt, started))
 
-    async def score(self, played: Played) -> Trajectory:
+    async def score(self, played: UnscoredAttempt) -> Trajectory:
         """See `RolloutWorkers.score`."""
         return await self._keep(await self._player.score(played))
 

@@ -18,8 +18,8 @@ from antiphon.cluster.placement import TRAINING, Placement
 from antiphon.core.rpc import AsyncWorker, Handler
 from antiphon.core.types import Group
 from antiphon.learning.learner import ModelRoles
-from antiphon.learning.stages import StepPipeline
-from antiphon.record.payloads import Payloads
+from antiphon.learning.step import StepPipeline
+from antiphon.record.payloads import PayloadReader
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import TRAINER, start_models
@@ -46,11 +46,11 @@ class TrainerProcess(AsyncWorker):
             stack.push_async_callback(cluster.close)
             models, workers = await start_models(cluster, self._model, config, self._placement)
             training = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
-            does = _answers(models, training, Payloads(self._directory.rollouts))
+            does = _answers(models, training, PayloadReader(self._directory.rollouts))
             await run_supervised([worker.died() for worker in workers], partial(self._serve, does=does))
 
 
-def _answers(models: ModelRoles, training: StepPipeline, payloads: Payloads) -> dict[str, Handler]:
+def _answers(models: ModelRoles, training: StepPipeline, payloads: PayloadReader) -> dict[str, Handler]:
     """What a `RemoteTrainer` asks."""
     saving: list[asyncio.Future[None]] = []
 

@@ -21,8 +21,8 @@ from antiphon.record.checkpoint import newest_checkpoint
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model
 from antiphon.run.device_assignment import EngineStarter
 from antiphon.run.launch import model_directory, start_engines
 from antiphon.run.loop import run_supervised
@@ -36,7 +36,7 @@ NUMBERS = {"replicas": 64, "slots": 65_536, "max_length": 1 << 24, "prefill_toke
 WORDS = {"dtype": r"[a-z]+[0-9]+", "device": r"[a-z]+(:[0-9]+)?"}
 
 
-def configured(
+def load_serving_config(
     target: str, path: Path | None, overrides: Sequence[str], tell: Callable[[str], None] = print
 ) -> tuple[str, ServeConfig]:
     """Where the model lies that `target`, a model or the directory of a run, means, and how it is to be served: as the file and
@@ -54,7 +54,7 @@ def configured(
     for key in changed.keys() - taken.keys():
         tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
     engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
-    model = newest_checkpoint(reading.path_inside(run, "checkpoints"), tell)
+    model = newest_checkpoint(reading.resolve_path(run, "checkpoints"), tell)
     return str(model), load(path, [*engine, *overrides], model=ServeConfig)
 
 
@@ -86,10 +86,10 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
         )
         starter = EngineStarter(cluster, "engine", directory, config.engine)
         pool, longest = await start_engines(starter, rollout, deadlines, Events(), announce)
-        model = Model(
+        model = ServedModel(
             generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.tools, name=config.name
         )
         gateway = await stack.enter_async_context(Gateway(model, host=config.host, port=config.port))
-        gateway.invite(token)
+        gateway.issue_key(token)
         announce(gateway.address)
         await run_supervised([pool.watch()], lambda _: stop.wait())

@@ -32,14 +32,14 @@ class InvariantBroken(AntiphonError):
     """A promise that a run did not keep."""
 
 
-def chaos_runs(seeds: Iterable[int], events: Path | None = None, tell: Callable[[str], None] = print) -> Counter[str]:
+def run_chaos(seeds: Iterable[int], events: Path | None = None, tell: Callable[[str], None] = print) -> Counter[str]:
     """Play the scenarios of many seeds; returns how often runs ended in which way. The events of the last are kept in
     `events`. A seed that breaks a promise is told of, with the command that plays it again, and raised."""
     ends: Counter[str] = Counter()
     for seed in seeds:
         log = io.StringIO()
         try:
-            ends[chaos(seed, log)] += 1
+            ends[run_seed(seed, log)] += 1
         except InvariantBroken:
             tell(f"seed {seed} fails; again: antiphon simulate --chaos 1 --seed {seed} --events events.jsonl")
             raise
@@ -49,12 +49,12 @@ def chaos_runs(seeds: Iterable[int], events: Path | None = None, tell: Callable[
     return ends
 
 
-def chaos(seed: int, log: io.StringIO) -> str:
+def run_seed(seed: int, log: io.StringIO) -> str:
     """Play the scenario of a seed; returns how the run ended, `done` or the message of a fault that may end it.
 
     `InvariantBroken` if it broke a promise, or ended for a reason that no fault explains.
     """
-    scenario, error = drawn(seed), None
+    scenario, error = draw_scenario(seed), None
     try:
         simulate(scenario, log, _CheckedWaits())
     except (WorkerDied, RolloutError) as raised:
@@ -81,7 +81,7 @@ def _explained(error: WorkerDied | RolloutError, scenario: ScenarioConfig, books
     return spent and books.gone == set(books.engines)
 
 
-def drawn(seed: int) -> ScenarioConfig:
+def draw_scenario(seed: int) -> ScenarioConfig:
     """The scenario of a seed."""
     draw = generator(seed, "chaos")
 

@@ -71,7 +71,7 @@ class SimulatedLearner:
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`."""
-        if self._faults.strikes("learner.crash"):
+        if self._faults.should_fail("learner.crash"):
             raise WorkerDied("the simulated learner crashed")
         seconds = await self._work(self.speed.step + self.speed.per_token * batch.tokens)
         self.busy_seconds += seconds
@@ -83,7 +83,7 @@ class SimulatedLearner:
         slices, taken = (1 if factor == 1 else SLICES), 0.0
         self._tell_engines(True)
         for _ in range(slices):
-            if any(engine.lent and engine.running for engine in self._engines()):
+            if any(engine.colocated and engine.running for engine in self._engines()):
                 raise StateError("an engine runs on a device that the learner has")
             hindered = any(engine.running for engine in self._engines())
             taken += (slept := seconds / slices * (factor if hindered else 1))
@@ -160,7 +160,7 @@ class SimulatedJudge:
         """The verdict; none if the grader was lost."""
         seed = transcript.turns[-1].sampling.seed
         await asyncio.sleep(self._latency.draw(seed, "latency"))
-        if self._faults.strikes("reward.lost"):
+        if self._faults.should_fail("reward.lost"):
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail="the simulated grader was lost")
         chance = self._success.draw(self._seed, "success", prompt.id)
         return Score.of(float(_VERDICT.draw(seed, "verdict") < chance))
@@ -212,7 +212,7 @@ class SimulatedEnvironment:
 
     async def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         """See `Environment.reset`."""
-        self._slow = self._faults.factor("environment.slow")
+        self._slow = self._faults.slow_factor("environment.slow")
         if self._lock_step is not None:
             self._lock_step.open += 1
             self._open = True
@@ -239,9 +239,9 @@ class SimulatedEnvironment:
             self._lock_step.look()
 
     async def _take(self, seconds: float) -> None:
-        if self._faults.strikes("environment.fail"):
+        if self._faults.should_fail("environment.fail"):
             raise RuntimeError("the simulated environment failed")
-        if self._faults.strikes("environment.hang"):
+        if self._faults.should_fail("environment.hang"):
             await asyncio.Event().wait()
         if self._lock_step is not None:
             await self._lock_step.take(seconds * self._slow)
@@ -260,7 +260,7 @@ class EnvironmentConfig(Config):
     """All environments step together, as long as the slowest takes: the baseline."""
 
 
-def simulated_prompts(count: int, tokens: DistributionConfig, seed: int, task: str) -> list[Prompt]:
+def make_prompts(count: int, tokens: DistributionConfig, seed: int, task: str) -> list[Prompt]:
     """`count` prompts whose lengths are drawn from `tokens`."""
     lengths = (max(1, round(tokens.draw(seed, "prompt", number))) for number in range(count))
     return [

@@ -18,7 +18,7 @@ from antiphon.core.errors import AntiphonError, RecordError, RolloutError, Worke
 from antiphon.core.rng import generator
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
-from antiphon.simulate.chaos import InvariantBroken, drawn
+from antiphon.simulate.chaos import InvariantBroken, draw_scenario
 from antiphon.simulate.scenario import ScenarioConfig, simulate
 
 LIVES = 5  # at most; the last is not ended on purpose
@@ -101,7 +101,7 @@ def _stem(name: str) -> str:
     return name.lstrip(".").partition(".")[0]
 
 
-def crash_runs(seeds: Iterable[int], tell: Callable[[str], None] = print) -> Counter[str]:
+def run_crashes(seeds: Iterable[int], tell: Callable[[str], None] = print) -> Counter[str]:
     """Play the crashing scenarios of many seeds; returns what happened, and how often. A seed that breaks a promise is told of,
     with the command that plays it again, and raised."""
     seen: Counter[str] = Counter()
@@ -118,7 +118,7 @@ def crash_runs(seeds: Iterable[int], tell: Callable[[str], None] = print) -> Cou
 def crashes(seed: int, root: Path) -> Counter[str]:
     """Play the scenario of a seed through all its lives in `root`; returns counts of what happened."""
     draw, seen = generator(seed, "crashes"), Counter[str]()
-    scenario = drawn(seed)
+    scenario = draw_scenario(seed)
     scenario = scenario.model_copy(
         update={
             "prompts": 1000,  # no epoch ends, so that a prompt that comes twice is one too many

@@ -54,7 +54,7 @@ def find_device(name: str) -> Device:
     return DEVICES[name]
 
 
-def drawn(config: RunConfig, kind: str) -> Placement:
+def resolve_on_devices(config: RunConfig, kind: str) -> Placement:
     """What the run's placement comes to on nodes of eight GPUs of this kind, as many as it asks for. `ConfigError` where the
     run would be refused on them."""
     texts = (text for text in config.placement.roles.values() if companion(text) is None and text != ANYWHERE)

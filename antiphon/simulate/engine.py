@@ -23,9 +23,17 @@ from pydantic import Field
 from antiphon.core.config import Config
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Timing, WeightsUpdate
-from antiphon.engines.base import Delta, require_runnable
+from antiphon.core.types import (
+    MIXED_CACHE,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+    Timing,
+    WeightsUpdate,
+)
+from antiphon.engines.base import Delta, validate_request
 
 Length = Callable[[GenerateRequest], int]
 
@@ -90,9 +98,9 @@ class SimulatedEngine:
 
     device = ""  # they are all alike
 
-    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, lent: bool = False) -> None:
+    def __init__(self, speed: EngineSpeed, length: Length, version: int = 0, *, colocated: bool = False) -> None:
         self.speed = speed
-        self.lent = lent
+        self.colocated = colocated
         self.version = version
         self.capacity = speed.slots
         self.dead: WorkerDied | None = None
@@ -135,7 +143,7 @@ class SimulatedEngine:
                 raise self.dead
             if request.id in self._known:
                 raise RequestError(f"request {request.id!r} is already running")
-            require_runnable(request, UNBOUNDED, UNBOUNDED, decodes=True)
+            validate_request(request, UNBOUNDED, UNBOUNDED, decodes=True)
         except AntiphonError as error:
             generation.fail(error)
             return generation

@@ -29,7 +29,7 @@ class FaultConfig(Config):
         "reward.lost",
         "learner.crash",
     ]
-    """Where: crash, hang and slow befall one engine, drawn anew each time; the others what is called just then."""
+    """Where: crash, hang and slow affect one engine, drawn anew each time; the others what is called just then."""
     at: float = Field(0.0, ge=0.0)
     """Of crash, hang and slow: the second of the first time."""
     every: float = Field(math.inf, gt=0.0)
@@ -58,15 +58,15 @@ class Faults:
         self._draw = generator(seed, "faults")
         self._events = events
 
-    def strikes(self, point: str) -> bool:
+    def should_fail(self, point: str) -> bool:
         """Whether a fault befalls this call."""
         return any(self._happens(fault) for fault in self._faults if fault.point == point)
 
-    def factor(self, point: str) -> float:
+    def slow_factor(self, point: str) -> float:
         """How many times as long this takes."""
         return math.prod(fault.factor for fault in self._faults if fault.point == point and self._happens(fault))
 
-    async def befall(self, engines: Callable[[], Sequence[SimulatedEngine]]) -> None:
+    async def inject(self, engines: Callable[[], Sequence[SimulatedEngine]]) -> None:
         """Let engines crash, hang and be slow when it is time; runs until it is cancelled."""
         async with asyncio.TaskGroup() as owner:
             for fault in self._faults:

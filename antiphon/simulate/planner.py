@@ -72,7 +72,7 @@ def predict(
 ) -> Prediction:
     """Simulate a few steps of the run, with so many `attempts` about, on so many engines, `lent` of which sleep while there is
     training, and learner devices that share its tokens evenly; 0: as many as the configuration has."""
-    scenario = scenario_of(config, speeds, engines=engines, learners=learners, lent=lent, attempts=attempts)
+    scenario = make_scenario(config, speeds, engines=engines, learners=learners, lent=lent, attempts=attempts)
     events = io.StringIO()
     outcome = simulate(scenario, events)
     timeline = Timeline.read(events.getvalue().splitlines())
@@ -89,7 +89,7 @@ def predict(
     )
 
 
-def scenario_of(
+def make_scenario(
     config: RunConfig, speeds: Speeds, *, engines: int = 0, learners: int = 0, lent: int = 0, attempts: int = ATTEMPTS
 ) -> ScenarioConfig:
     """The simulation of a run."""
@@ -203,10 +203,10 @@ class Split:
         return f"all generate, {self.learners} of them train in turns"
 
 
-def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> Iterator[Split]:
+def iterate_splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> Iterator[Split]:
     """Steps of the run on so many devices, `most` of which can train (0: all): co-located first, all in turns; then divided and
     overlapping, from the share of the closed form to where more and fewer learner devices are both slower."""
-    most, each = most or devices, config.engine.devices
+    most, each = most or devices, config.engine.devices_per_engine
     if devices < each:
         raise ConfigError(f"--devices {devices}: an engine alone has {each} (engine.options)")
 
@@ -218,7 +218,7 @@ def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> It
     if config.rollout.policy == "queue" and most == devices:
         yield split(devices, devices)
     found: dict[int, float] = {}
-    best = min(balanced(config, speeds, devices), most) if config.rollout.async_ratio and devices > each else 0
+    best = min(balance_learners(config, speeds, devices), most) if config.rollout.async_ratio and devices > each else 0
     while best:
         for learners in (best, math.floor(best / STRIDE), math.ceil(best * STRIDE)):
             if learners not in found and 0 < learners <= min(devices - each, most):
@@ -230,11 +230,11 @@ def splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 0) -> It
             return
 
 
-def divided(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunConfig, Split]:
+def split_devices(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunConfig, Split]:
     """The run on all GPUs of a machine, or on its cores if it has none, divided in the way that is fastest."""
     kind, numbers = ("gpu", range(len(node.gpus))) if node.gpus else ("cpu", node.cores)
     most = 1 if node.gpus else len(numbers)  # a learner has threads, but one GPU
-    found = list(splits(config, speeds, len(numbers), most))
+    found = list(iterate_splits(config, speeds, len(numbers), most))
     if not found:
         raise ConfigError(f"placement.auto: nothing is known of rollout.policy = {config.rollout.policy} on one device")
     best = min(found, key=lambda split: split.seconds)
@@ -245,7 +245,7 @@ def divided(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunConfig, S
     threads = best.learners if kind == "cpu" else config.learner.threads
     changes = {
         "placement": placement,
-        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices}),
+        "engine": config.engine.model_copy(update={"replicas": best.engines // config.engine.devices_per_engine}),
         "learner": config.learner.model_copy(update={"threads": threads}),
     }
     return config.model_copy(update=changes), best
@@ -256,10 +256,10 @@ def parallel_share(alone: LearnerSpeed, together: LearnerSpeed, devices: int) ->
     return min((1 - together.per_token / alone.per_token) / (1 - 1 / devices), 1.0) if alone.per_token else 1.0
 
 
-def balanced(config: RunConfig, speeds: Speeds, devices: int) -> int:
+def balance_learners(config: RunConfig, speeds: Speeds, devices: int) -> int:
     """How many devices should train, by the closed form."""
-    each = config.engine.devices
-    closed = ClosedForm.of(scenario_of(config, speeds, engines=devices // each, learners=1))
+    each = config.engine.devices_per_engine
+    closed = ClosedForm.of(make_scenario(config, speeds, engines=devices // each, learners=1))
     longest = closed.longest / (1 + closed.ratio)
     share = best_share(closed.generation * each / devices, closed.training / devices, longest)
     return min(max(round(devices * share), 1), devices - each)

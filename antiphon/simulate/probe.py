@@ -22,10 +22,10 @@ from antiphon.cluster.devices import this_machine
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.types import Group, Trajectory
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
-from antiphon.record.timeline import Served, Timeline, union
+from antiphon.record.timeline import Served, Timeline, union_length
 from antiphon.rollout.config import Policy
 from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
@@ -89,13 +89,13 @@ def measure_devices(config: RunConfig, seconds: float, devices: int) -> Speeds:
     return speeds
 
 
-def speeds_file(config: RunConfig) -> Path:
+def speeds_path(config: RunConfig) -> Path:
     """Where a probe of the run leaves what it measured."""
     return Path(config.record.directory, f"{config.name}{PROBE}", "speeds.yaml")
 
 
 def _keep(config: RunConfig, speeds: Speeds) -> None:
-    speeds_file(config).write_text(dump(speeds), encoding="utf-8")
+    speeds_path(config).write_text(dump(speeds), encoding="utf-8")
 
 
 def measure(config: RunConfig, seconds: float) -> Speeds:
@@ -120,19 +120,19 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
             warm = Run(replace(whole.parts, test=()))
             await warm.sft()
             version = warm.version
-        phases = phases_of(config)
+        phases = make_phases(config)
         groups: list[list[Group]] = [[] for _ in phases]
         places = (whole.parts.directory.path / f"phase-{number}" for number in range(len(phases)))
         for phase, made, place in zip(phases, groups, places, strict=True):
 
             def look(group: Group, made: list[Group] = made) -> bool:
                 made.append(group)
-                return True  # nothing is filtered: see `phases_of`
+                return True  # nothing is filtered: see `make_phases`
 
             watch = Watch(whole.parts.view, seconds / len(phases))
             whole.parts.ledger.events.add("phase")
             place.mkdir()
-            ledger = Ledger(Store(place), whole.parts.ledger.events)
+            ledger = Ledger(LedgerStore(place), whole.parts.ledger.events)
             watch.run = run = Run(
                 replace(whole.parts, config=phase, keep=look, sampler=None, view=watch, ledger=ledger)
             )
@@ -144,7 +144,7 @@ async def _measure(config: RunConfig, seconds: float) -> tuple[RunDirectory, lis
         return whole.parts.directory, [group for made in groups[:-1] for group in made]
 
 
-def phases_of(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
+def make_phases(config: RunConfig) -> tuple[RunConfig, RunConfig, RunConfig]:
     """Synchronous, asynchronous, synchronous with fewer groups; all without what would drop or add groups."""
     rollout = config.rollout
     plain = {
@@ -181,7 +181,7 @@ def read_phases(events: Iterable[str], metrics: Iterable[str]) -> list[Phase]:
 
 
 def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> Speeds:
-    """Speeds that explain what the three phases of `phases_of` left; `groups` say what the work to come is like."""
+    """Speeds that explain what the three phases of `make_phases` left; `groups` say what the work to come is like."""
     first, together, last = phases
     alone = (first, last)
     learner = _learner(alone)
@@ -192,10 +192,12 @@ def fit(config: RunConfig, phases: Sequence[Phase], groups: Sequence[Group]) -> 
         prompt_tokens=trace([trajectory.segments[0].turns[0].start for trajectory in trajectories]),
         response_tokens=trace(
             [turn.stop - turn.start for trajectory in trajectories for turn in trajectory.segments[-1].turns],
-            shared=likeness([[t.meta.completion_tokens for t in group.trajectories] for group in groups]),
+            shared=estimate_correlation([[t.meta.completion_tokens for t in group.trajectories] for group in groups]),
         ),
         reward_seconds=trace(_grading(alone)),
-        success=trace(chances([[t.meta.score.value or 0.0 for t in group.trajectories] for group in groups])),
+        success=trace(
+            shrink_success_rates([[t.meta.score.value or 0.0 for t in group.trajectories] for group in groups])
+        ),
         environment=_environment(phases, trajectories) if config.rollout.max_turns > 1 else None,
     )
     return _tuned(speeds, config, first, together)
@@ -211,7 +213,7 @@ def _learner(alone: Sequence[Phase]) -> LearnerSpeed:
         for (taken, published), tokens in list(zip(phase.timeline.steps, phase.trained_tokens, strict=True))[SKIP:]:
             rows.append([1.0, tokens])
             seconds.append(published - taken)
-    step, per_token = least_squares(rows, seconds)
+    step, per_token = fit_nonnegative(rows, seconds)
     return LearnerSpeed(step=step, per_token=per_token)
 
 
@@ -228,8 +230,8 @@ def _engine(alone: Sequence[Phase], slots: int) -> EngineSpeed:
             for requests in by_engine.values():
                 iterations, sampled, read, in_cache = _work(requests, slots)
                 rows.append([iterations, sampled + read, in_cache])
-                seconds.append(union((request.placed, request.served) for request in requests))
-    iteration, token, cached = least_squares(rows, seconds)
+                seconds.append(union_length((request.placed, request.served) for request in requests))
+    iteration, token, cached = fit_nonnegative(rows, seconds)
     loads = [load for phase in alone for load in phase.timeline.loads]
     return EngineSpeed(
         iteration=iteration,
@@ -293,13 +295,13 @@ def _tuned(speeds: Speeds, config: RunConfig, alone: Phase, together: Phase) -> 
     """Speeds adjusted until simulated phases keep the engines busy, and everyone waiting, for as long as the real ones did:
     first alone, then beside the learner. Arithmetic on requests knows neither how they queue nor what an engine reads again,
     nor that answers which come together are graded one after another."""
-    first, second, _ = phases_of(config)
+    first, second, _ = make_phases(config)
     busy_alone, waiting = _seen(alone)
     for _ in range(TUNING):
-        busy, foretold = _foretold(first, speeds)
+        busy, predicted = _predict_phase(first, speeds)
         costs = ("iteration", "per_sequence", "per_token", "prefill")
         slower = {name: getattr(speeds.engine, name) * busy_alone / busy for name in costs}
-        seen, simulated = (max(seconds - speeds.engine.load, 0.0) for seconds in (waiting, foretold))
+        seen, simulated = (max(seconds - speeds.engine.load, 0.0) for seconds in (waiting, predicted))
         grading = seen / simulated if seen < simulated else 1.0
         speeds = speeds.model_copy(
             update={
@@ -308,7 +310,7 @@ def _tuned(speeds: Speeds, config: RunConfig, alone: Phase, together: Phase) -> 
             }
         )
     for _ in range(TUNING):
-        factor = _seen(together)[0] / _foretold(second, speeds)[0]
+        factor = _seen(together)[0] / _predict_phase(second, speeds)[0]
         beside = {"beside_learner": speeds.engine.beside_learner * factor}
         speeds = speeds.model_copy(update={"engine": speeds.engine.model_copy(update=beside)})
     return speeds
@@ -319,7 +321,7 @@ def _seen(phase: Phase) -> tuple[float, float]:
     return _seconds(timeline.step_seconds(SKIP), timeline.learner_idle(SKIP), timeline.engines_idle(SKIP))
 
 
-def _foretold(config: RunConfig, speeds: Speeds) -> tuple[float, float]:
+def _predict_phase(config: RunConfig, speeds: Speeds) -> tuple[float, float]:
     plan = predict(config, speeds, attempts=TUNING_ATTEMPTS)
     return _seconds(plan.step_seconds, plan.learner_idle, plan.engines_idle)
 
@@ -332,7 +334,7 @@ def _seconds(step: float, learner_idle: float, engines_idle: float) -> tuple[flo
 # --- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def fit_nonnegative(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     """Coefficients of at least 0 that explain the values with the least relative error: of all subsets of the columns, the
     best that needs no negative one. There are few columns."""
     wanted = np.asarray(values, float)
@@ -350,7 +352,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
     return [float(number) for number in best]
 
 
-def spread_of(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+def estimate_variances(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Variance of what lies behind the groups, that is without what their means owe to chance; and variance within."""
     sized = [np.asarray(group, float) for group in groups if len(group) > 1]
     if len(sized) < 2:
@@ -360,17 +362,17 @@ def spread_of(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     return max(between, 0.0), within
 
 
-def likeness(groups: Sequence[Sequence[float]]) -> float:
+def estimate_correlation(groups: Sequence[Sequence[float]]) -> float:
     """How alike the siblings of a group are: the intraclass correlation, between 0 and 1."""
-    between, within = spread_of(groups)
+    between, within = estimate_variances(groups)
     return between / (between + within) if between else 0.0
 
 
-def chances(groups: Sequence[Sequence[float]]) -> list[float]:
+def shrink_success_rates(groups: Sequence[Sequence[float]]) -> list[float]:
     """Probabilities of success that groups of scores come from: their means, drawn together until they are as far apart as
     what lies behind them. Means of a few scores lie further apart, and more of them are all or nothing."""
     means = np.array([fmean(group) for group in groups])
-    between, _ = spread_of(groups)
+    between, _ = estimate_variances(groups)
     observed = float(means.var(ddof=1)) if len(means) > 1 else 0.0
     factor = (between / observed) ** 0.5 if observed else 0.0
     return [float(chance) for chance in np.clip(means.mean() + factor * (means - means.mean()), 0.0, 1.0)]

@@ -23,13 +23,13 @@ from antiphon.core.types import GenerateRequest, IntArray, Prompt
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
 from antiphon.record.metrics import Metrics
-from antiphon.record.resume import begin
-from antiphon.record.resume import resume as go_on
+from antiphon.record.resume import open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.episode import EpisodeRunner, MakeEnvironment
+from antiphon.rollout.engine_supervisor import EngineSupply
+from antiphon.rollout.episode import EnvironmentFactory, EpisodeRunner
 from antiphon.rollout.filters import FILTERS
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.config import ModelConfig, RunConfig
@@ -45,7 +45,7 @@ from antiphon.simulate.components import (
     SimulatedJudge,
     SimulatedLearner,
     SimulatedTokenizer,
-    simulated_prompts,
+    make_prompts,
 )
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
 from antiphon.simulate.faults import FaultConfig, Faults
@@ -189,9 +189,9 @@ async def _play(
     length = _length(scenario)
 
     def engine() -> SimulatedEngine:
-        lent = sum(engine.lent for engine in engines if engine.dead is None) < scenario.engines.lent
-        engines.append(SimulatedEngine(scenario.engines.speed, length, lent=lent))
-        engines[-1].load_failures = lambda: faults.strikes("engine.load")
+        lent = sum(engine.colocated for engine in engines if engine.dead is None) < scenario.engines.lent
+        engines.append(SimulatedEngine(scenario.engines.speed, length, colocated=lent))
+        engines[-1].load_failures = lambda: faults.should_fail("engine.load")
         return engines[-1]
 
     async def respawn() -> SimulatedEngine:
@@ -199,20 +199,22 @@ async def _play(
         return engine()
 
     first = [engine() for _ in range(scenario.engines.count)]
-    pool = EnginePool(first, deadlines, config.rollout, events=events, respawn=respawn)
+    pool = EnginePool(first, deadlines, config.rollout, events=events, supply=EngineSupply(start=respawn))
     judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), faults)
     learner = SimulatedLearner(scenario.learner, faults, lambda: engines)
-    prompts = simulated_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
+    prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
     models = ModelRoles(learner=learner)
     view = _Silent()
     directory = RunDirectory.resume(root, config.name) if resume else RunDirectory.create(root, config.name)
     directory.write_config(dump(config))
-    store = Store(directory.path)
+    store = LedgerStore(directory.path)
     stack.callback(store.close)
-    resumption = go_on(store, directory.checkpoints, config.rollout.max_age, view.message) if resume else None
+    resumption = (
+        open_next_lineage(store, directory.checkpoints, config.rollout.max_age, view.message) if resume else None
+    )
     lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
     if resumption is None:
-        begin(store)
+        open_first_lineage(store)
     parts = Components(
         config=config,
         deadlines=deadlines,
@@ -245,7 +247,7 @@ async def _play(
         view=view,
         in_thread=run_synchronously,
     )
-    trouble = asyncio.create_task(faults.befall(lambda: engines), name="faults")
+    trouble = asyncio.create_task(faults.inject(lambda: engines), name="faults")
     summary = await Run(parts).train()
     trouble.cancel()
     await parts.ledger.commit()
@@ -276,7 +278,7 @@ def _length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     return length
 
 
-def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, MakeEnvironment]:
+def _environments(scenario: ScenarioConfig, faults: Faults) -> dict[str, EnvironmentFactory]:
     config, numbers = scenario.environment, count()
     if config is None:
         return {}

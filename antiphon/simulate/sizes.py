@@ -22,12 +22,13 @@ import torch
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
-from antiphon.engines.config import OWN_MEMORY
+from antiphon.engines.config import PREALLOCATING_KINDS
 from antiphon.learning.config import OPTIONS, LearnerConfig, MeshConfig
 from antiphon.learning.model.loading import build_on_meta
 from antiphon.learning.parallel.sharding import COLUMNS, ROWS
-from antiphon.run.config import BYTES, LEARNT, RunConfig, memory_estimate
+from antiphon.run.config import RunConfig
 from antiphon.run.launch import check_meshes, model_directory
+from antiphon.run.memory import DTYPE_BYTES, TRAINED_BYTES, memory_estimate
 from antiphon.simulate.components import LearnerSpeed
 from antiphon.simulate.devices import Device
 from antiphon.simulate.engine import EngineSpeed
@@ -236,7 +237,7 @@ async def _inspect(config: RunConfig, scratch: Path) -> ModelFacts:
 
 
 def _size(dtype: str) -> int:
-    return BYTES.get(dtype, 4)
+    return DTYPE_BYTES.get(dtype, 4)
 
 
 # --- memory of each device ---------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     learner = config.learner
     found = []
     for share in model.shape.shares(learner.mesh):
-        kept = 0 if learner.cpu_offload else share.held * LEARNT
+        kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
         trained = 0 if learner.lora else kept
         rows = {
             "weights": kept,
@@ -279,8 +280,8 @@ def _gathered(share: Share, learner: LearnerConfig) -> int:
     size = _size(learner.dtype)
     if learner.mesh.data * learner.mesh.context > 1:
         there = share.around + min(2 * share.layer, share.computed - share.around)
-        return there * size + max(share.around, share.layer) * (size + LEARNT)
-    return share.computed * size if size < LEARNT else 0
+        return there * size + max(share.around, share.layer) * (size + TRAINED_BYTES)
+    return share.computed * size if size < TRAINED_BYTES else 0
 
 
 def _activations(shape: Architecture, learner: LearnerConfig) -> int:
@@ -300,7 +301,7 @@ def _beside_learner(shape: Architecture, share: Share, config: RunConfig) -> dic
         if count and companion(config.placement.roles.get(role, "")) == "learner":
             held = share.held if mesh == config.learner.mesh else max(each.held for each in shape.shares(mesh))
             ranks = -(-count * mesh.world // config.learner.mesh.world)  # on each device
-            found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * LEARNT * ranks
+            found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * TRAINED_BYTES * ranks
     return found
 
 
@@ -310,7 +311,7 @@ def own_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     found = {}
     for role, mesh in config.meshes.roles.items():
         settings = config.learner_of(role)
-        held = 0 if settings.cpu_offload else _copies(role, config) * LEARNT
+        held = 0 if settings.cpu_offload else _copies(role, config) * TRAINED_BYTES
         activations = _activations(model.shape, settings) if role == "critic" else 0
         shares = model.shape.shares(mesh)
         found[f"each {role} rank"] = activations + max(
@@ -328,16 +329,16 @@ def engine_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     """Bytes on each device of an engine: weights, evenly divided; the KV cache at most, heads divided as far as they can be.
     A kind that has its own memory makes do with what there is."""
     engine = config.engine
-    weights = model.shape.parameters * _size(engine.dtype) // engine.devices
+    weights = model.shape.parameters * _size(engine.dtype) // engine.devices_per_engine
     cache = model.cache(config) // _cuts(model.shape, config)
-    if engine.kind in OWN_MEMORY:
+    if engine.kind in PREALLOCATING_KINDS:
         cache = min(cache, max(int(_room(config, device)) - weights, 0))
     return {"weights": weights, "KV cache, at most": cache}
 
 
 def _cuts(shape: Architecture, config: RunConfig) -> int:
     """Parts of an engine's cache: where there are more devices than key heads, some have the same."""
-    return min(config.engine.devices, shape.keys or 1)
+    return min(config.engine.devices_per_engine, shape.keys or 1)
 
 
 def _room(config: RunConfig, device: Device) -> float:
@@ -351,8 +352,8 @@ def passing_needs(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     are published."""
     if config.learner.mesh.world == 1:
         return {}
-    whole, rows = model.shape.parameters * LEARNT, learner_memory(model, config)
-    largest = max(math.prod(weight.shape) for weight in model.shape.weights) * LEARNT
+    whole, rows = model.shape.parameters * TRAINED_BYTES, learner_memory(model, config)
+    largest = max(math.prod(weight.shape) for weight in model.shape.weights) * TRAINED_BYTES
     published = whole if config.weights.channel == "device_memory" and not config.learner.lora else 0
     found = {"each learner rank, as it loads the model": whole} if config.learner.kind in OPTIONS else {}
     return found | {
@@ -372,7 +373,7 @@ def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     return found | own_memory(model, config) | passing_needs(model, config) | {"there is": int(device.memory)}
 
 
-def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
+def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
     """What does not fit on a device, a line each."""
     engine = engine_memory(model, config, device)
     found = {
@@ -382,7 +383,7 @@ def misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[st
         **passing_needs(model, config),
     }
     needs = [(who, need, device.memory) for who, need in found.items()]
-    if config.engine.kind in OWN_MEMORY:
+    if config.engine.kind in PREALLOCATING_KINDS:
         longest = model.cache(config) // config.engine.slots // _cuts(model.shape, config)
         one = "each device of an engine, for one sequence of the longest"
         needs.append((one, engine["weights"] + longest, _room(config, device)))
@@ -397,8 +398,9 @@ EFFICIENCY = 0.4  # of a device's matrix products, that a model reaches; what ou
 FORWARD, BACKWARD = 1, 2  # passes
 SUM_SECONDS = 1e-5  # of a sum over the devices of an engine, however little it is; an assumption
 COPYING = 5e9  # bytes a second between a GPU and memory of its machine that is not pinned; an assumption
-HANDOVER = {"shared_memory": 3.9e9, "object_store": 3.5e9, "distributed": 0.73e9}
-"""Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed (`benchmarks/weights.py`)."""
+HANDOVER = {"shared_memory": 3.7e9, "object_store": 3.1e9, "distributed": 0.51e9}
+"""Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed: medians of all runs there were
+(`benchmarks/handover.py`), which lie between 2.4 and 3.9, 2.1 and 3.6, 0.3 and 0.73 GB/s."""
 
 
 def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0) -> Speeds:
@@ -409,10 +411,10 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
     that have more to do than others, optimiser steps, gradients summed while they are computed for `context`.
     """
     shape, engine = model.shape, config.engine
-    size, ranks = _size(engine.dtype), engine.devices
+    size, ranks = _size(engine.dtype), engine.devices_per_engine
     token = 2 * shape.active / (device.operations * EFFICIENCY * ranks) + _sums(shape, size, ranks, device.link)
     most = config.rollout.sampling.max_tokens
-    weights = 0 if config.learner.lora else shape.parameters * LEARNT
+    weights = 0 if config.learner.lora else shape.parameters * TRAINED_BYTES
     cached = shape.cached_per_token * size / _cuts(shape, config)
     turns = _turns(model, config) if lent else 0.0
     publish = weights / HANDOVER["shared_memory"] / 2
@@ -423,7 +425,7 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
         prefill=token,
         load=weights / HANDOVER.get(config.weights.channel, HANDOVER["shared_memory"]) - publish,
     )
-    if engine.kind in OWN_MEMORY and math.isfinite(device.memory):
+    if engine.kind in PREALLOCATING_KINDS and math.isfinite(device.memory):
         room = _room(config, device) - engine_memory(model, config, device)["weights"]
         speed = speed.model_copy(update={"memory": max(int(room / cached), 1)})
     return Speeds(
@@ -441,8 +443,8 @@ def _sums(shape: Architecture, size: int, ranks: int, rate: float, times: int = 
 
 def _turns(model: ModelFacts, config: RunConfig) -> float:
     """Seconds of a step in which learner and engine leave a device to each other, and come back."""
-    held = max(share.held for share in model.shape.shares(config.learner.mesh)) * LEARNT * 3
-    weights = model.shape.parameters * _size(config.engine.dtype) // config.engine.devices
+    held = max(share.held for share in model.shape.shares(config.learner.mesh)) * TRAINED_BYTES * 3
+    weights = model.shape.parameters * _size(config.engine.dtype) // config.engine.devices_per_engine
     return 2 * (held + weights) / COPYING
 
 
@@ -481,8 +483,8 @@ def _gathering(shape: Architecture, config: RunConfig, device: Device) -> float:
     for share in shape.shares(mesh):
         seconds = 0.0
         for numbers, ranks in ((share.experts, near // mesh.expert), (share.computed - share.experts, near)):
-            seconds += numbers * (2 * size + LEARNT) * (1 - 1 / ranks) / device.rate(near * mesh.tensor)
-        copies = share.held * LEARNT * 2 * (1 - 1 / mesh.replicate) / device.rate(mesh.world // mesh.pipeline)
+            seconds += numbers * (2 * size + TRAINED_BYTES) * (1 - 1 / ranks) / device.rate(near * mesh.tensor)
+        copies = share.held * TRAINED_BYTES * 2 * (1 - 1 / mesh.replicate) / device.rate(mesh.world // mesh.pipeline)
         worst = max(worst, seconds + copies)
     return worst
 

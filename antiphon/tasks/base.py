@@ -12,7 +12,8 @@ Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
-MARK = "mark/"  # what the names of marks (`tasks.reward_checks.reward_hacking_signals`) begin with among the parts of a score
+FLAG_PREFIX = "mark/"
+"""Prefix of reward-hacking flags among the parts of a score, see `tasks.reward_checks.reward_hacking_signals`."""
 
 
 class Environment(Protocol):

@@ -20,7 +20,7 @@ Schema = Mapping[str, Any]  # JSON schema of an object
 _THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
-class Parsed(NamedTuple):
+class ParsedResponse(NamedTuple):
     """What a policy said."""
 
     content: str
@@ -38,7 +38,7 @@ class ToolFormat(Protocol):
     def explain(self) -> str:
         """How calls are written, for the policy."""
 
-    def parse(self, text: str) -> Parsed:
+    def parse(self, text: str) -> ParsedResponse:
         """Read what a policy said; never raises."""
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
@@ -54,7 +54,7 @@ TOOL_FORMATS = Registry(
 )
 
 
-def without_thought(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """What follows the `<think>` block, if the text begins with one.
 
     >>> without_thought("<think>Or 5?</think> 4")
@@ -69,7 +69,7 @@ class _Tagged:
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
         self._schemas = schemas
 
-    def parse(self, text: str) -> Parsed:
+    def parse(self, text: str) -> ParsedResponse:
         """See `ToolFormat.parse`."""
         thought = _THOUGHT.match(text)
         rest = text[thought.end() :] if thought else text
@@ -87,13 +87,13 @@ class _Tagged:
                     problems.append(f"A call cannot be read: {error}.")
                     rest = rest.partition(CLOSE)[2]
         content = (thought[0] if thought else "") + "".join(outside)
-        return Parsed(content.strip(), tuple(calls), tuple(problems))
+        return ParsedResponse(content.strip(), tuple(calls), tuple(problems))
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render`."""
         blocks = [f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls]
         text = "\n".join(([content] if content else []) + blocks)
-        if self.parse(text) != Parsed(content, tuple(replace(call, id="") for call in calls), ()):
+        if self.parse(text) != ParsedResponse(content, tuple(replace(call, id="") for call in calls), ()):
             raise ValueError(f"this cannot be written as {type(self).__name__}: {content!r:.80}, {calls!r:.200}")
         return text
 

@@ -1,4 +1,4 @@
-"""Weights as a base that all ends have on disk and low-rank adapters to it: only these travel."""
+"""Weights as low-rank adapters to a base model that all ends have on disk: only the adapters travel."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,42 +8,59 @@ import torch
 from safetensors import safe_open
 
 from antiphon.core.errors import WeightsError
-from antiphon.weights.base import Adapters, weight_files
+from antiphon.weights.checkpoint_files import list_weight_files
+from antiphon.weights.manifest import Adapters
 
 T = TypeVar("T")
 
-A, B = "/lora_A", "/lora_B"  # what follows a weight's name on the way
+A, B = "/lora_A", "/lora_B"  # suffixes of the name of a weight for the two factors of its adapter
 
 
-def with_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """weight [out, in] + scale · b [out, rank] a [rank, in], in float32 at least."""
+def merge_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `weight + scale * b @ a`, in float32 at least.
+
+    Args:
+        weight: [out, in].
+        a: [rank, in].
+        b: [out, rank].
+        scale: Factor of the product.
+    """
     precise = torch.promote_types(weight.dtype, torch.float32)
     return torch.addmm(weight.to(precise), b.to(precise), a.to(precise), alpha=scale)
 
 
-def flat(pairs: dict[str, tuple[T, T]]) -> Iterator[tuple[str, T]]:
-    """Adapters by name of their weight, one tensor after another."""
+def flatten_adapters(pairs: dict[str, tuple[T, T]]) -> Iterator[tuple[str, T]]:
+    """Yield both factors of each adapter by name; `pairs` has (a, b) by the name of the weight."""
     for name, (a, b) in pairs.items():
         yield name + A, a
         yield name + B, b
 
 
-def applied(
+def apply_adapters(
     tensors: Iterable[tuple[str, torch.Tensor]], adapters: Adapters | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights of the base, those with an adapter (as `flat` names them) changed by it; without adapters the tensors are
-    these weights themselves. `WeightsError` if one is of a weight that the base does not have."""
+    """Yield the weights of the base by name, with adapters merged; without adapters yield `tensors` as they are.
+
+    Args:
+        tensors: Adapter factors named as by `flatten_adapters`, or whole weights.
+        adapters: The base and the scale; None if `tensors` are whole weights.
+
+    Raises:
+        WeightsError: If an adapter belongs to a weight that the base does not have.
+    """
     if adapters is None:
         yield from tensors
         return
     parts = dict(tensors)
-    for file in weight_files(Path(adapters.base)):
+    for file in list_weight_files(Path(adapters.base)):
         with safe_open(file, "pt") as base:
             for name in base.keys():  # noqa: SIM118 - it is no mapping
                 weight = base.get_tensor(name)
                 if name + A in parts:
                     a, b = parts.pop(name + A), parts.pop(name + B)
-                    weight = with_adapter(weight.to(a.device), a, b, adapters.scale)
+                    weight = merge_adapter(weight.to(a.device), a, b, adapters.scale)
                 yield name, weight
     if parts:
-        raise WeightsError(f"{adapters.base} lacks {min(parts).rpartition('/')[0]!r}, which an adapter came for")
+        raise WeightsError(
+            f"{adapters.base} has no weight {min(parts).rpartition('/')[0]!r}, but an adapter for it came"
+        )

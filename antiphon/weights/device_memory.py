@@ -15,16 +15,17 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, TransferContext
-from antiphon.weights.tensors import NamedTensors, pack_tensors, unpack_tensors
+from antiphon.weights.base import TransferContext
+from antiphon.weights.manifest import Adapters, NamedTensors
+from antiphon.weights.tensors import pack_tensors, unpack_tensors
 
 _DEVICE = 6  # which argument of `rebuild_cuda_tensor` is the sender's number of the device
 
 
 class DeviceMemory:
-    """Memory of the device that the weights are on."""
+    """HostBuffer of the device that the weights are on."""
 
-    def __init__(self, exchange: TransferContext) -> None:
+    def __init__(self, context: TransferContext) -> None:
         self._content = torch.empty(0, dtype=torch.uint8)
         self._location = ""
 

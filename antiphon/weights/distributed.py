@@ -25,10 +25,11 @@ from torch import distributed
 from antiphon.core.errors import WeightsError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import BUCKET_BYTES, Adapters, TransferContext
-from antiphon.weights.listeners import Listeners
+from antiphon.weights.base import TransferContext
+from antiphon.weights.listeners import ListeningSockets
+from antiphon.weights.manifest import BUCKET_BYTES, Adapters, NamedTensors
 from antiphon.weights.rendezvous import RunStore, open_store
-from antiphon.weights.tensors import Memory, NamedTensors, pack_tensors, unpack_tensors
+from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
 
 PATIENCE = 1.0  # seconds that receivers wait for each other
 TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
@@ -42,12 +43,12 @@ TOO_LATE = b"-"  # an answer: the version is another by now
 class Distributed:
     """The learner's end. It keeps a copy of the weights, which is what is broadcast."""
 
-    def __init__(self, exchange: TransferContext) -> None:
-        self._host = exchange.host
+    def __init__(self, context: TransferContext) -> None:
+        self._host = context.host
         # Who is served before may die when it is joined, and once more in a broadcast.
-        self._store, self._location = open_store(exchange.host, 3 * TIMEOUT)
+        self._store, self._location = open_store(context.host, 3 * TIMEOUT)
         self._held = threading.Lock()  # the copy, while it is made or broadcast
-        self.copy = Memory()
+        self.copy = HostBuffer()
         self._version = -1
         self._served: set[str] = set()  # receivers, with this version
         self._expected: set[str] = set()  # those who are waited for
@@ -147,8 +148,8 @@ _devices: deque[Any] = deque(maxlen=2)  # a device must outlive what is on its w
 
 def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
     """The group of that name, once all others have joined it. What it listens with is shut then."""
-    options, listeners = distributed.ProcessGroupGloo._Options(), Listeners()
-    with listeners.opened():
+    options, listeners = distributed.ProcessGroupGloo._Options(), ListeningSockets()
+    with listeners.track():
         device = distributed.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
     _devices.append(device)
     options._timeout = TIMEOUT
@@ -156,7 +157,7 @@ def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
     try:
         return distributed.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, options)
     finally:
-        listeners.shut()
+        listeners.refuse_connections()
 
 
 def _broadcast(group: Any, copy: torch.Tensor) -> None:

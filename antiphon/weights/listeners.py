@@ -1,5 +1,7 @@
-"""The ports that gloo listens on. It takes all that comes there for its own, keeps it open, and ends the process when that is
-too many. So nobody is let in once all are connected that should be.
+"""Listening sockets of this process, and how to stop strangers from connecting to them.
+
+Gloo treats whatever connects to its ports as a peer: it keeps each connection open, and ends the process when there are
+too many. So its ports refuse connections once all peers are connected.
 """
 
 import ctypes
@@ -10,36 +12,36 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-SO_ATTACH_FILTER = 26  # Linux: a program of the socket's own decides what reaches it
+SO_ATTACH_FILTER = 26  # Linux: attaches a BPF program that decides which packets reach the socket
 REFUSE_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0 bytes
 
 
-class Listeners:
-    """Listening sockets of this process."""
+class ListeningSockets:
+    """The listening sockets that a library opened while it was tracked."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Remember those that are opened within."""
-        before = listening()
+    def track(self) -> Iterator[None]:
+        """Remember the sockets that are opened within the context."""
+        before = listening_sockets()
         yield
-        self._found += listening().keys() - before.keys()
+        self._found += listening_sockets().keys() - before.keys()
 
-    def shut(self) -> None:
-        """Let nobody connect to them any more. What is connected stays so."""
-        here = listening()
+    def refuse_connections(self) -> None:
+        """Refuse new connections to the tracked sockets; established ones stay open."""
+        open_now = listening_sockets()
         program = ctypes.create_string_buffer(REFUSE_ALL)
         for name in self._found:
-            with suppress(OSError), closing(socket.socket(fileno=os.dup(here[name]))) as listener:
+            with suppress(OSError), closing(socket.socket(fileno=os.dup(open_now[name]))) as listener:
                 listener.setsockopt(
                     socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program))
                 )
 
 
-def listening() -> dict[str, int]:
-    """Descriptors of this process's listening sockets, by the kernel's names for these; none where it is not Linux."""
+def listening_sockets() -> dict[str, int]:
+    """Return the descriptors of this process's listening sockets by the kernel's names for them; empty if not on Linux."""
     found = {}
     for entry in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with suppress(OSError):  # closed meanwhile, or no socket

@@ -14,15 +14,16 @@ import torch
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import Adapters, TransferContext
-from antiphon.weights.tensors import NamedTensors, pack_tensors, unpack_tensors
+from antiphon.weights.base import TransferContext
+from antiphon.weights.manifest import Adapters, NamedTensors
+from antiphon.weights.tensors import pack_tensors, unpack_tensors
 
 
 class SharedMemory:
     """A file in the directory of the exchange."""
 
-    def __init__(self, exchange: TransferContext) -> None:
-        self._directory = exchange.directory
+    def __init__(self, context: TransferContext) -> None:
+        self._directory = context.directory
         self._path = self._directory / "weights"  # of none yet
         self._content = torch.empty(0, dtype=torch.uint8)
 

@@ -11,7 +11,7 @@ from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon_envs.alfworld.expert import next_command
 from antiphon_envs.alfworld.rooms import NEEDED, TASK_TYPES, Household, draw_household
-from antiphon_envs.alfworld.world import HELP, NOTHING, World
+from antiphon_envs.alfworld.world import HELP, NOTHING, HouseholdState
 
 Commands = Literal["unlisted", "listed", "lettered"]
 
@@ -73,13 +73,13 @@ class AlfWorld:
         self._commands = commands
         self._penalty = format_penalty
         self._household = household
-        self._world: World | None = None
+        self._world: HouseholdState | None = None
         self._left = turns
 
     def reset(self, seed: int) -> Reset:
         """Begin; the room and the task depend on `seed` only."""
         household = self._household or draw_household(generator(seed, "alfworld"), *self._draw)
-        self._world = World(household)
+        self._world = HouseholdState(household)
         self._room = repr(household)
         self._left = self._turns
         self._possible = self._world.commands()
@@ -119,7 +119,7 @@ class AlfWorld:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _running(self) -> World:
+    def _running(self) -> HouseholdState:
         if self._world is None or not self._left:
             raise RuntimeError("the task is over, or was never begun: call reset first")
         return self._world

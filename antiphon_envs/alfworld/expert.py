@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from antiphon_envs.alfworld.rooms import APPLIANCES, HOLDS, LAMP, OPENABLE, kind_of
-from antiphon_envs.alfworld.world import World
+from antiphon_envs.alfworld.world import HouseholdState
 
 
-def next_command(world: World) -> str:
+def next_command(world: HouseholdState) -> str:
     """What brings the task nearer to its end, from whatever state: look for the thing, treat it, put it where it belongs."""
     if world.household.task.light:
         return _light(world)
@@ -22,7 +22,7 @@ def next_command(world: World) -> str:
     return _reach(world, target) or f"move {world.held} to {target}"
 
 
-def _light(world: World) -> str:
+def _light(world: HouseholdState) -> str:
     if world.held is None:
         return _fetch(world)
     if kind_of(world.held) != world.household.object:
@@ -32,13 +32,13 @@ def _light(world: World) -> str:
     return _explore(world, LAMP)
 
 
-def _target(world: World) -> str:
+def _target(world: HouseholdState) -> str:
     """Where to put things: the place that has most of them already."""
     places = [place for place in world.contents if kind_of(place) == world.household.receptacle]
     return max(places, key=lambda place: sum(map(world.is_ready, world.contents[place])) if place in world.seen else 0)
 
 
-def _fetch(world: World, without: str = "") -> str:
+def _fetch(world: HouseholdState, without: str = "") -> str:
     """Take a thing of the kind that the task is about, if it is not done `without` moving it."""
     for place in _known(world, world.household.object):
         for name in world.contents[place]:
@@ -47,19 +47,19 @@ def _fetch(world: World, without: str = "") -> str:
     return _explore(world, world.household.object)
 
 
-def _put_away(world: World, name: str) -> str:
+def _put_away(world: HouseholdState, name: str) -> str:
     """Where it may be put: here, if it can be."""
     places = [place for place in world.contents if kind_of(name) in HOLDS[kind_of(place)]]
     place = world.at if world.at in places else places[0]
     return _reach(world, str(place)) or f"move {name} to {place}"
 
 
-def _known(world: World, kind: str) -> Iterator[str]:
+def _known(world: HouseholdState, kind: str) -> Iterator[str]:
     """The places where the agent was told that something of a kind is."""
     return (place for place in world.contents if place in world.seen and kind in map(kind_of, world.contents[place]))
 
 
-def _explore(world: World, kind: str) -> str:
+def _explore(world: HouseholdState, kind: str) -> str:
     """Go and see a place that nobody looked into: where things of this kind belong first, and what need not be opened."""
     unseen = [place for place in world.contents if place not in world.seen]
     place = min(
@@ -68,14 +68,14 @@ def _explore(world: World, kind: str) -> str:
     return _reach(world, place)  # an open one that is at hand was told
 
 
-def _first(world: World, kind: str) -> str:
+def _first(world: HouseholdState, kind: str) -> str:
     return next(place for place in world.contents if kind_of(place) == kind)
 
 
-def _at(world: World, place: str) -> str:
+def _at(world: HouseholdState, place: str) -> str:
     return "" if world.at == place else f"go to {place}"
 
 
-def _reach(world: World, place: str) -> str:
+def _reach(world: HouseholdState, place: str) -> str:
     """What is to be done before one can reach into a place; empty if one can."""
     return _at(world, place) or ("" if world.is_open(place) else f"open {place}")

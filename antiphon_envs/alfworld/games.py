@@ -48,8 +48,11 @@ _SAYINGS = (
 
 
 def write_game(household: Household, path: Path) -> None:
-    """A game of ALFWorld (`*.tw-pddl`) in which the same may be done as in `World(household)`. `ConfigError` if the package
-    alfworld, whose domain and grammar a game holds, is not installed."""
+    """Write a game of ALFWorld (`*.tw-pddl`) that allows the same commands as `HouseholdState(household)`.
+
+    Raises:
+        ConfigError: The package alfworld, whose domain and grammar the game holds, is not installed.
+    """
     found = find_spec("alfworld")
     if found is None or not found.submodule_search_locations:
         raise ConfigError("games of ALFWorld need its domain and its grammar: pip install alfworld")
@@ -58,13 +61,13 @@ def write_game(household: Household, path: Path) -> None:
     game = {
         "pddl_domain": (data / "alfred.pddl").read_text(),
         "grammar": grammar,
-        "pddl_problem": problem(household),
+        "pddl_problem": to_pddl(household),
         "solvable": True,
     }
     path.write_text(json.dumps(game))
 
 
-def problem(household: Household) -> str:
+def to_pddl(household: Household) -> str:
     """A household in PDDL, for the domain of ALFWorld."""
     ids = _ids((*household.receptacles, *household.objects))
     places = {place: f"loc_{i}" for i, place in enumerate(household.receptacles, 1)}
@@ -140,7 +143,7 @@ def _goal(household: Household) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EngineReply:
     """What one engine answers to a command."""
 
     observation: str
@@ -149,7 +152,7 @@ class Told:
     admissible: frozenset[str]
 
 
-def digest(admissible: Iterable[str]) -> str:
+def digest_commands(admissible: Iterable[str]) -> str:
     """Of a set of commands."""
     return hashlib.blake2b("\n".join(sorted(admissible)).encode(), digest_size=6).hexdigest()
 
@@ -164,15 +167,15 @@ def verb_of(command: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ComparedStep:
     """A command, and what our engine and ALFWorld's own answer. The first has no command."""
 
     command: str
-    ours: Told
-    theirs: Told
+    ours: EngineReply
+    theirs: EngineReply
 
 
-def side_by_side(household: Household, choose: Callable[[AlfWorld], str], turns: int = 40) -> Iterator[Exchange]:
+def compare_engines(household: Household, choose: Callable[[AlfWorld], str], turns: int = 40) -> Iterator[ComparedStep]:
     """Play a household in both engines at once, as `choose` says.
 
     Two things differ on purpose and are left out: the banner that ALFWorld begins with, and the command `help`."""
@@ -182,27 +185,27 @@ def side_by_side(household: Household, choose: Callable[[AlfWorld], str], turns:
         ours = AlfWorld(household=household, turns=turns)
         first, info = theirs.reset(0)
         observation, own = ours.reset(0)
-        begun = Told(first.removeprefix(_BANNER).strip(), 0.0, False, _commands(info))
-        yield Exchange("", Told(observation, 0.0, False, _commands(own)), begun)
+        begun = EngineReply(first.removeprefix(_BANNER).strip(), 0.0, False, _commands(info))
+        yield ComparedStep("", EngineReply(observation, 0.0, False, _commands(own)), begun)
         over = False
         while not over:
             command = choose(ours)
             told, over = _answer(ours, command)
-            yield Exchange(command, told, _answer(theirs, command)[0])
+            yield ComparedStep(command, told, _answer(theirs, command)[0])
         theirs.close()
 
 
-def _answer(world: Any, command: str) -> tuple[Told, bool]:
+def _answer(world: Any, command: str) -> tuple[EngineReply, bool]:
     """What a world answers, and whether that was all."""
     observation, reward, terminated, truncated, info = world.step(command)
-    return Told(observation, reward, terminated, _commands(info)), terminated or truncated
+    return EngineReply(observation, reward, terminated, _commands(info)), terminated or truncated
 
 
 def _commands(info: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(info["admissible"]) - {"help"}
 
 
-def mixed(household: Household, seed: int, expert: float = 0.5) -> Callable[[AlfWorld], str]:
+def mixed_policy(household: Household, seed: int, expert: float = 0.5) -> Callable[[AlfWorld], str]:
     """A policy to compare engines with: a share of commands is the `expert`'s, 0.15 are things that could be said, the others
     are drawn from those that are admissible, every verb as often."""
     rng = generator(seed, "alfworld_mixed")

@@ -31,7 +31,7 @@ _WORDS = {"heat": "hot", "cool": "cool", "clean": "clean"}
 _OPPOSITE = {"heat": "cool", "cool": "heat"}
 
 
-class World:
+class HouseholdState:
     """A household and the agent in it. `commands` are what may be done now; each does it, and tells what was seen."""
 
     def __init__(self, household: Household) -> None:
@@ -45,8 +45,8 @@ class World:
         """What was done to each thing: clean, heat, cool, slice, use."""
         self.seen: set[str] = set()
         """The receptacles whose content the agent has been told."""
-        self._rank = {name: i for i, name in enumerate(told_order(household.objects))}
-        self._places = told_order(household.receptacles)
+        self._rank = {name: i for i, name in enumerate(display_order(household.objects))}
+        self._places = display_order(household.receptacles)
         self.contents: dict[str, list[str]] = {place: [] for place in self._places}
         for name in self._rank:
             self.contents[household.objects[name]].append(name)
@@ -121,7 +121,7 @@ class World:
 
     def around(self) -> str:
         """What a room is seen to have by who enters it."""
-        return self._in_the_middle(listing(self._places))
+        return self._in_the_middle(describe_items(self._places))
 
     def _in_the_middle(self, seen: str) -> str:
         return f"You are in the middle of a room. Looking quickly around you, you see {seen}."
@@ -142,7 +142,7 @@ class World:
         if not self.is_open(place):
             return f"The {place} is closed."
         self.seen.add(place)
-        inside = listing(self.contents[place])
+        inside = describe_items(self.contents[place])
         if place in self.opened:
             return f"The {place} is open. In it, you see {inside}."
         return f"On the {place}, you see {inside}."
@@ -190,12 +190,12 @@ class World:
         return f"This is a {words} {name}." if words else f"There's nothing special about {name}."
 
 
-def told_order(names: Mapping[str, str] | tuple[str, ...]) -> tuple[str, ...]:
+def display_order(names: Mapping[str, str] | tuple[str, ...]) -> tuple[str, ...]:
     """Names in the order in which they are told: by kind, the highest number first."""
     return tuple(sorted(names, key=lambda name: (kind_of(name), -int(name.partition(" ")[2]))))
 
 
-def listing(names: list[str] | tuple[str, ...]) -> str:
+def describe_items(names: list[str] | tuple[str, ...]) -> str:
     """Things in words.
 
     >>> listing(["mug 2", "mug 1"])

@@ -10,7 +10,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.options import require_whole
-from antiphon.tasks.environments.turns import TurnGame
+from antiphon.tasks.environments.turns import TurnBasedGame
 
 _OPERATION = re.compile(r"(\d{1,9})\s*([-+*/])\s*(\d{1,9})")
 _RESULTS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]  # sorted
 
 
 @dataclass(kw_only=True, eq=False)
-class Countdown(TurnGame):
+class Countdown(TurnBasedGame):
     """Reach the target from `numbers` numbers, worth 1; each step replaces two of them by the result of + - * or /, which
     must be a whole number from 1 to `largest`. The game is lost when one number is left that is not the target."""
 

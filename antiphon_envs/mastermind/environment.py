@@ -9,12 +9,12 @@ from typing import ClassVar
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.options import require, require_whole
-from antiphon.tasks.environments.turns import TurnGame
+from antiphon.tasks.environments.turns import TurnBasedGame
 
 _MOST_CODES = 20_000  # that the expert goes through
 
 
-def judged(guess: str, code: str) -> tuple[int, int]:
+def score_guess(guess: str, code: str) -> tuple[int, int]:
     """Digits of `guess` that stand in their place in `code`, and others that it has elsewhere.
 
     >>> judged("1123", "2143")
@@ -25,7 +25,7 @@ def judged(guess: str, code: str) -> tuple[int, int]:
 
 
 @dataclass(kw_only=True, eq=False)
-class Mastermind(TurnGame):
+class Mastermind(TurnBasedGame):
     """Guess a code of digits, worth 1. The state is the set of guesses with what was said about them."""
 
     length: int = 4
@@ -72,7 +72,7 @@ class Mastermind(TurnGame):
         guess = extract_answer(action).replace(" ", "")
         if len(guess) != self.length or not set(guess) <= set("123456789"[: self.digits]):
             return None
-        self._said[guess] = judged(guess, self._code)
+        self._said[guess] = score_guess(guess, self._code)
         return float(self._won())
 
     def _text(self) -> str:
@@ -88,6 +88,6 @@ class Mastermind(TurnGame):
     def _best(self) -> str:
         """The first code that all answers allow (Shapiro 1983)."""
         for guess, answer in list(self._said.items())[self._looked :]:
-            self._possible = [code for code in self._possible if judged(guess, code) == answer]
+            self._possible = [code for code in self._possible if score_guess(guess, code) == answer]
         self._looked = len(self._said)
         return self._possible[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from antiphon.core.errors import SandboxError
 from antiphon.core.rng import generator
 from antiphon_envs.mini_swe.boxes import judge, passing
-from antiphon_envs.mini_swe.mutants import Fault, drawn_faults
+from antiphon_envs.mini_swe.mutants import Mutant, draw_mutants
 from antiphon_envs.mini_swe.packages import (
     STORED,
     Instance,
@@ -110,7 +110,7 @@ async def _of_module(package: Package, module: str, seed: int) -> list[Instance]
     """As many instances of one module as are wanted, fewer if not so many of the drawn faults will do."""
     path, tests, wanted = f"{package.name}/{module}.py", tests_of(package, module), WANTED[package.name]
     names = await passing(package.tar({}), tests)
-    drawn = drawn_faults(package.files[path].decode(), generator(seed, "mini_swe", path))
+    drawn = draw_mutants(package.files[path].decode(), generator(seed, "mini_swe", path))
     possible = (fault for fault in drawn if fault.change[2] != LEFT_OUT)
     found: list[Instance] = []
     for fault in islice(possible, TRIES * wanted):
@@ -127,7 +127,7 @@ async def _of_module(package: Package, module: str, seed: int) -> list[Instance]
 
 
 def _instance(
-    package: Package, path: str, fault: Fault, tests: tuple[str, ...], names: set[str], still: set[str]
+    package: Package, path: str, fault: Mutant, tests: tuple[str, ...], names: set[str], still: set[str]
 ) -> Instance:
     start, end, text = fault.change
     return Instance(

@@ -39,12 +39,16 @@ OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is w
 }
 NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sum": "mean", "mean": "sum"}
 SIMPLE = ast.Name | ast.Call | ast.Attribute | ast.Subscript  # what can be negated without parentheses
+Blocks = tuple[type[ast.AST], ...]
+PLAIN_BLOCKS: Blocks = (ast.FunctionDef, ast.If, ast.For)  # whose statements can be left out
+FLOW_BLOCKS: Blocks = (ast.With, ast.While, ast.Try, ast.TryStar, ast.ExceptHandler)
+ASYNC_BLOCKS: Blocks = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
 
 Change = tuple[int, int, str]  # the bytes that are replaced, from and to, and by what
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Mutant:
     """One change of a file."""
 
     line: int
@@ -55,15 +59,23 @@ class Fault:
     """What makes it of the original."""
 
 
-def faults(source: str) -> list[Fault]:
-    """All faults of a file, each once, in the order of its syntax tree. `SyntaxError` if the file has one."""
-    file = _File(source)
+def all_mutants(source: str, *, in_blocks: bool = False) -> list[Mutant]:
+    """Return all faults of a file, each once, in the order of its syntax tree.
+
+    Args:
+        source: The whole file.
+        in_blocks: Leave out statements of `with`, `while` and `try`, and of asynchronous functions, as well.
+
+    Raises:
+        SyntaxError: The file has one.
+    """
+    file = _File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS if in_blocks else PLAIN_BLOCKS)
     return list(file.faults(list(file.changes())))
 
 
-def drawn_faults(source: str, random: np.random.Generator) -> Iterator[Fault]:
+def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:
     """The same in a random order, each made when it is asked for: most of the work is to see that it still parses."""
-    file = _File(source)
+    file = _File(source, PLAIN_BLOCKS)
     changes = list(file.changes())
     return file.faults([changes[index] for index in random.permutation(len(changes))])
 
@@ -71,21 +83,22 @@ def drawn_faults(source: str, random: np.random.Generator) -> Iterator[Fault]:
 class _File:
     """A file and where its nodes stand in it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, blocks: Blocks) -> None:
+        self._blocks = blocks
         self.data = source.encode()
         self._tree = ast.parse(source)
         self._lines = [0]  # where each begins
         for line in self.data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
 
-    def faults(self, changes: Iterable[Change]) -> Iterator[Fault]:
+    def faults(self, changes: Iterable[Change]) -> Iterator[Mutant]:
         """What changes make of the file, where that is Python, and another file."""
         seen = {self.data}
         for start, end, text in changes:
             changed = self.data[:start] + text.encode() + self.data[end:]
             if changed not in seen and _parses(changed.decode()):
                 seen.add(changed)
-                yield Fault(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
+                yield Mutant(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
 
     def changes(self) -> Iterator[Change]:
         """The changes of all nodes."""
@@ -163,13 +176,11 @@ class _File:
 
     def _statements(self, node: ast.AST) -> Iterator[Change]:
         """Statements of a function that can be left out: those without which every name is still there."""
-        if not isinstance(node, ast.FunctionDef):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(node, self._blocks):
             return
         known = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
         for inner in ast.walk(node):
-            for statement in (
-                getattr(inner, "body", []) if isinstance(inner, ast.FunctionDef | ast.If | ast.For) else []
-            ):
+            for statement in getattr(inner, "body", []) if isinstance(inner, self._blocks) else []:
                 names = {
                     each.id
                     for each in ast.walk(statement)

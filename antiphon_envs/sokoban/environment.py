@@ -8,7 +8,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
 from antiphon.tasks.environments.options import require, require_number, require_whole
-from antiphon_envs.sokoban.rooms import Room, Start, bits, draw, solve, takes
+from antiphon_envs.sokoban.rooms import Position, Room, bits, draw_room, solve, takes
 
 _DRAWS = 1_000  # of rooms, before one that will do is given up
 
@@ -64,10 +64,10 @@ class Sokoban(GridGame):
             drawing = {"size": 6, "boxes": 1, "pulls": 40, "least_moves": 4}
             unused = [option for option, default in drawing.items() if getattr(self, option) != default]
             require(not unused, self.NAME, "board", list(self.board), f"left out where {', '.join(unused)} are given")
-        self._plan: list[tuple[Start, int]] = []  # positions to come and what to do there, the next one last
+        self._plan: list[tuple[Position, int]] = []  # positions to come and what to do there, the next one last
         self._hopeless = False  # whether nothing solves the room any more; that does not change
 
-    def _read_board(self, board: Sequence[str]) -> Start:
+    def _read_board(self, board: Sequence[str]) -> Position:
         text, widths = "".join(board), {len(row) for row in board}
         cells = {
             sign: sum(1 << cell for cell, each in enumerate(text) if each == sign) for sign in self.SYMBOLS.values()
@@ -81,7 +81,7 @@ class Sokoban(GridGame):
         valid = f"rows of one length in a wall, with one player and as many boxes as targets, of {signs}"
         require(kept and set("".join(edges)) == {"#"}, self.NAME, "board", list(board), valid)
         floor = sum(cells.values()) - cells["#"]
-        return Start(Room(len(board), len(board[0]), floor, targets), player, boxes)
+        return Position(Room(len(board), len(board[0]), floor, targets), player, boxes)
 
     def _begin(self, seed: int) -> None:
         self._now = self._drawn(seed) if self.board is None else self._read_board(self.board)
@@ -90,10 +90,10 @@ class Sokoban(GridGame):
             "#_O"[(room.floor >> cell & 1) + (room.targets >> cell & 1)] for cell in range(room.height * room.width)
         )
 
-    def _drawn(self, seed: int) -> Start:
+    def _drawn(self, seed: int) -> Position:
         random, (height, width) = generator(seed, self.NAME), self._sides
         for _ in range(_DRAWS):
-            start = draw(random, height, width, self.boxes, self.pulls, self.turns)
+            start = draw_room(random, height, width, self.boxes, self.pulls, self.turns)
             if start is not None and takes(start, self.least_moves):
                 return start
         raise ConfigError(
@@ -116,7 +116,7 @@ class Sokoban(GridGame):
     def _move(self, direction: str) -> float:
         room, before = self._now.room, self._now
         player, boxes = room.moved(before.player, before.boxes, room.steps[DIRECTIONS.index(direction)])
-        self._now = Start(room, player, boxes)
+        self._now = Position(room, player, boxes)
         came = (boxes & room.targets).bit_count() - (before.boxes & room.targets).bit_count()
         return self.target_reward * came - self.step_penalty + self.solved_reward * self._won()
 
@@ -131,10 +131,10 @@ class Sokoban(GridGame):
             self._hopeless = not self._plan
         return DIRECTIONS[self._plan[-1][1]] if self._plan else DIRECTIONS[0]
 
-    def _planned(self) -> list[tuple[Start, int]]:
+    def _planned(self) -> list[tuple[Position, int]]:
         """The positions of a shortest solution and the way to take in each, the next one last; none if there is no solution."""
         plan, at = [], self._now
         for way in solve(self._now) or ():
             plan.append((at, way))
-            at = Start(at.room, *at.room.moved(at.player, at.boxes, at.room.steps[way]))
+            at = Position(at.room, *at.room.moved(at.player, at.boxes, at.room.steps[way]))
         return plan[::-1]

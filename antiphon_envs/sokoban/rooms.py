@@ -17,7 +17,7 @@ _STEPS_A_SIDE = 1.7  # of the walk that carves, for each cell of height and widt
 _TURN = 0.35  # how often the walk changes its direction
 _BESIDE = 2  # cells that are carved beside each of the walk's, the same one perhaps
 
-Position = tuple[int, int]  # the player (one bit), and boxes
+_State = tuple[int, int]  # the player (one bit), and boxes
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Position:
     """A drawn game."""
 
     room: Room
@@ -93,7 +93,9 @@ def bits(cells: int) -> Iterator[int]:
         cells &= cells - 1
 
 
-def draw(random: np.random.Generator, height: int, width: int, boxes: int, pulls: int, moves: int) -> Start | None:
+def draw_room(
+    random: np.random.Generator, height: int, width: int, boxes: int, pulls: int, moves: int
+) -> Position | None:
     """A game with no box on a target, that at most `moves` solve; None if this draw came to nothing. Of at most `pulls` random
     pulls it is the position with the boxes furthest away, in all, from targets."""
     floor = list(bits(_carved(random, height, width)))
@@ -123,8 +125,8 @@ def _carved(random: np.random.Generator, height: int, width: int) -> int:
     return floor
 
 
-def _played_backwards(random: np.random.Generator, room: Room, player: int, pulls: int, moves: int) -> Start | None:
-    boxes, made, best, found = room.targets, 0, 0, Start(room, 0, 0)
+def _played_backwards(random: np.random.Generator, room: Room, player: int, pulls: int, moves: int) -> Position | None:
+    boxes, made, best, found = room.targets, 0, 0, Position(room, 0, 0)
     left = 0  # moves that are left for the player to walk somewhere else before the game begins
     for chance in random.random(pulls).tolist():
         layers = list(room.walks(player, boxes))
@@ -139,14 +141,14 @@ def _played_backwards(random: np.random.Generator, room: Room, player: int, pull
         player, boxes = beyond, boxes ^ box ^ beside
         away = sum(room.pushes[each] for each in bits(boxes))
         if not boxes & room.targets and away > best:
-            best, found, left = away, Start(room, player, boxes), moves - made
+            best, found, left = away, Position(room, player, boxes), moves - made
     if not best:
         return None
     cells = list(bits(list(islice(room.walks(found.player, found.boxes), left + 1))[-1]))
-    return Start(room, cells[int(random.integers(len(cells)))], found.boxes)
+    return Position(room, cells[int(random.integers(len(cells)))], found.boxes)
 
 
-def takes(start: Start, moves: int) -> bool:
+def takes(start: Position, moves: int) -> bool:
     """Whether no fewer than so many moves solve a game that can be solved."""
     if (_estimate(start.room, start.boxes) or 0) >= moves:
         return True
@@ -161,12 +163,12 @@ def _pulls(room: Room, boxes: int, reach: int) -> Iterator[tuple[int, int]]:
             yield box, step
 
 
-def solve(start: Start) -> list[int] | None:
+def solve(start: Position) -> list[int] | None:
     """The fewest moves that bring every box to a target, as indices into `Room.steps`; None if none do (A*, Hart et al. 1968).
 
     What is to go is estimated by the pushes that boxes need if nothing is in their way, which is never too much."""
     room, begin = start.room, (start.player, start.boxes)
-    came: dict[Position, tuple[Position, int]] = {}
+    came: dict[_State, tuple[_State, int]] = {}
     made = {begin: 0}
     estimates: dict[int, int | None] = {}
     queue = [
@@ -198,7 +200,7 @@ def _estimate(room: Room, boxes: int) -> int | None:
     return None if None in needed else sum(filter(None, needed))
 
 
-def _path(came: dict[Position, tuple[Position, int]], begin: Position, end: Position) -> list[int]:
+def _path(came: dict[_State, tuple[_State, int]], begin: _State, end: _State) -> list[int]:
     path = []
     while end != begin:
         end, way = came[end]

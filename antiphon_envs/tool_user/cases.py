@@ -13,7 +13,7 @@ from antiphon_envs.tool_user.shop import REASONS, RETURN_DAYS, Order, Shop, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CustomerRequest:
     """What a customer wants of one order, and what becomes of it by the rules."""
 
     text: str
@@ -40,7 +40,7 @@ class Case:
     number: str
     """Of the order."""
     email: str
-    wish: Wish
+    wish: CustomerRequest
     answers: Mapping[str, str]
     """What the customer says when asked, by topic."""
     insistent: bool
@@ -66,7 +66,7 @@ _WORDINGS = {  # of facts that are no amounts
 }
 
 
-def is_told(fact: str, message: str) -> bool:
+def mentions_fact(fact: str, message: str) -> bool:
     """Whether a message tells a fact.
 
     >>> is_told("12", "You get $12 back."), is_told("12", "Order 1234 cost 12.50.")
@@ -145,12 +145,12 @@ def draw_case(seed: int) -> Case:
 # --- kinds of wishes: each puts the order into the state it is about ----------------------------------------------------------
 
 
-def _cancel(shop: Shop, number: str, order: Order, random: np.random.Generator) -> Wish:
+def _cancel(shop: Shop, number: str, order: Order, random: np.random.Generator) -> CustomerRequest:
     order.status, order.delivered_day = str(random.choice(["pending", "pending", "shipped"])), None
     reason = str(random.choice([*REASONS, "it is cheaper elsewhere"]))
     allowed = order.status == "pending" and reason in REASONS
     refusal = ("cannot", "shipped") if order.status == "shipped" else ("cannot",)
-    return Wish(
+    return CustomerRequest(
         text="I want to cancel an order.",
         action="cancel",
         answers={"reason": f"The reason: {reason}."},
@@ -159,12 +159,12 @@ def _cancel(shop: Shop, number: str, order: Order, random: np.random.Generator) 
     )
 
 
-def _return(shop: Shop, number: str, order: Order, random: np.random.Generator) -> Wish:
+def _return(shop: Shop, number: str, order: Order, random: np.random.Generator) -> CustomerRequest:
     age = int(random.integers(1, 2 * RETURN_DAYS, endpoint=True))
     order.status, order.delivered_day = "delivered", shop.today - age
     item = order.items[0]
     allowed = age <= RETURN_DAYS
-    return Wish(
+    return CustomerRequest(
         text=f"I want to return the {item.product} that I ordered.",
         action="return",
         change=ToolCall("return_item", {"order": number, "sku": item.sku}) if allowed else None,
@@ -172,14 +172,14 @@ def _return(shop: Shop, number: str, order: Order, random: np.random.Generator) 
     )
 
 
-def _exchange(shop: Shop, number: str, order: Order, random: np.random.Generator) -> Wish:
+def _exchange(shop: Shop, number: str, order: Order, random: np.random.Generator) -> CustomerRequest:
     order.status, order.delivered_day = "pending", None
     item = order.items[0]
     others = [sku for sku, each in shop.variants.items() if each.product == item.product and sku != item.sku]
     sku = str(random.choice(others))
     new = shop.variants[sku]
     change = ToolCall("exchange_item", {"order": number, "sku": item.sku, "new_sku": sku}) if new.stock else None
-    return Wish(
+    return CustomerRequest(
         text=f"I want to exchange the {item.product} that I ordered for another variant.",
         action="exchange",
         answers={"variant": f"The {new.variant} one, please."},
@@ -189,11 +189,11 @@ def _exchange(shop: Shop, number: str, order: Order, random: np.random.Generator
     )
 
 
-def _move(shop: Shop, number: str, order: Order, random: np.random.Generator) -> Wish:
+def _move(shop: Shop, number: str, order: Order, random: np.random.Generator) -> CustomerRequest:
     order.status, order.delivered_day = str(random.choice(["pending", "shipped"])), None
     address = draw_address(random)
     pending = order.status == "pending"
-    return Wish(
+    return CustomerRequest(
         text="I want an order to be sent to another address.",
         action="address",
         answers={"address": f"The new address is {address}"},
@@ -202,11 +202,11 @@ def _move(shop: Shop, number: str, order: Order, random: np.random.Generator) ->
     )
 
 
-def _total(shop: Shop, number: str, order: Order, random: np.random.Generator) -> Wish:
-    return Wish(text="I want to know how much I paid for an order in all.", facts=(str(order.total()),))
+def _total(shop: Shop, number: str, order: Order, random: np.random.Generator) -> CustomerRequest:
+    return CustomerRequest(text="I want to know how much I paid for an order in all.", facts=(str(order.total()),))
 
 
-KINDS: Mapping[str, Callable[[Shop, str, Order, np.random.Generator], Wish]] = {
+KINDS: Mapping[str, Callable[[Shop, str, Order, np.random.Generator], CustomerRequest]] = {
     "cancel": _cancel,
     "return": _return,
     "exchange": _exchange,

@@ -14,9 +14,9 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ToolCall
-from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, as_text, responses
-from antiphon.tasks.tool_calls import TOOL_FORMATS, without_thought
-from antiphon_envs.tool_user.cases import TOPICS, Case, Customer, draw_case, is_told
+from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, render_result, render_tool_responses
+from antiphon.tasks.tool_calls import TOOL_FORMATS, strip_thinking
+from antiphon_envs.tool_user.cases import TOPICS, Case, Customer, draw_case, mentions_fact
 from antiphon_envs.tool_user.shop import CHANGES, READS, RULES, Shop
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -72,12 +72,12 @@ class ToolUser:
         if problems:
             return self._turn(" ".join(problems), -self._penalty, valid=False, before=before)
         if not calls:
-            return self._turn(f"Customer: {self._say(case, without_thought(content))}", 0.0, valid=True, before=before)
+            return self._turn(f"Customer: {self._say(case, strip_thinking(content))}", 0.0, valid=True, before=before)
         results = [self._call(case, call) for call in calls if not self._ended]
         if self._ended:
             return self._judge(case)
         valid = all(worked for _, worked in results)
-        return self._turn(responses([text for text, _ in results]), 0.0, valid=valid, before=before)
+        return self._turn(render_tool_responses([text for text, _ in results]), 0.0, valid=valid, before=before)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -131,7 +131,7 @@ class ToolUser:
 
     def _say(self, case: Case, message: str) -> str:
         """The customer's answer."""
-        self._told.update(fact for fact in case.wish.facts if is_told(fact, message))
+        self._told.update(fact for fact in case.wish.facts if mentions_fact(fact, message))
         answer = self._customer.answer(message)
         self._confirmed = self._customer.agreed
         return answer
@@ -152,7 +152,7 @@ class ToolUser:
         elif call.name in CHANGES:
             self._confirmed = False
             self._changes.append(call)
-        return as_text(result), True
+        return render_result(result), True
 
     def _objection(self, call: ToolCall) -> str:
         """Which rule the call breaks; empty if none. `ToolError` if it cannot be called so at all."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.bm25 import Index, words_of
+from antiphon.tasks.environments.bm25 import Index, tokenize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Catalogue:
 
     def nouns(self, title: str) -> frozenset[str]:
         """The nouns of a title."""
-        return self._nouns.intersection(words_of(title))
+        return self._nouns.intersection(tokenize(title))
 
     def goal(self, seed: int) -> Goal:
         """What the customer of this seed wants."""
@@ -266,7 +266,7 @@ CATALOGUES: Mapping[str, tuple[Callable[[int, int], Catalogue], int]] = {"full":
 
 
 @functools.lru_cache(maxsize=8)
-def catalogue(name: str, products: int, seed: int) -> Catalogue:
+def load_catalogue(name: str, products: int, seed: int) -> Catalogue:
     """The catalogue called `name`, with so many products (0: as many as it has by default). Made once in a process."""
     if name not in CATALOGUES:
         raise ConfigError(f"size={name!r}: valid are {', '.join(CATALOGUES)}")

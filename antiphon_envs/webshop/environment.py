@@ -10,9 +10,9 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.registry import import_path
-from antiphon.tasks.environments.actions import chosen, extract_answer
-from antiphon_envs.webshop.catalogue import Goal, Product, catalogue
-from antiphon_envs.webshop.reward import Nouns, fuzzy, judge
+from antiphon.tasks.environments.actions import extract_answer, match_action
+from antiphon_envs.webshop.catalogue import Goal, Product, load_catalogue
+from antiphon_envs.webshop.reward import Nouns, import_rapidfuzz, score_purchase
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -43,8 +43,8 @@ class WebShop:
         costs `format_penalty`. `nouns`, `package.module:function`, finds the nouns of a title."""
         if turns < 1:
             raise ConfigError(f"turns={turns}: a visit has at least 1")
-        fuzzy()  # or an error now, not at the end
-        self._shop = catalogue(size, products, shop)
+        import_rapidfuzz()  # or an error now, not at the end
+        self._shop = load_catalogue(size, products, shop)
         self._brief = size == "tiny"
         self._per_page = 3 if self._brief else 10
         self._nouns: Nouns = import_path(nouns, "nouns") if nouns else self._shop.nouns
@@ -69,7 +69,7 @@ class WebShop:
         if read[1].lower() == "search":
             valid = self._search(read[2])
         else:
-            button = chosen(read[2], self._buttons())
+            button = match_action(read[2], self._buttons())
             if button == BUY:
                 return self._buy(self._goal)
             valid = button is not None
@@ -149,7 +149,7 @@ class WebShop:
 
     def _buy(self, goal: Goal) -> Step:
         assert self._product is not None
-        verdict = judge(goal, self._product, self._chosen, self._nouns, self._shop.colours)
+        verdict = score_purchase(goal, self._product, self._chosen, self._nouns, self._shop.colours)
         self._left = 0
         info = self._info(valid=True, effective=True) | {"success": verdict.value == 1.0, "parts": asdict(verdict)}
         return f"Bought. Reward: {verdict.value:.2f}", verdict.value, True, False, info

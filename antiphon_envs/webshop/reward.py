@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 from antiphon_envs.webshop.catalogue import Goal, Product
 
 CLOSE = 85  # of 100: texts that are more alike than this are the same
@@ -20,7 +20,7 @@ Nouns = Callable[[str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PurchaseScore:
     """The reward and its parts."""
 
     value: float
@@ -35,18 +35,18 @@ class Verdict:
     """Whether it was low enough."""
 
 
-def judge(
+def score_purchase(
     goal: Goal, product: Product, chosen: Mapping[str, str], nouns: Nouns, colours: Sequence[str] = ()
-) -> Verdict:
+) -> PurchaseScore:
     """The verdict on buying `product` with the options `chosen`."""
     kind = type_reward(goal.product, product, nouns)
     attributes = sum(_has(product, attribute) for attribute in goal.attributes)
-    bought = [normal_colour(value, colours) for value in chosen.values()]
-    wanted = [normal_colour(value, colours) for value in goal.options.values()]
+    bought = [normalize_color(value, colours) for value in chosen.values()]
+    wanted = [normalize_color(value, colours) for value in goal.options.values()]
     options = sum(any(similarity(mine, value) > CLOSE for mine in bought) for value in wanted)
     price = product.price_with(chosen) <= goal.price_upper
     share = (attributes + options + price) / (len(goal.attributes) + len(wanted) + 1)
-    return Verdict(value=kind * share, type=kind, attributes=attributes, options=options, price=price)
+    return PurchaseScore(value=kind * share, type=kind, attributes=attributes, options=options, price=price)
 
 
 def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
@@ -63,18 +63,18 @@ def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
 
 def similarity(first: str, second: str) -> int:
     """How alike two texts are as sets of words, from 0 to 100: `token_set_ratio` of thefuzz, which rounds that of rapidfuzz."""
-    rapidfuzz = fuzzy()
+    rapidfuzz = import_rapidfuzz()
     first, second = (rapidfuzz.utils.default_process(text.translate(_LATIN_1)) for text in (first, second))
     return round(rapidfuzz.fuzz.token_set_ratio(first, second))
 
 
 @functools.cache
-def fuzzy() -> Any:
+def import_rapidfuzz() -> Any:
     """The package `rapidfuzz`; `ConfigError` if it is not installed."""
-    return extra("rapidfuzz", "WebShop's reward")
+    return import_optional("rapidfuzz", "WebShop's reward")
 
 
-def normal_colour(value: str, colours: Sequence[str]) -> str:
+def normalize_color(value: str, colours: Sequence[str]) -> str:
     """The first of `colours` that occurs in the value; the value itself if none does.
 
     >>> normal_colour("dark green", ("blue", "green"))

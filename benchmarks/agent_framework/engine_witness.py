@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.streams import MIXED_CACHE
-from antiphon.core.types import FinishReason, GenerateRequest
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest
 from antiphon.engines.base import Delta
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder

@@ -6,7 +6,7 @@ from typing import Any
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import environment_factory
-from antiphon.tasks.environments.turns import TurnGame
+from antiphon.tasks.environments.turns import TurnBasedGame
 from antiphon.tasks.splits import split_of
 
 LAYOUT = str.maketrans("PXS√", "__GG")  # what moves, and what is under it
@@ -35,7 +35,7 @@ def moves(split: str, mistakes: float = 0.25, **games: Mapping[str, Any]) -> Ite
                 over = terminated or truncated
 
 
-def _begun(game: str, options: Mapping[str, Any], seed: int) -> tuple[TurnGame, str]:
+def _begun(game: str, options: Mapping[str, Any], seed: int) -> tuple[TurnBasedGame, str]:
     """The game that attempts at the prompt with this seed play, and its first board."""
     world: Any = environment_factory(game, options)(Prompt(id="", task="", messages=(), seed=seed))
     return world, world.reset(derive(seed, "environment"))[0]

@@ -10,14 +10,15 @@ import torch
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import WeightsError, WorkerDied
-from antiphon.weights.base import BUCKET_BYTES, TransferContext, channel
+from antiphon.weights.base import TransferContext, open_channel
+from antiphon.weights.manifest import BUCKET_BYTES
 
 
 class Sending:
     """A sender here, receivers in processes."""
 
     def __init__(self, tmp_path, cluster, receivers):
-        self.sender = channel(TransferContext(tmp_path, "distributed"))
+        self.sender = open_channel(TransferContext(tmp_path, "distributed"))
         self.cluster = cluster
         self.receivers = [self.join(number) for number in range(receivers)]
         self.version = 0

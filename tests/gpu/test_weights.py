@@ -8,15 +8,15 @@ import torch
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import WeightsError
-from antiphon.weights.base import TransferContext, channel
-from antiphon.weights.tensors import digest_there
+from antiphon.weights.base import TransferContext, open_channel
+from antiphon.weights.digest import digest_on_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_changed(tmp_path):
     tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.arange(5.0))]
-    sender = channel(TransferContext(tmp_path, "device_memory"))
+    sender = open_channel(TransferContext(tmp_path, "device_memory"))
 
     async def main():
         cluster = LocalCluster(ClusterConfig(), tmp_path)
@@ -27,7 +27,7 @@ def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_chang
             for version in range(3):
                 named = [(name, (tensor + version).cuda()) for name, tensor in tensors]
                 update = sender.send(named, version)
-                expected = channel(TransferContext(tmp_path)).send(
+                expected = open_channel(TransferContext(tmp_path)).send(
                     [(name, tensor.cpu()) for name, tensor in named], version
                 )
                 here = cluster.spawn(f"reader-{version}", "tests.chaos.receivers:Receiver", "shared_memory")
@@ -44,4 +44,4 @@ def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_chang
 
 def test_the_digest_is_the_same_on_every_device():
     content = torch.randint(0, 256, (40_000_003,), dtype=torch.uint8)
-    assert digest_there(content) == digest_there(content.cuda())
+    assert digest_on_device(content) == digest_on_device(content.cuda())

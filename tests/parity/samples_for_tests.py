@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from antiphon.core.streams import Streams
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -11,6 +10,7 @@ from antiphon.core.types import (
     Sample,
     Score,
     Segment,
+    Streams,
     TrajectoryMeta,
     Turn,
 )

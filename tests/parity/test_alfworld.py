@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.textworld import TextWorld
-from antiphon_envs.alfworld.games import mixed, side_by_side
+from antiphon_envs.alfworld.games import compare_engines, mixed_policy
 from antiphon_envs.alfworld.rooms import TASK_TYPES, draw_household
 
 # The packages leave files open and warn of their own past.
@@ -23,7 +23,7 @@ pytestmark = [
 def test_both_engines_answer_alike(task_type: str) -> None:
     pytest.importorskip("alfworld")
     household = draw_household(generator(5, "parity"), [task_type], 10, 14)
-    exchanges = list(side_by_side(household, mixed(household, 5, expert=0.2)))
+    exchanges = list(compare_engines(household, mixed_policy(household, 5, expert=0.2)))
     assert len(exchanges) > 5
     for exchange in exchanges:
         assert exchange.ours == exchange.theirs, exchange.command

@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.core.streams import Streams
-from antiphon.core.types import Update
+from antiphon.core.types import Streams, Update
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from tests.parity.test_meshes import (
@@ -136,7 +135,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_deepspeed", CASES)
+    yield from kept(request, "parity_deepspeed", CASES, ("deepspeed", "pack_learner"))
 
 
 @pytest.mark.parametrize(("model", "ranks", "config"), CASES, ids=str)

@@ -9,8 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import pack_samples, split_packs, supervised_batch

@@ -74,7 +74,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_megatron", CASES)
+    yield from kept(request, "parity_megatron", CASES, ("megatron", "megatron_names", "pack_learner"))
 
 
 @pytest.mark.parametrize(("model", "mesh"), CASES, ids=str)

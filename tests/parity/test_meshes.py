@@ -26,14 +26,25 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import ConfigError, WeightsError
-from antiphon.core.streams import MIXED_CACHE, OLD_VALUE, REFERENCE_LOGPROBS, RETURNS, TEACHER_LOGPROBS, VALUES, Streams
-from antiphon.core.types import FinishReason, GenerateRequest, Sampling
+from antiphon.core.types import (
+    MIXED_CACHE,
+    OLD_VALUE,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    TEACHER_LOGPROBS,
+    VALUES,
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    Streams,
+)
 from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
-from antiphon.learning.stages import Step, annotate
-from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish, staging_dir
+from antiphon.learning.stages import annotate
+from antiphon.learning.step import Step
+from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish_checkpoint, staging_dir
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import start_models
 from antiphon.run.loop import make_step_pipeline
@@ -263,11 +274,12 @@ CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_meshes", CASES)
+    modules = ("torch_learner", "pack_learner", "mesh", "sharding", "pipeline", "ranks")
+    yield from kept(request, "parity_meshes", CASES, modules)
 
 
-def kept(request, result, cases):
-    """Deviations, written to a result when all cases have been tried."""
+def kept(request, result, cases, modules):
+    """Deviations, written to a result of these modules of `learning` when all cases have been tried."""
     found = {}
     yield found
     if request.config.getoption("--long") and len(found) == len(cases):
@@ -279,7 +291,8 @@ def kept(request, result, cases):
             for case, of in found.items()
             for name, value in of.items()
         }
-        write_result(result, {"fewest digits": min(digits.values())} | digits, command="make parity")
+        figures = {"fewest digits": min(digits.values())} | digits
+        write_result(result, figures, command="make parity", measures=[f"antiphon.learning.{name}" for name in modules])
 
 
 def deviations(ours, theirs):
@@ -433,7 +446,7 @@ async def steps_on(cluster, config, numbers, goes_on=None, into=None):
             ]
             step = Step(number=number, version=number - 1, samples=paid, training=training)
             await annotate(step)
-            said = [sample.streams.named(name) for sample in step.flat for name in SAID]
+            said = [sample.streams[spec] for sample in step.flat for spec in SAID]
             for stage in training.stages[1:]:
                 await stage(step)
             kept = {name: value for name, value in step.metrics.items() if not name.endswith(OF_PACKS)}
@@ -459,7 +472,7 @@ async def from_mesh_to_mesh(model, first, then, place):
 
 
 OF_PACKS = ("seconds", "/tokens")  # what depends on how samples are packed
-SAID = (VALUES, REFERENCE_LOGPROBS.name, TEACHER_LOGPROBS.name)
+SAID = (VALUES, REFERENCE_LOGPROBS, TEACHER_LOGPROBS)
 OF_ROLES = [
     ({"tensor": 2}, {"critic": {"shard": 2}, "reference": {"pipeline": 2}, "teacher": {}}),
     ({}, {"critic": {"context": 2}, "reference": {"tensor": 2}, "teacher": {"shard": 2}}),
@@ -613,7 +626,7 @@ def test_each_rank_writes_its_share_of_one_model(bench, models, tmp_path, model,
         assert max(most for _, most in cut) <= 2, (
             "tensors whole at once, on any rank: the thread of a collective may have the last one yet"
         )
-        publish(aside, directory, {})
+        publish_checkpoint(aside, directory, {})
     files = sorted(last.glob("*.safetensors"))
     sizes = [file.stat().st_size for file in files]
     assert len(files) == 4 and max(sizes) < 1.5 * sum(sizes) / 4 and min(sizes) > 0.5 * sum(sizes) / 4

@@ -8,8 +8,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.streams import ROUTED_EXPERTS, Streams
-from antiphon.core.types import GenerateRequest, Sampling
+from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.batch import build_batch, pack_samples, split_packs

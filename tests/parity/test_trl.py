@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
-from antiphon.core.streams import REFERENCE_LOGPROBS, Streams
 from antiphon.core.types import (
+    REFERENCE_LOGPROBS,
     AttemptId,
     AttemptStatus,
     PolicyVersion,
@@ -22,6 +22,7 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    Streams,
     TrainBatch,
     TrajectoryMeta,
     Turn,

@@ -91,8 +91,14 @@ class Disk:
                 (target / name).write_bytes(self.files.get(child, b""))
 
 
-def watched(program: str, *arguments: str) -> dict[str, Disk]:
-    """Run Python code, which may call `mark(name)`; what was on disk at each mark, and at its `end`."""
+def watched(program: str, *arguments: str, latency: float = 0.0) -> dict[str, Disk]:
+    """Run Python code, which may call `mark(name)`; what was on disk at each mark, and at its `end`.
+
+    Args:
+        program: The code.
+        arguments: Of the program, in `sys.argv` from 1.
+        latency: Seconds that the disk takes for each fsync.
+    """
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     path = [str(Path(__file__).parents[2])]
@@ -103,7 +109,7 @@ def watched(program: str, *arguments: str) -> dict[str, Disk]:
         os.close(writing)
         with ours:
             _, (listener,), _, _ = socket.recv_fds(ours, 1, 1)
-        while _serve(listener, reading, disk, moments):
+        while _serve(listener, reading, disk, moments, latency):
             pass
         os.close(listener)
         os.close(reading)
@@ -111,21 +117,27 @@ def watched(program: str, *arguments: str) -> dict[str, Disk]:
     return {**moments, "end": disk}
 
 
-def _serve(listener: int, marks: int, disk: Disk, moments: dict[str, Disk]) -> bool:
+def _serve(listener: int, marks: int, disk: Disk, moments: dict[str, Disk], latency: float) -> bool:
     """One question or mark, marks first; False when the program has ended."""
     poll = select.poll()
     poll.register(marks, select.POLLIN)
     poll.register(listener, select.POLLIN)
     ready = dict(poll.poll())
     if ready.get(marks, 0) & select.POLLIN:
-        for name in os.read(marks, 4096).decode().split():
-            moments[name] = disk.copy()
+        _mark(marks, disk, moments)
         return True
     if ready.get(listener, 0) & select.POLLIN:
         question = bytearray(QUESTION.size)
         fcntl.ioctl(listener, RECEIVE, question)
         number, pid, _, _, _, _, descriptor, *_ = QUESTION.unpack(question)
+        if select.select([marks], [], [], latency)[0]:  # while the disk is at work
+            _mark(marks, disk, moments)
         disk.synced(f"/proc/{pid}/fd/{descriptor}")
         fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(number, 0, 0, CONTINUE)))
         return True
     return False
+
+
+def _mark(marks: int, disk: Disk, moments: dict[str, Disk]) -> None:
+    for name in os.read(marks, 4096).decode().split():
+        moments[name] = disk.copy()

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
-from antiphon.record.checkpoint import list_checkpoints, newest_checkpoint, verify
+from antiphon.record.checkpoint import list_checkpoints, newest_checkpoint, verify_checkpoint
 from tests.system.disk import SUPPORTED, watched
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="hears system calls of Linux on x86_64 and aarch64")
@@ -17,20 +17,20 @@ LEDGER = """
 import asyncio
 from pathlib import Path
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store
+from antiphon.record.ledger import Ledger, LedgerStore
 from antiphon.core.types import *
 import numpy as np
 from tests.unit.record.test_ledger import told, trajectory
 piece = Segment(tokens=np.arange(4, dtype=np.int32), loss_mask=np.ones(4, bool), logprobs=np.zeros(4, np.float32),
                 versions=np.zeros(4, np.int32), turns=())
 async def main():
-    ledger = Ledger(Store(Path(sys.argv[1])), Events())
+    ledger = Ledger(LedgerStore(Path(sys.argv[1])), Events())
     told(ledger)
-    await ledger.durable(ledger.heard)
+    await ledger.wait_durable(ledger.sequence_number)
     mark("first")
-    ledger.start(AttemptId(0, 1, 0), PolicyVersion(0, 0))
-    ledger.play(trajectory(AttemptId(0, 1, 0), piece))
-    await ledger.durable(ledger.heard)
+    ledger.add_attempt(AttemptId(0, 1, 0), PolicyVersion(0, 0))
+    ledger.add_trajectory(trajectory(AttemptId(0, 1, 0), piece))
+    await ledger.wait_durable(ledger.sequence_number)
     mark("second")
     await ledger.close()
 asyncio.run(main())
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_was_made_is_whole(tmp_path):
         left = moments[moment].lay_out(run, tmp_path / moment)
         found = newest_checkpoint(left / "checkpoints", lambda text: pytest.fail(text))
         assert found is not None and found.name == name
-        verify(found)
+        verify_checkpoint(found)
 
 
 TRAIN = """
@@ -104,5 +104,28 @@ def test_a_whole_run_is_left_by_a_crash_at_its_end(project, tmp_path):
         place.name for place in list_checkpoints(run / "checkpoints")
     ]
     for place in list_checkpoints(left / "checkpoints"):
-        verify(place)
+        verify_checkpoint(place)
     assert not audit(left).violations
+
+
+STAGE = """
+import __main__
+async def begin(step):
+    __main__.mark(f"step-{step.number}")
+"""
+
+
+def test_what_is_trained_on_is_on_a_slow_disk_before(project, tmp_path):
+    """A step that did not wait for its trajectories would begin while the disk is still at work on them."""
+    (project.folder / "probe.py").write_text(STAGE)
+    stages = ["probe:begin", "annotate", "rewards", "advantages", "update_critics", "update_actor"]
+    path = project.config(steps=3, learner={"stages": stages}, checkpoint={"every": 100})
+    moments = watched(TRAIN, str(path), latency=0.1)
+    run = project.folder / "runs" / "run"
+    trained = "SELECT grp, sibling FROM attempts WHERE step = ?"
+    graded = "SELECT grp, sibling FROM attempts WHERE score IS NOT NULL"
+    for step in (1, 2, 3):
+        left = moments[f"step-{step}"].lay_out(run, tmp_path / f"left-{step}")
+        with closing(sqlite3.connect(run / "ledger.db")) as all_, closing(sqlite3.connect(left / "ledger.db")) as then:
+            wanted = set(all_.execute(trained, (step,)))
+            assert len(wanted) == 8 and wanted <= set(then.execute(graded)), step

@@ -16,15 +16,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
-from antiphon.core.streams import MIXED_CACHE
-from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.core.types import (
+    MIXED_CACHE,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    WeightsUpdate,
+)
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.engines.worker import WorkerEngine
 from antiphon.run.device_assignment import ENGINE_WORKER
 from antiphon.simulate import clock
 from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
-from antiphon.weights.base import TransferContext, channel
+from antiphon.weights.base import TransferContext, open_channel
 from tests.servers import InferenceServer, sglang, vllm
 
 SLOTS = 2
@@ -54,7 +61,7 @@ class Processes:
         self.folder = folder
         self._runner = runner
         self._cluster: LocalCluster | None = None
-        self._engine: WorkerEngine | None = None
+        self._engine: RemoteEngine | None = None
         self._models: dict[int, PreTrainedModel] = {}
         self.model(0).save_pretrained(folder / "model")
         characters = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(VOCABULARY)}, "!"))
@@ -99,7 +106,7 @@ class Processes:
         self._cluster = LocalCluster(ClusterConfig(), self.folder)
         config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
         args = (self.kind, str(self.folder / "model"), config, "shared_memory")
-        return WorkerEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
+        return RemoteEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
 
     def kill(self, engine) -> None:
         engine.kill()
@@ -113,7 +120,7 @@ class Processes:
         yield self._engine
 
     def update(self, version: int) -> WeightsUpdate:
-        return channel(TransferContext(self.folder)).send(self.model(version).named_parameters(), version)
+        return open_channel(TransferContext(self.folder)).send(self.model(version).named_parameters(), version)
 
     def spoilt(self, engine, version: int) -> WeightsUpdate:
         good = self.update(version)
@@ -141,7 +148,7 @@ class Server(Processes):
             self._server = self._serve()
         options = {"urls": [self._server.url], "flavour": self.flavour}
         config = EngineConfig(kind="server", slots=SLOTS, options=options)
-        return ServerEngine(config.servers, 0, self.folder / "model", config, "shared_memory")
+        return ServerEngine(config.server_options, 0, self.folder / "model", config, "shared_memory")
 
     def kill(self, engine) -> None:
         self._server.kill()
@@ -462,7 +469,7 @@ def test_a_mixture_of_experts_is_published(mixture):
                     for name, tensor in mixture.model(1).named_parameters()
                     if "1.mlp.experts" not in name
                 ]
-                await engine.load(channel(TransferContext(mixture.folder)).send(some, 2), OnUpdate.RECOMPUTE)
+                await engine.load(open_channel(TransferContext(mixture.folder)).send(some, 2), OnUpdate.RECOMPUTE)
 
     played = main()
     if mixture.kind == "server":  # on a CPU
@@ -480,7 +487,7 @@ async def test_weights_that_are_not_all_there_are_refused(world, engine):
     whole = list(world.model(1).named_parameters())
     for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
         with pytest.raises(WeightsError):
-            await engine.load(channel(TransferContext(world.folder)).send(part, 1), OnUpdate.RECOMPUTE)
+            await engine.load(open_channel(TransferContext(world.folder)).send(part, 1), OnUpdate.RECOMPUTE)
         assert engine.version == 0
         asked = request(f"r{number}")
         await engine.load(world.update(number + 2), OnUpdate.RECOMPUTE)

@@ -28,13 +28,13 @@ from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.record.events import Events
-from antiphon.rollout.agents import FunctionAgent, play
+from antiphon.rollout.agents import FunctionAgent, run_agent
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Model
 from antiphon.run.device_assignment import EngineStarter
 from antiphon.run.launch import start_engines
-from antiphon.service.model_server import configured, serve
+from antiphon.service.model_server import load_serving_config, serve
 from antiphon.tasks.rendering import Renderer
 
 pytestmark = pytest.mark.system
@@ -265,11 +265,11 @@ def captured(directory, agents):
         starter = EngineStarter(cluster, "engine", directory, EngineConfig(slots=4, device="cpu"))
         try:
             pool, longest = await start_engines(starter, rollout, deadlines, Events(), print)
-            model = Model(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
+            model = ServedModel(generate=pool.generate, tokenizer=Renderer(directory), max_length=longest)
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)
                 playing = [
-                    play(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
+                    run_agent(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
                     for n, agent in enumerate(agents)
                 ]
                 return await asyncio.gather(*playing)
@@ -309,7 +309,7 @@ def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
     )
     done = project.run("train", config)
     assert done.returncode == 0, done.stderr
-    target, settings = configured(str(project.folder / "runs" / "run"), None, ["port=0", "engine.threads=2"])
+    target, settings = load_serving_config(str(project.folder / "runs" / "run"), None, ["port=0", "engine.threads=2"])
     assert target.endswith("step_000001")
     assert (settings.engine.slots, settings.engine.threads, settings.engine.device) == (3, 2, "cpu")
     announced = []
@@ -328,6 +328,6 @@ def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
 
 def test_what_cannot_be_served_is_said(tmp_path):
     with pytest.raises(ConfigError, match="a function that makes a model"):
-        configured("mytask:build", None, [])
+        load_serving_config("mytask:build", None, [])
     with pytest.raises(DataError, match=r"no tokenizer\.json"):
-        serve(str(tmp_path), configured(str(tmp_path), None, ["port=0"])[1], "sesame-1", print)
+        serve(str(tmp_path), load_serving_config(str(tmp_path), None, ["port=0"])[1], "sesame-1", print)

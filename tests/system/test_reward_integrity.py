@@ -15,11 +15,20 @@ import numpy as np
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import Completion, FinishReason, GenerateRequest, IntArray, Message, PolicyVersion, Prompt
+from antiphon.core.types import (
+    MIXED_CACHE,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    IntArray,
+    Message,
+    PolicyVersion,
+    Prompt,
+    Streams,
+)
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
-from antiphon.record.resume import begin
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.resume import open_first_lineage
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.scheduler import Scheduler
@@ -117,8 +126,8 @@ async def grade_and_train(folder, address):
         timeout=240,
         sampling={"max_tokens": 4},
     )
-    deadlines, store = Deadlines(), Store(folder)
-    begin(store)
+    deadlines, store = Deadlines(), LedgerStore(folder)
+    open_first_lineage(store)
     ledger = Ledger(store, Events(), run=run_synchronously)
     async with RewardRouter(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), deadlines) as graders:
         episodes = EpisodeRunner(
@@ -145,14 +154,14 @@ async def grade_and_train(folder, address):
             trained = []
             for _ in range(STEPS):
                 groups = await scheduler.next_step()
-                await scheduler.recorded()
+                await scheduler.wait_durable()
                 trained += [trajectory.meta.score.value for group in groups for trajectory in group.trajectories]
                 scheduler.publish()
                 scheduler.admit()
             scheduler.stop()
             return trained
 
-        trained = await run_supervised((ledger.watch(),), train)
+        trained = await run_supervised((ledger.commit_on_request(),), train)
         await ledger.close()
         store.close()
         return trained, scheduler.failures, graders.stats

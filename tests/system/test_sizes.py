@@ -18,8 +18,9 @@ from transformers import (
 
 from antiphon.core.config import load
 from antiphon.core.errors import ConfigError, UnsupportedError
-from antiphon.run.config import RunConfig, count_parameters
-from antiphon.simulate.devices import DEVICES, Device, drawn, find_device
+from antiphon.run.config import RunConfig
+from antiphon.run.model_files import count_parameters
+from antiphon.simulate.devices import DEVICES, Device, find_device, resolve_on_devices
 from antiphon.simulate.planner import predict
 from antiphon.simulate.sizes import (
     Architecture,
@@ -28,9 +29,9 @@ from antiphon.simulate.sizes import (
     device_memory,
     engine_memory,
     estimate,
+    find_misfits,
     inspect,
     learner_memory,
-    misfits,
     passing_needs,
 )
 
@@ -126,19 +127,19 @@ def test_a_cache_takes_what_there_is_or_all_that_it_may_need():
     assert engine_memory(MODEL, native, SMALL)["KV cache, at most"] == slots * longest * size
     room = int(SMALL.memory * 0.9) - 3_600_000
     assert engine_memory(MODEL, vllm, SMALL) == {"weights": 3_600_000, "KV cache, at most": room}
-    assert list(misfits(MODEL, config("learner.tokens_per_pack=16", "learner.logits_chunk=8"), SMALL)) == []
+    assert list(find_misfits(MODEL, config("learner.tokens_per_pack=16", "learner.logits_chunk=8"), SMALL)) == []
     assert re.fullmatch("each device of an engine: needs 1 GiB, .*", *misfits_of(native))
     (line,) = misfits_of(config("rollout.sampling.max_tokens=9000000", "engine.max_length=0"))
     assert line.startswith("each device of an engine, for one sequence of the longest: needs 9 GiB")
 
 
 def misfits_of(run):
-    return [line for line in misfits(MODEL, run, SMALL) if "engine" in line]
+    return [line for line in find_misfits(MODEL, run, SMALL) if "engine" in line]
 
 
 def test_a_learner_that_does_not_fit_is_a_line_with_both_numbers():
     model, run = inspect(config("learner.mesh={shard: 4}")), config("learner.gradient_checkpointing=false")
-    lines = list(misfits(model, run, DEVICES["h100"]))
+    lines = list(find_misfits(model, run, DEVICES["h100"]))
     need = device_memory(model, run, DEVICES["h100"])["learner, all"] / 2**30
     assert f"each learner rank: needs {need:,.0f} GiB, and there are 75" in lines
 
@@ -184,7 +185,7 @@ def test_models_on_meshes_of_their_own_are_planned_so():
     need = device_memory(MODEL, alone, SMALL)["each critic rank"]
     assert need > 4 * held
     small = Device(operations=1e12, read=1e12, memory=need - 1, link=1e11, network=1e10)
-    assert any(line.startswith("each critic rank: needs") for line in misfits(MODEL, alone, small))
+    assert any(line.startswith("each critic rank: needs") for line in find_misfits(MODEL, alone, small))
 
 
 def test_a_plan_is_refused_where_the_mesh_cannot_divide_the_model():
@@ -216,12 +217,12 @@ def test_a_published_device_is_named_or_the_others_are():
 )
 def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, overrides, message):
     with pytest.raises(ConfigError) as refused:
-        drawn(config(*overrides, recipe=recipe), "h100")
+        resolve_on_devices(config(*overrides, recipe=recipe), "h100")
     assert message in str(refused.value)
 
 
 def test_engines_of_vllm_take_turns_with_what_trains_on_gpus():
-    found = drawn(config("placement.engine=gpu:0-3"), "h100")
+    found = resolve_on_devices(config("placement.engine=gpu:0-3"), "h100")
     assert found.lent["engine"] == {0, 1, 2, 3}
 
 
@@ -230,13 +231,13 @@ def test_the_recipes_for_clusters_can_be_planned(recipe):
     run = config(recipe=recipe)
     gpus = int(re.search(r"_(\d+)gpu", recipe).group(1))
     device = DEVICES["h200" if gpus == 1024 else "h100"]
-    placement = drawn(run, "h100")
+    placement = resolve_on_devices(run, "h100")
     used = {
         (place.node, gpu) for role in ("learner", "engine") for place in placement.places[role] for gpu in place.gpus
     }
     assert len(used) == gpus
     model = inspect(run)
-    assert list(misfits(model, run, device)) == []
+    assert list(find_misfits(model, run, device)) == []
     lent = len(placement.lent.get("engine", ()))
     assert lent == (8 if "colocated" in recipe else 0)
     small = run.model_copy(update={"rollout": run.rollout.model_copy(update={"groups_per_step": 8})})

@@ -22,7 +22,7 @@ def server(vllm_python, wide_model, tmp_path_factory):
 
 def opened(server, model, **options) -> ServerEngine:
     config = EngineConfig(kind="server", options={"urls": [server.url], **options})
-    return ServerEngine(config.servers, 0, model, config, "shared_memory")
+    return ServerEngine(config.server_options, 0, model, config, "shared_memory")
 
 
 def train(project, python, rollout, **sections):

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "antiphon"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = sorted(
     path
-    for folder in ("antiphon", "tests", "recipes", "benchmarks", "docs")
+    for folder in ("antiphon", "tests", "recipes", "benchmarks", "docs", "tools")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".md", ".yaml", ".toml", ".sh"}
 ) + [path for name in ("Makefile", "pyproject.toml", "README.md", ".ci/run") if (path := ROOT / name).exists()]

@@ -4,7 +4,6 @@ One `step`: seat queued requests in free slots; plan what to compute (`plan`); r
 (`attention`); draw a token for every sequence that is ready (`sampling`); report. `load` comes between two steps.
 """
 
-import heapq
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,9 +18,14 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Routers, find_routers
 from antiphon.core.errors import StateError, WeightsError
-from antiphon.core.streams import MIXED_CACHE, ROUTED_EXPERTS, Streams, StreamSpec
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate
-from antiphon.engines.base import Delta, WeightsUpdate, require_runnable
+from antiphon.core.types import (
+    MIXED_CACHE,
+    ROUTED_EXPERTS,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+)
+from antiphon.engines.base import Delta, WeightsUpdate, validate_request
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.attention import KVCache, flat_batch
 from antiphon.engines.native.models import end_tokens, longest, prepare
@@ -29,6 +33,7 @@ from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
+from antiphon.engines.request_queue import Continuation, RequestQueue
 from antiphon.engines.stops import Decoder, StopRule, finish_reasons
 
 _FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)]  # of one token
@@ -78,39 +83,28 @@ class NativeEngine:
         self._table = SlotTable(config.slots, self.max_length)
         self._cache: KVCache | None = KVCache(config.slots)
         self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
-        self._queue: list[tuple[int, int, str]] = []  # heap of (priority, order, request id)
-        self._queued: dict[str, GenerateRequest] = {}  # what of the heap was not aborted
-        self._order = 0
-        self._slots: dict[str, int] = {}
         self._rules: dict[int, StopRule] = {}
         self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
-        self._draining: WeightsUpdate | None = None
+        self._queue: RequestQueue[int] = RequestQueue(  # of a running request it keeps the slot
+            config.slots, start=self._start, stop=self._release, emit=lambda delta: self._outbox.append(delta)
+        )
         self._broken = False
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. `RequestError` if it cannot be run here, `StateError` if its id is in use."""
-        if request.id in self._slots or request.id in self._queued:
-            raise StateError(f"request {request.id!r} is already running")
-        require_runnable(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        heapq.heappush(self._queue, (request.priority, self._order, request.id))
-        self._queued[request.id] = request
-        self._order += 1
+        validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
+        self._queue.add(request)
 
     def abort(self, request: str) -> None:
         """End a request; the next step returns its last delta. Unknown ids are ignored."""
-        if self._queued.pop(request, None) is None:
-            slot = self._slots.get(request)
-            if slot is None:
-                return
-            self._release(slot)
-        self._outbox.append(Delta.empty(request, finish=FinishReason.ABORT))
+        self._queue.abort(request)
 
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
-        return bool(self._outbox or self._draining or (self._cache and (self._slots or self._queued)))
+        return bool(self._outbox) or self._queue.busy
 
     # --- weights and memory --------------------------------------------------------------------------------------------
 
@@ -123,34 +117,31 @@ class NativeEngine:
         """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
         comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: then weights
         are half written, and `step` refuses until a load succeeds."""
-        if mode is OnUpdate.DRAIN and self._slots:
-            self._draining = update
-        else:
+        if self._queue.begin_update(update, mode):
             self._swap(update, mode)
 
     def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        self._draining, self._broken = None, True
+        self._broken = True
         copy_weights(self.model, self._receive(update))
         self._broken = False
         self.version = update.version
         self._epoch += 1
         self.counters.loads += 1
         table = self._table
-        running = np.flatnonzero(table.active)
-        if mode is OnUpdate.KEEP:
-            table.epoch[running] = np.where(table.cached[running] > 0, MIXED, self._epoch)
-            return
-        table.forget(running, self._epoch)
-        if mode is OnUpdate.RESTART:
-            for slot in running[table.length[running] > table.prompt[running]].tolist():
+        for slot, continuation in self._queue.continue_running(mode, table.progress):
+            if continuation is Continuation.KEEP_CACHE:
+                table.epoch[slot] = MIXED
+                continue
+            table.forget(slot, self._epoch)
+            if continuation is Continuation.RESTART:
                 table.length[slot] = table.prompt[slot]
-                self._outbox.append(Delta.empty(table.requests[slot].id, restarted=True))
 
     def sleep(self) -> None:
         """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
         running; queued ones wait until `wake`."""
-        if self._slots:
-            raise StateError(f"the engine cannot sleep: {len(self._slots)} requests are running")
+        if running := len(self._queue.running):
+            raise StateError(f"the engine cannot sleep: {running} requests are running")
+        self._queue.hold("asleep")
         self._cache = None
         self._table.cached[:] = 0
         self._move(torch.device("cpu"))
@@ -161,6 +152,7 @@ class NativeEngine:
         """Take the device again."""
         self._move(self._home)
         self._cache = self._cache or KVCache(self._config.slots)
+        self._queue.release("asleep")
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
@@ -176,7 +168,7 @@ class NativeEngine:
         deltas, self._outbox = self._outbox, []
         self._finish_draining()
         if self._cache is not None:
-            self._admit()
+            self._queue.admit()
             with torch.inference_mode():
                 plan = plan_step(self._table, self._cache, self._config.prefill_tokens, self._epoch)
                 if not plan.empty:
@@ -187,19 +179,14 @@ class NativeEngine:
         return deltas
 
     def _finish_draining(self) -> None:
-        if self._draining is not None and not self._slots:
-            self._swap(self._draining, OnUpdate.DRAIN)
+        if (update := self._queue.take_drained()) is not None:
+            self._swap(update, OnUpdate.DRAIN)
 
-    def _admit(self) -> None:
-        while self._queue and len(self._slots) < self._config.slots and self._draining is None:
-            _, _, name = heapq.heappop(self._queue)
-            request = self._queued.pop(name, None)
-            if request is None:
-                continue  # aborted while it was queued
-            slot = self._slots[name] = self._table.admit(request, self._epoch)
-            rule = StopRule.of(request)
-            if rule is not None:
-                self._rules[slot] = rule
+    def _start(self, request: GenerateRequest) -> int:
+        slot = self._table.admit(request, self._epoch)
+        if (rule := StopRule.of(request)) is not None:
+            self._rules[slot] = rule
+        return slot
 
     def _advance(self, plan: Plan, cache: KVCache) -> list[Delta]:
         table = self._table
@@ -283,6 +270,7 @@ class NativeEngine:
         ]
         for slot, reason in zip(slots.tolist(), reasons, strict=True):
             if reason is not None:
+                self._queue.finish(table.requests[slot].id)
                 self._release(slot)
         self.counters.sampled_tokens += len(slots)
         return deltas
@@ -293,7 +281,7 @@ class NativeEngine:
         return rule is not None and rule.ends(completion, self._tokenizer)
 
     def _release(self, slot: int) -> None:
-        del self._slots[self._table.release(slot).id]
+        self._table.release(slot)
         self._rules.pop(slot, None)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.core.types import GenerateRequest
+from antiphon.engines.request_queue import Progress
 
 Indices = NDArray[np.int64]
 
@@ -113,7 +114,11 @@ class SlotTable:
         best = int(shared.argmax())
         return Match(int(among[best]), int(shared[best]))
 
-    def forget(self, slots: Indices, epoch: int) -> None:
-        """Drop the cache of active `slots`: their tokens are to be computed again, by the weights of `epoch`."""
-        self.cached[slots] = 0
-        self.epoch[slots] = epoch
+    def progress(self, slot: int) -> Progress:
+        """Return how far the request in a slot is."""
+        return Progress(sampled=bool(self.length[slot] > self.prompt[slot]), cached=bool(self.cached[slot] > 0))
+
+    def forget(self, slot: int, epoch: int) -> None:
+        """Drop the cache of an active slot: its tokens are to be computed again, by the weights of `epoch`."""
+        self.cached[slot] = 0
+        self.epoch[slot] = epoch

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.core.errors import WeightsError
-from antiphon.weights.tensors import threads
+from antiphon.weights.digest import copy_threads
 
 AHEAD = 8  # tensors that wait to be copied, at most
 
@@ -35,7 +35,7 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
             if own.is_cuda:
                 own.detach().copy_(tensor)
                 continue
-            copies.append(threads().submit(own.detach().copy_, tensor))
+            copies.append(copy_threads().submit(own.detach().copy_, tensor))
             if len(copies) > AHEAD:
                 copies.popleft().result()
     finally:  # after a failure, too: a copy that ends later would write into the next update

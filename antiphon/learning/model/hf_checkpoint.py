@@ -13,7 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from antiphon.learning.model import lora
 from antiphon.record.run_dir import write_json
-from antiphon.weights.tensors import NamedTensors
+from antiphon.weights.manifest import NamedTensors
 
 State = dict[str, torch.Tensor]
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
-from antiphon.weights.adapters import with_adapter
+from antiphon.weights.adapters import merge_adapter
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def merge_adapters(state: dict[str, torch.Tensor], scale: float) -> dict[str, to
     for name, tensor in state.items():
         if f".{NAME}." not in name:
             weight = base_name(name)
-            found[weight] = with_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
+            found[weight] = merge_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
     return found
 
 

@@ -7,8 +7,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from antiphon.algorithms.losses import value_loss
 from antiphon.core.errors import UnsupportedError
-from antiphon.core.streams import OLD_VALUE, RETURNS
-from antiphon.core.types import Pack
+from antiphon.core.types import OLD_VALUE, RETURNS, Pack
 from antiphon.learning.config import CriticConfig, LearnerConfig
 from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model.loading import load_model

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from antiphon.algorithms.config import DistillationConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
-from antiphon.core.streams import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Streams, StreamSpec
-from antiphon.core.types import Pack
+from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner

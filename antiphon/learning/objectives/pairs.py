@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import PreferenceConfig
 from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
-from antiphon.core.streams import PAIR, REFERENCE_LOGPROBS
-from antiphon.core.types import Pack
+from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner

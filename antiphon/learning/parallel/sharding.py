@@ -37,7 +37,7 @@ from antiphon.learning.model.loading import allocate, decoder_layers
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.parallel.experts import dispatch_to_experts
 from antiphon.learning.parallel.pipeline import Pipeline
-from antiphon.weights.tensors import TensorSpec
+from antiphon.weights.manifest import TensorSpec
 
 T = TypeVar("T")
 PipelineForward = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack

@@ -9,6 +9,10 @@ from antiphon.core.types import Completion, Message
 
 T = TypeVar("T")
 
+# Codes of refusals that end a conversation.
+CONTEXT_LENGTH = "context_length_exceeded"
+MAX_TURNS = "max_turns"
+
 
 class Refused(Exception):
     """A request that cannot be answered; `status` is HTTP's, `code` what clients look at to tell the reason."""

@@ -18,7 +18,8 @@ from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway import anthropic, openai
 from antiphon.rollout.gateway.chat import Refused, Reply, parse_object
-from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, Guest, Model, Session
+from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, Session, UnrecordedClient
 
 LARGEST = 64 << 20  # bytes of a request
 PING_SECONDS = 10.0  # between signs of life while a reply is made; clients take a minute of silence for an end
@@ -31,7 +32,7 @@ BACKLOG = 4096  # connections that may wait to be accepted: agents all start at 
 class Gateway:
     """Serves a model to attempts and guests. Use as `async with Gateway(model) as gateway`."""
 
-    def __init__(self, model: Model, *, seed: int = 0, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, model: ServedModel, *, seed: int = 0, host: str = "127.0.0.1", port: int = 0) -> None:
         """`seed` is the run's. Port 0 takes any that is free."""
         self.model = model
         self.address = ""
@@ -76,9 +77,9 @@ class Gateway:
         session.end()
         return session.captured()
 
-    def invite(self, token: str) -> str:
+    def issue_key(self, token: str) -> str:
         """Let in who uses the model and has this token."""
-        return self._admit(token, Guest(self.model))
+        return self._admit(token, UnrecordedClient(self.model))
 
     @property
     def open_keys(self) -> int:

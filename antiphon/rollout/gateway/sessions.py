@@ -1,7 +1,7 @@
 """From a request to its replies: who asks decides how tokens are drawn and what is kept of them.
 
-An `Attempt` is played by an agent: tokens are drawn as the run's configuration says, and all are kept. A `Guest` uses a
-model: its own settings hold, and nothing is kept.
+An `Attempt` is run by an agent: tokens are sampled as the run's configuration says, and all are recorded. An
+`UnrecordedClient` uses a model: its own settings hold, and nothing is kept.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.errors import AntiphonError, DataError, RequestError, UnsupportedError
 from antiphon.core.rng import derive
@@ -28,54 +28,18 @@ from antiphon.core.types import (
     Segment,
     ToolCall,
 )
-from antiphon.engines.base import Delta, require_runnable
-from antiphon.rollout.gateway.capture import Capture, Counts, Draft, Tokenizer
-from antiphon.rollout.gateway.chat import Chat, Refused, Reply
+from antiphon.engines.base import validate_request
+from antiphon.rollout.gateway.capture import Capture, Counts, Draft
+from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, Chat, Refused, Reply
 from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop
+from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
 
 Tell = Callable[[str], None]
-LIMITS = ("context_length_exceeded", "max_turns")  # codes of refusals that end a conversation
 PENALTIES = ("presence_penalty", "frequency_penalty")
 _POSITIVE = 2**63 - 1
 _ANY_TOKEN = 1 << 31  # what a vocabulary does not reach; its end is known to the engines
 _NAME = "ANTIPHONNAME"  # of a tool that there is not
-
-
-class Generate(Protocol):
-    """What the gateway needs of `EnginePool.generate`."""
-
-    async def __call__(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None = None) -> Completion:
-        """Run one request to its end; `on_delta` is told of tokens as they come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What answers: engines, and how their model reads and writes."""
-
-    generate: Generate
-    tokenizer: Tokenizer
-    max_length: int
-    """Most tokens of a prompt and its reply together."""
-    tools: str = "hermes"
-    """The format of tool calls, see `tasks.tool_calls`."""
-    name: str = "policy"
-
-    def pieces(self, tokens: IntArray) -> list[str]:
-        """The text of each token; of special tokens it is empty."""
-        return [self.tokenizer.decode(tokens[at : at + 1]) for at in range(len(tokens))]
-
-    def room(self, prompt: IntArray) -> int:
-        """Tokens that are left for a reply, at least one. `Refused` for a prompt that is empty or too long."""
-        if not len(prompt):
-            raise Refused("messages: there is nothing in them: the prompt has no tokens", code="empty_prompt")
-        if (room := self.max_length - len(prompt)) < 1:
-            raise Refused(
-                f"prompt is too long: {len(prompt)} tokens > {self.max_length - 1} maximum; "
-                f"this model's maximum context length is {self.max_length} tokens",
-                code=LIMITS[0],
-            )
-        return room
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -96,7 +60,7 @@ class Session(ABC):
     refusals: tuple[type[AntiphonError], ...] = (RequestError,)
     """Errors of engines that say that a request is invalid."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self.model = model
         self._format: type[ToolFormat] = TOOL_FORMATS.resolve(model.tools)
         self._numbers = itertools.count()  # of requests
@@ -129,7 +93,7 @@ class Session(ABC):
         requests = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
         try:
             for request in requests[:1]:  # the others differ in their seeds
-                require_runnable(request, self.model.max_length, _ANY_TOKEN, decodes=True)
+                validate_request(request, self.model.max_length, _ANY_TOKEN, decodes=True)
         except RequestError as error:
             raise Refused(str(error)) from error
         return Asked(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
@@ -235,7 +199,7 @@ class Attempt(Session):
 
     def __init__(
         self,
-        model: Model,
+        model: ServedModel,
         prompt: Prompt,
         attempt: AttemptId,
         started: PolicyVersion,
@@ -278,7 +242,7 @@ class Attempt(Session):
         try:
             return super().ask(chat)
         except Refused as error:
-            self._truncated = self._truncated or error.code in LIMITS
+            self._truncated = self._truncated or error.code in (CONTEXT_LENGTH, MAX_TURNS)
             raise
 
     def sampling(self, chat: Chat, room: int) -> Sampling:
@@ -298,7 +262,7 @@ class Attempt(Session):
         """See `Session.request`."""
         number = next(self._numbers)
         if self._max_turns and number >= self._max_turns:
-            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, LIMITS[1])
+            raise Refused(f"the attempt has had its {self._max_turns} turns", 403, MAX_TURNS)
         seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
         return GenerateRequest(
             id=f"{self._name}/{number}",
@@ -333,12 +297,12 @@ class Attempt(Session):
             raise
 
 
-class Guest(Session):
+class UnrecordedClient(Session):
     """Who uses a model. May ask many things at once."""
 
     refusals = (RequestError, UnsupportedError)  # a client chooses its sampling, which an engine may not support
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         super().__init__(model)
         self._name = f"guest-{secrets.token_hex(4)}"  # each has requests with ids of its own
 

@@ -33,7 +33,7 @@ GEM_NAMES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """What clients of ROCK and GEM call some of these environments, with the options that GEM registers."""
 
 
-def needs(name: str) -> tuple[str, ...]:
+def required_options(name: str) -> tuple[str, ...]:
     """What the environment called `name` cannot be made without: options, or `prompt`."""
     parameters = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.values()
     named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))

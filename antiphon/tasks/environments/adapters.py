@@ -20,7 +20,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.registry import import_path
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.actions import chosen, extract_answer
+from antiphon.tasks.environments.actions import extract_answer, match_action
 from antiphon.tasks.environments.options import require, require_number, require_whole
 
 StateKey = Literal["observation", "history"]
@@ -186,7 +186,7 @@ class Gymnasium:
     def _read(self, action: str) -> Any:
         if self._words is None:
             return action if self._world.action_space.contains(action) else None
-        word = chosen(action, self.actions())
+        word = match_action(action, self.actions())
         return None if word is None else self._first + self._words.index(word)
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 
 _WORD = re.compile(r"\w+")
 STOP_WORDS = frozenset(
@@ -20,8 +20,8 @@ class Index:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        bm25s = extra("bm25s", "search")
-        words = [words_of(text) for text in texts]
+        bm25s = import_optional("bm25s", "search")
+        words = [tokenize(text) for text in texts]
         self._size = len(texts)
         self._known = frozenset().union(*words)
         self._bm25 = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
@@ -30,7 +30,7 @@ class Index:
 
     def search(self, query: str, most: int) -> list[int]:
         """The numbers of at most so many texts that share a word with `query`, best first; of equals, the first."""
-        words = [word for word in words_of(query) if word in self._known]
+        words = [word for word in tokenize(query) if word in self._known]
         if not words:
             return []
         scores = self._bm25.get_scores(words)
@@ -38,7 +38,7 @@ class Index:
         return [int(number) for number in best if scores[number] > 0]
 
 
-def words_of(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The words of a text by which it is found.
 
     >>> words_of("The mug, in Dark Blue")

@@ -6,7 +6,7 @@ from typing import Any
 from antiphon.core.errors import ConfigError
 
 
-def extra(package: str, purpose: str) -> Any:
+def import_optional(package: str, purpose: str) -> Any:
     """The package of this name, of the extra `envs`; `ConfigError` if it is not installed."""
     try:
         return importlib.import_module(package)

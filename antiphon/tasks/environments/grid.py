@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from antiphon.tasks.environments.actions import chosen, extract_answer
+from antiphon.tasks.environments.actions import extract_answer, match_action
 from antiphon.tasks.environments.options import require, require_whole
-from antiphon.tasks.environments.turns import TurnGame
+from antiphon.tasks.environments.turns import TurnBasedGame
 
 DIRECTIONS = ("up", "down", "left", "right")
 
@@ -31,7 +31,7 @@ def direction_words(environment: str, words: Words) -> dict[str, str]:
 
 
 @dataclass(kw_only=True, eq=False)
-class GridGame(TurnGame):
+class GridGame(TurnBasedGame):
     """A game on a board, in which the policy moves one cell at a time.
 
     An action says one direction, or several with commas between. If any of it cannot be read, or there are more than
@@ -76,7 +76,9 @@ class GridGame(TurnGame):
 
     def _read(self, action: str) -> list[str]:
         """Directions; none if any part of the action is not one of the words, or there are too many."""
-        parts = [chosen(part, self._by_word) for part in extract_answer(action).split(",", maxsplit=self.most_actions)]
+        parts = [
+            match_action(part, self._by_word) for part in extract_answer(action).split(",", maxsplit=self.most_actions)
+        ]
         readable = [self._by_word[word] for word in parts if word is not None]
         return readable if len(readable) == len(parts) <= self.most_actions else []
 

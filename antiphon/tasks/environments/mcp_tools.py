@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from antiphon.core.errors import StallError, WorkerDied
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 from antiphon.tasks.environments.toolbox import Tool, ToolError
 
 PATIENCE = 60.0  # seconds that a server may take to start
@@ -31,7 +31,7 @@ class McpServer:
     when nobody waits for it any more."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._mcp = extra("mcp", "an MCP server")
+        self._mcp = import_optional("mcp", "an MCP server")
         self._command = tuple(command)
         self._client: Future[Any] = Future()
         self._loop = asyncio.new_event_loop()
@@ -151,7 +151,7 @@ class McpServer:
 
 async def _call(command: Sequence[str], name: str, seconds: float, /, **arguments: Any) -> str:
     """Call a tool of the server that runs now."""
-    return await server(command).call(name, arguments, seconds)
+    return await get_server(command).call(name, arguments, seconds)
 
 
 def _read(future: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
@@ -175,7 +175,7 @@ _RUNNING: set[McpServer] = set()  # those that are asked no more, too
 _LOCK = threading.Lock()
 
 
-def server(command: Sequence[str]) -> McpServer:
+def get_server(command: Sequence[str]) -> McpServer:
     """The running server of this command and its arguments; it is started if there is none."""
     with _LOCK:
         if (key := tuple(command)) not in _SERVERS:

@@ -141,7 +141,7 @@ def _facts(seed: int) -> Mapping[str, Mapping[str, str]]:
 
 
 @functools.lru_cache(maxsize=64)
-def corpus(seed: int) -> tuple[list[str], Index]:
+def build_corpus(seed: int) -> tuple[list[str], Index]:
     """The documents of made-up facts about people, companies and towns of a seed, shuffled, and their index."""
     documents = set()
     for fact in _facts(seed).values():

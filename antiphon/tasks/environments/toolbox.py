@@ -67,7 +67,7 @@ class Toolbox:
     def describe(self) -> str:
         """The tools and how they are called, for the policy."""
         lines = [
-            as_text({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
+            render_result({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
             for tool in self.tools.values()
         ]
         return "\n".join(("You can call functions:", "<tools>", *lines, "</tools>", self.format.explain()))
@@ -81,12 +81,12 @@ class Toolbox:
         return tool.call(**call.arguments)
 
 
-def as_text(result: Any) -> str:
+def render_result(result: Any) -> str:
     """A result as the policy reads it: text as it is, all else as JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-def responses(texts: Sequence[str]) -> str:
+def render_tool_responses(texts: Sequence[str]) -> str:
     """Results of calls, in the order of the calls, as Hermes and Qwen are told them."""
     return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 

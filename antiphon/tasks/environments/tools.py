@@ -17,10 +17,10 @@ from antiphon.core.types import Prompt, ToolCall
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.bm25 import Index
-from antiphon.tasks.environments.mcp_tools import server
-from antiphon.tasks.environments.tool_problems import corpus
-from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, as_text, responses
-from antiphon.tasks.tool_calls import TOOL_FORMATS, without_thought
+from antiphon.tasks.environments.mcp_tools import get_server
+from antiphon.tasks.environments.tool_problems import build_corpus
+from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError, render_result, render_tool_responses
+from antiphon.tasks.tool_calls import TOOL_FORMATS, strip_thinking
 
 TOOLS = Registry(
     "tool",
@@ -78,7 +78,7 @@ class ToolUse:
 
     async def reset(self, seed: int) -> Reset:
         """Begin; the seed changes nothing."""
-        remote = await server(self._mcp).tools(self._seconds) if self._mcp else []
+        remote = await get_server(self._mcp).tools(self._seconds) if self._mcp else []
         self._box = Toolbox([*self._tools, *remote], self._format)
         return TASK.format(tools=self._box.describe()), self._info(valid=True, effective=True)
 
@@ -94,7 +94,9 @@ class ToolUse:
         results = [await self._call(box, call) for call in calls]
         self._last = [text for text, _ in results]
         worked = any(worked for _, worked in results)
-        return self._turn(responses(self._last), 0.0, valid=all(worked for _, worked in results), effective=worked)
+        return self._turn(
+            render_tool_responses(self._last), 0.0, valid=all(worked for _, worked in results), effective=worked
+        )
 
     def close(self) -> None:
         """Nothing is held: a server goes on for the next episode."""
@@ -121,7 +123,7 @@ class ToolUse:
         self._calls.append(call)
         try:
             result = box.call(call)
-            text, worked = as_text(await result if inspect.isawaitable(result) else result), True
+            text, worked = render_result(await result if inspect.isawaitable(result) else result), True
         except ToolError as error:
             text, worked = f"error: {error}", False
         more = len(text) - self._output
@@ -137,7 +139,7 @@ class ToolUse:
         info = self._info(valid=True, effective=True)
         if self._answer is None:
             return "", 0.0, True, False, info
-        right = _plain(extract_answer(without_thought(content))) == _plain(self._answer)
+        right = _plain(extract_answer(strip_thinking(content))) == _plain(self._answer)
         return "", float(right), True, False, info | {"success": right}
 
     def _begun(self) -> Toolbox:
@@ -159,7 +161,7 @@ def search_tool(prompt: Prompt) -> Tool:
         documents = [str(document) for document in payload["documents"]]
         index = Index(documents)
     else:
-        documents, index = corpus(int(payload.get("corpus", 0)))
+        documents, index = build_corpus(int(payload.get("corpus", 0)))
 
     def search(query: str) -> str:
         """Find documents that have words of the query."""

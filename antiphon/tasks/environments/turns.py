@@ -10,7 +10,7 @@ from antiphon.tasks.environments.options import require_number, require_whole
 
 
 @dataclass(kw_only=True, eq=False)
-class TurnGame(ABC):
+class TurnBasedGame(ABC):
     """A game whose whole state the policy sees. A turn is one call of `step`.
 
     What cannot be read or is not allowed does nothing, and costs the turn and `format_penalty`. Games end with `terminated`

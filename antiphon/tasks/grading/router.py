@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
-from antiphon.tasks.base import MARK, AsyncReward, Generate, Transcript, Unreachable, as_score
+from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, Unreachable, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading.pool import Gpus, GradingPool, GradingStats, Named
 from antiphon.tasks.grading.worker import marked, one_line
@@ -212,5 +212,5 @@ class RewardRouter:
         """The score, marked if the task's reward may not give it."""
         least, most = self._ranges.get(task, (-math.inf, math.inf))
         if score.value is not None and not least <= score.value <= most:
-            return replace(score, parts={**score.parts, MARK + "out_of_range": 1.0})
+            return replace(score, parts={**score.parts, FLAG_PREFIX + "out_of_range": 1.0})
         return score

@@ -23,7 +23,7 @@ import msgspec
 from antiphon.core.config import set_visible_gpus
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
-from antiphon.tasks.reward_checks.reward_hacking_signals import suspicions
+from antiphon.tasks.reward_checks.reward_hacking_signals import flag_response
 from antiphon.tasks.rewards import build_group_reward, build_reward
 
 HEADER = struct.Struct("!I")
@@ -145,7 +145,7 @@ def _together(
 
 def marked(score: Score, prompt: Prompt, transcript: Transcript) -> Score:
     """The score, with what is suspicious about the response among its parts."""
-    found = suspicions(prompt, transcript.response)
+    found = flag_response(prompt, transcript.response)
     return replace(score, parts={**score.parts, **found}) if found else score
 
 

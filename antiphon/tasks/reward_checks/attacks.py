@@ -29,7 +29,7 @@ class Attack:
     response: str
 
 
-def attacks(prompt: Prompt) -> Iterator[Attack]:
+def generate_attacks(prompt: Prompt) -> Iterator[Attack]:
     """Yield the attacks that a prompt allows on its reward."""
     payload = named_payload(prompt)
     question = "\n".join(message.content for message in prompt.messages if message.role == "user")

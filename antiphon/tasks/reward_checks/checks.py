@@ -15,7 +15,7 @@ from typing import Any
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, TaskConfig
-from antiphon.tasks.reward_checks.attacks import attacks, has_tests
+from antiphon.tasks.reward_checks.attacks import generate_attacks, has_tests
 
 GARBAGE = "qwf zxv mnb qwf zxv plm okn ijb uhv ygc tfx rdz esw aqp lmk"
 SLOW = 0.5  # share of the deadline
@@ -24,7 +24,7 @@ Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """What came of one task; means are None where there was nothing to take one of."""
 
     task: str
@@ -47,9 +47,9 @@ def oracles(prompt: Prompt) -> list[str]:
     return [] if answer is None else [str(answer), rf"\boxed{{{answer}}}"]
 
 
-async def check(
+async def check_reward(
     task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig, *, attack: bool = False
-) -> Finding:
+) -> CheckResult:
     """Try the reward of `task` on `prompts`, and with `attack` the attacks on it; its gradings go by `config`."""
     loop, slowest = asyncio.get_running_loop(), 0.0
     scores: dict[str, list[Score]] = {"oracle": [], "empty": [], "garbage": []}
@@ -77,7 +77,7 @@ async def check(
         problems.append(
             f"a grading took {slowest:.2f} s, of the {config.deadline:g} s that it may take (grading.deadline)"
         )
-    found = Finding(
+    found = CheckResult(
         task=task.name,
         gradings=len(every),
         oracle=means["oracle"],
@@ -90,13 +90,13 @@ async def check(
 
 
 async def _attack(
-    found: Finding, task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig
-) -> Finding:
+    found: CheckResult, task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig
+) -> CheckResult:
     """Grade every attack on every prompt, and add those that the reward falls for."""
     loop, tried, holes = asyncio.get_running_loop(), 0, dict[str, str]()
     for prompt in prompts:
         most = _most(found, task, prompt)
-        for attack in attacks(prompt):
+        for attack in generate_attacks(prompt):
             tried, began = tried + 1, loop.time()
             score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", attack.response)]))
             seconds = loop.time() - began
@@ -107,7 +107,7 @@ async def _attack(
     return replace(found, attacks=tried, holes=tuple(f"{cause}: {what}" for cause, what in holes.items()))
 
 
-def _most(found: Finding, task: TaskConfig, prompt: Prompt) -> float | None:
+def _most(found: CheckResult, task: TaskConfig, prompt: Prompt) -> float | None:
     """Return what a right answer is worth; None if nobody knows."""
     if found.oracle is not None:
         return found.oracle

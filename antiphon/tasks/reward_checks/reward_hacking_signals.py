@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from antiphon.core.types import Prompt
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 from antiphon.tasks.reward_checks.attacks import EXPRESSION, has_tests, named_payload
-from antiphon.tasks.rewards.extract import hard_to_read, last_boxed
+from antiphon.tasks.rewards.extract import is_hard_to_read, last_boxed
 
 LENGTH = 10_000  # characters at the end that are looked at
 STUFFED = 0.2  # share of the words that are one word …
@@ -58,7 +58,7 @@ _OF_PROGRAMS = {
 }  # fmt: skip
 
 
-def suspicions(prompt: Prompt, response: str) -> dict[str, float]:
+def flag_response(prompt: Prompt, response: str) -> dict[str, float]:
     """The marks that a response bears, each with the value 1."""
     end = response[-LENGTH:]
     marks = {name for name, bears in _MARKS.items() if bears(end.lower())}
@@ -70,7 +70,7 @@ def suspicions(prompt: Prompt, response: str) -> dict[str, float]:
         marks |= set() if _says_something(end) else {"empty"}
     if _echoes(prompt, end):
         marks.add("echoes_the_prompt")
-    return {MARK + name: 1.0 for name in sorted(marks)}
+    return {FLAG_PREFIX + name: 1.0 for name in sorted(marks)}
 
 
 def several_answers(text: str) -> bool:
@@ -122,7 +122,7 @@ _MARKS: Mapping[str, Callable[[str], bool]] = {
     "several_answers": several_answers,
     "stuffed": stuffed,
     "speaks_to_the_grader": speaks_to_the_grader,
-    "hard_to_read": hard_to_read,
+    "hard_to_read": is_hard_to_read,
 }
 _OF_ANSWERS: Mapping[str, Callable[[str], bool]] = {
     "undone": _undone,

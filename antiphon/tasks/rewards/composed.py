@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from antiphon.core.config import Config
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt, Score, ScoreStatus
-from antiphon.tasks.base import MARK, Transcript, as_score
+from antiphon.tasks.base import FLAG_PREFIX, Transcript, as_score
 from antiphon.tasks.rewards import build_reward
 
 
@@ -58,7 +58,7 @@ class Composition:
         total = sum(factor * values[name] for name, factor in factors.items())
         paid = [[factors[name] * reward for reward in scores[name].turns] for name in counts]
         inner = {
-            part if part.startswith(MARK) else f"{name}/{part}": value
+            part if part.startswith(FLAG_PREFIX) else f"{name}/{part}": value
             for name, score in scores.items()
             for part, value in score.parts.items()
         }

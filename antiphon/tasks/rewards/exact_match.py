@@ -2,7 +2,7 @@
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
+from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
 
 
 def exact_match(
@@ -15,10 +15,10 @@ def exact_match(
 ) -> Score:
     """Compare the response with the payload's `answer`, spaces at the ends aside: all of it, or with `pattern`, a
     regular expression, what its last match captures."""
-    expected = right_answer(prompt, answer).strip()
+    expected = ground_truth(prompt, answer).strip()
     given = last_match(pattern, transcript.response)
     if given is None:
-        return wrong("nothing in the response matches the pattern")
+        return zero_score("nothing in the response matches the pattern")
     if ignore_case:
         expected, given = expected.casefold(), given.casefold()
     return Score.of(given == expected)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from antiphon.core.types import Prompt, Score, ScoreStatus
 
 
-def right_answer(prompt: Prompt, key: str) -> str:
+def ground_truth(prompt: Prompt, key: str) -> str:
     """The payload's `key` as text. `ValueError` if there is none: there is nothing to judge by."""
     if not isinstance(prompt.payload, Mapping) or prompt.payload.get(key) is None:
         raise ValueError(f"the payload of prompt {prompt.id} has no {key!r}")
@@ -57,7 +57,7 @@ LONGEST_STATEMENT = 1_000  # characters
 _MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
 
 
-def statements(text: str) -> list[str]:
+def answer_statements(text: str) -> list[str]:
     r"""What the response says is its answer, from the last to the first: the content of its last `\boxed{…}`, and what follows
     "answer is", "answer:" (or option, choice) or "####", up to the end of the sentence or the line."""
     place, content = _last_box(text)
@@ -72,7 +72,7 @@ def _sentence(text: str, start: int) -> str:
     return re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip()
 
 
-def wrong(detail: str) -> Score:
+def zero_score(detail: str) -> Score:
     """A response that was judged, and is worth nothing."""
     return Score(status=ScoreStatus.SCORED, value=0.0, detail=detail)
 
@@ -83,6 +83,6 @@ _HARD_TO_READ = re.compile(  # with one class of characters to begin with, by wh
 )
 
 
-def hard_to_read(text: str) -> bool:
+def is_hard_to_read(text: str) -> bool:
     """Numbers of hundreds of digits, brackets in brackets, towers of powers: what costs a grader its time."""
     return _HARD_TO_READ.search(text) is not None

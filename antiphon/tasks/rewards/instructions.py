@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from antiphon.tasks.rewards.languages import LANGUAGES, language_of
+from antiphon.tasks.rewards.languages import LANGUAGES, detect_language
 
 Check = Callable[..., bool]
 CHECKS: dict[str, Check] = {}
@@ -77,19 +77,19 @@ def response_language(response: str, *, language: str) -> bool:
     """The response is in the language of that ISO 639-1 code; see `languages` for what cannot be told."""
     if language not in LANGUAGES:
         raise ValueError(f"language {language!r} cannot be recognised; these can: {', '.join(sorted(LANGUAGES))}")
-    return language_of(response) == language
+    return detect_language(response) == language
 
 
 @_check("change_case:english_capital")
 def english_capital(response: str) -> bool:
     """English, without a small letter."""
-    return response.isupper() and language_of(response) == "en"
+    return response.isupper() and detect_language(response) == "en"
 
 
 @_check("change_case:english_lowercase")
 def english_lowercase(response: str) -> bool:
     """English, without a capital letter."""
-    return response.islower() and language_of(response) == "en"
+    return response.islower() and detect_language(response) == "en"
 
 
 @_check("change_case:capital_word_frequency")

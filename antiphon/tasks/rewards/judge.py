@@ -13,9 +13,9 @@ from typing import Any, Literal
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.engines.openai import NoReply, OpenAIChat
+from antiphon.engines.openai import ChatRequestFailed, OpenAIChatClient
 from antiphon.tasks.base import Generate, Transcript, Unreachable
-from antiphon.tasks.rewards.extract import right_answer
+from antiphon.tasks.rewards.extract import ground_truth
 
 RUBRIC = "Judge how correct, complete and helpful the response is."
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -58,7 +58,7 @@ class Judge:
         """The verdict; `Unreachable` if the judge does not reply."""
         before, response = _split(transcript)
         if self._reference:
-            return await self._compare(before, response, right_answer(prompt, self._reference))
+            return await self._compare(before, response, ground_truth(prompt, self._reference))
         how = f"a number from {self._low:g}, the worst, to {self._high:g}, the best"
         said = await self._verdict({"conversation": before, "response": response}, how, _NUMBER)
         if said is None or not self._low <= float(said) <= self._high:
@@ -114,7 +114,9 @@ class _Remote:
         timeout: float = 60.0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._chat = OpenAIChat(address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout)
+        self._chat = OpenAIChatClient(
+            address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout
+        )
         self._settings = {"temperature": 0.0, **(settings or {})}
         self.close = self._chat.close
 
@@ -122,7 +124,7 @@ class _Remote:
         sent = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return await self._chat(sent, **self._settings)
-        except NoReply as error:
+        except ChatRequestFailed as error:
             raise Unreachable(f"the judge at {error}") from error
 
 

@@ -85,7 +85,7 @@ _LETTERS = {
 LANGUAGES = frozenset(["ja", "zh", *_ALONE.values(), *(language for words in _WORDS.values() for language in words)])
 
 
-def language_of(text: str) -> str | None:
+def detect_language(text: str) -> str | None:
     """The ISO 639-1 code of the language, or None if it cannot be told. The case of letters makes no difference."""
     text = unicodedata.normalize("NFC", text).lower()
     scripts = Counter(_script(letter) for letter in text if letter.isalpha())

@@ -13,7 +13,7 @@ from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import right_answer, statements, wrong
+from antiphon.tasks.rewards.extract import answer_statements, ground_truth, zero_score
 
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
 
@@ -27,12 +27,12 @@ def multiple_choice(
     options = _options(prompt, choices)
     right = _right(prompt, answer, options)
     alone = _alone((transcript.response.strip().splitlines() or [""])[-1], options)
-    for named in (alone, *(_named(statement, options) for statement in statements(transcript.response))):
+    for named in (alone, *(_named(statement, options) for statement in answer_statements(transcript.response))):
         if len(named) == 1:
             return Score.of(named == {right})
         if named:
-            return wrong(f"the response names {', '.join(sorted(named))}")
-    return wrong("the response names no option")
+            return zero_score(f"the response names {', '.join(sorted(named))}")
+    return zero_score("the response names no option")
 
 
 Options = Mapping[str, str]  # label to text; the text is empty where it is not known
@@ -48,7 +48,7 @@ def _options(prompt: Prompt, key: str) -> Options:
 
 
 def _right(prompt: Prompt, key: str, options: Options) -> str:
-    given: Any = right_answer(prompt, key).strip()
+    given: Any = ground_truth(prompt, key).strip()
     if isinstance(prompt.payload[key], int) and 0 <= prompt.payload[key] < len(options):
         return list(options)[prompt.payload[key]]
     named = {given} & options.keys() or _alone(given, options)

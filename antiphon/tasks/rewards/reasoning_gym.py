@@ -14,7 +14,7 @@ import reasoning_gym as gym
 
 from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import hard_to_read, last_match, wrong
+from antiphon.tasks.rewards.extract import is_hard_to_read, last_match, zero_score
 from antiphon.tasks.rewards.math.numeric import numeric
 
 LONGEST = 20_000  # characters of an answer, beside those of the right one
@@ -75,11 +75,11 @@ def reasoning_gym(
     long, or if nonsense would be paid as much."""
     given = last_match(pattern, transcript.response)
     if given is None:
-        return wrong("nothing in the response matches the pattern")
+        return zero_score("nothing in the response matches the pattern")
     row, right = prompt.payload, str(prompt.payload["answer"])
     name = row.get("metadata", {}).get("source_dataset", row["dataset"]["name"])
     if problem := _unreadable(given, right, name):
-        return wrong(problem)
+        return zero_score(problem)
     if name in _NUMBERS:
         plain = replace(prompt, payload={"answer": right})
         return numeric(plain, Transcript((Message("assistant", given),)), require_marker=False)
@@ -89,9 +89,9 @@ def reasoning_gym(
     except Exception as error:  # noqa: BLE001 - named boundary: the library's code, on a model's text
         if row["answer"] is not None:
             grader.score_answer(row["answer"], row)  # raises if the row is to blame
-        return wrong(f"the dataset's grader cannot read the answer: {type(error).__name__}")
+        return zero_score(f"the dataset's grader cannot read the answer: {type(error).__name__}")
     if value >= 1.0 and given.strip() != right and value <= grader.score_answer(NONSENSE, row):
-        return wrong("the dataset's grader pays for any answer, and this is not the right one")
+        return zero_score("the dataset's grader pays for any answer, and this is not the right one")
     return Score.of(value if partial_credit or value >= 1.0 else 0.0, partial=value)
 
 
@@ -99,7 +99,7 @@ def _unreadable(given: str, right: str, name: str) -> str:
     """Why the answer is not given to the dataset's grader; nothing if it is."""
     if len(given) > LONGEST + len(right):
         return f"the answer has {len(given)} characters"
-    if hard_to_read(given) and not hard_to_read(right):
+    if is_hard_to_read(given) and not is_hard_to_read(right):
         return "the answer takes long to read"
     if _SPECIAL.search(given) and not _SPECIAL.search(right):
         return "the answer is no number"

@@ -4,7 +4,7 @@ import re
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import right_answer
+from antiphon.tasks.rewards.extract import ground_truth
 
 
 def regex(
@@ -21,7 +21,7 @@ def regex(
 
     To compare what a pattern captures with an answer, use `exact_match`. `ValueError` for a pattern that is none.
     """
-    wanted = right_answer(prompt, key) if pattern is None else pattern
+    wanted = ground_truth(prompt, key) if pattern is None else pattern
     try:
         compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if ignore_case else re.NOFLAG))
     except re.error as error:

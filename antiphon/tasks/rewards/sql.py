@@ -15,7 +15,7 @@ from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import last_match, right_answer, wrong
+from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
 
 Row = tuple[Any, ...]
 
@@ -56,7 +56,7 @@ def sql(
     run, takes more than `steps` or finds more than `rows` is wrong. The part `databases` is the share of those it is right
     in. `ValueError` if the right query or a script fails, or if the right query finds nothing in any of them.
     """
-    right, scripts = right_answer(prompt, answer), _scripts(prompt, databases)
+    right, scripts = ground_truth(prompt, answer), _scripts(prompt, databases)
     query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
     ordered = orders(right)
     matches, found_any, problem = [], False, ""
@@ -75,7 +75,7 @@ def sql(
     if not found_any:
         raise ValueError(f"prompt {prompt.id}: the right query finds nothing in any database, as a wrong one may")
     if problem:
-        return wrong(problem)
+        return zero_score(problem)
     return Score.of(all(matches), databases=sum(matches) / len(matches))
 
 

@@ -5,7 +5,8 @@ import asyncio
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.stages import Step, StepPipeline, advantages, rewards
+from antiphon.learning.stages import advantages, rewards
+from antiphon.learning.step import Step, StepPipeline
 
 
 def taken_through(groups, estimate=None, **algorithm):

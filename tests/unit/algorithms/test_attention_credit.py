@@ -19,8 +19,17 @@ from antiphon.algorithms.attention_credit import (
     waad_deltas,
 )
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.core.streams import ATTENTION_RHYTHM, Streams
-from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Sample, Score, Segment, TrajectoryMeta
+from antiphon.core.types import (
+    ATTENTION_RHYTHM,
+    AttemptId,
+    AttemptStatus,
+    PolicyVersion,
+    Sample,
+    Score,
+    Segment,
+    Streams,
+    TrajectoryMeta,
+)
 
 # Few different values, so that equals are frequent; sixteenths, so that every sum is exact.
 sixteenths = st.integers(0, 12).map(lambda n: n / 16)

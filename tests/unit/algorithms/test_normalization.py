@@ -16,7 +16,7 @@ from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig
 from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Moments, trajectory_weights
-from antiphon.core.streams import VALUES, Streams, StreamSpec
+from antiphon.core.types import VALUES, Streams
 
 from .stages_for_tests import taken_through
 
@@ -166,9 +166,7 @@ def test_critics_that_agree_on_each_token_mask_none():
         [
             replace(
                 sample,
-                streams=Streams(
-                    {StreamSpec(VALUES, shape=(3,)): rng.normal(size=(51, 1)).astype(np.float32).repeat(3, axis=1)}
-                ),
+                streams=Streams({VALUES: rng.normal(size=(51, 1)).astype(np.float32).repeat(3, axis=1)}),
             )
             for sample in group
         ]

@@ -19,6 +19,7 @@ from antiphon.algorithms.config import (
     RhythmConfig,
 )
 from antiphon.algorithms.recipes import RECIPES
+from antiphon.core.types import TEACHER_LOGPROBS, VALUES
 
 
 @dataclass(frozen=True)
@@ -199,11 +200,12 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
         entropy_coefficient=0.1,
         streams=own,
     )
-    assert config.required_streams == frozenset(
+    assert {spec.name for spec in config.required_streams} == frozenset(
         name
         for name, needed in {
             "reference_logprobs": kl > 0,
             "proximal_logprobs": on and not interpolated,
+            "token_age": interpolated,
             "teacher_logprobs": teacher > 0,
             "values": advantage == "gae" or agreement > 0 or disagreement > 0 or own != (),
         }.items()
@@ -216,8 +218,8 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
 def test_masks_need_values_and_teachers_their_log_probs(agreement, disagreement, teacher):
     masks = {"agreement_mask": agreement, "disagreement_mask": disagreement, "entropy_coefficient": 0.1}
     needed = AlgorithmConfig(**masks, teacher_coefficient=teacher).required_streams
-    assert ("values" in needed) == (agreement + disagreement > 0)
-    assert ("teacher_logprobs" in needed) == (teacher > 0)
+    assert (VALUES in needed) == (agreement + disagreement > 0)
+    assert (TEACHER_LOGPROBS in needed) == (teacher > 0)
 
 
 def test_lists_of_lists_are_tuples():

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import total_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.testing import check_loss
-from antiphon.core.streams import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
+from antiphon.algorithms.total_loss import total_loss
+from antiphon.core.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
 
 FLAGS, TEACHER = StreamSpec("flags", "bool"), StreamSpec("teacher", "float32", (2,))
 

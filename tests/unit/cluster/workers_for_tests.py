@@ -73,9 +73,9 @@ class Weights(Worker):
     """An end of Ray's way of weights. What it needs is imported here, where another interpreter does not come."""
 
     def __init__(self) -> None:
-        from antiphon.weights.base import TransferContext, channel
+        from antiphon.weights.base import TransferContext, open_channel
 
-        self.channel = channel(TransferContext(Path(), "object_store"))
+        self.channel = open_channel(TransferContext(Path(), "object_store"))
 
     def send(self, version: int, length: int):
         import torch

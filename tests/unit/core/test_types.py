@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from antiphon.core.streams import Streams, StreamSpec
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -19,6 +18,8 @@ from antiphon.core.types import (
     Score,
     ScoreStatus,
     Segment,
+    Streams,
+    StreamSpec,
     TrainBatch,
     Trajectory,
     TrajectoryMeta,

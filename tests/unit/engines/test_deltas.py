@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import UnsupportedError
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import FinishReason, GenerateRequest, Sampling
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.engines.base import Delta
+from antiphon.engines.generation import Generation
 from antiphon.engines.server_protocols import DIALECTS
-from antiphon.engines.worker import Generation
 
 
 def apply(deltas):

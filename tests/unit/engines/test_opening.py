@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.engines.base import ENGINES
 from antiphon.engines.config import EngineConfig
-from antiphon.engines.worker import ENGINES
 
 
 def test_the_native_engine_has_no_options_of_its_own():

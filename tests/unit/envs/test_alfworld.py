@@ -17,9 +17,9 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments import environment_factory
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.games import digest
+from antiphon_envs.alfworld.games import digest_commands
 from antiphon_envs.alfworld.rooms import HOLDS, LAMP, TASK_TYPES, Household, draw_household, kind_of
-from antiphon_envs.alfworld.world import World
+from antiphon_envs.alfworld.world import HouseholdState
 
 TRANSCRIPTS = json.loads(Path(__file__).with_name("alfworld_transcripts.json").read_text())
 
@@ -102,7 +102,7 @@ def test_a_drawn_household_is_in_order_and_its_task_is_not_done(
         assert place in drawn.receptacles
         assert kind_of(name) == LAMP or kind_of(name) in HOLDS[kind_of(place)]
         assert (kind_of(name), kind_of(place)) != (drawn.object, drawn.receptacle)
-    assert not World(drawn).won()
+    assert not HouseholdState(drawn).won()
 
 
 def test_seeds_draw_all_task_types_and_only_those_wanted() -> None:
@@ -270,8 +270,8 @@ def test_it_answers_as_the_engine_of_alfworld_did(game: dict[str, Any]) -> None:
     world = AlfWorld(household=household, turns=len(game["steps"]))
     (_, first, _, admissible), *steps = game["steps"]
     observation, info = world.reset(0)
-    assert (observation, digest(info["admissible"])) == (first, admissible)
+    assert (observation, digest_commands(info["admissible"])) == (first, admissible)
     for command, answer, won, admissible in steps:
         observation, _, terminated, _, info = world.step(command)
-        assert (observation, terminated, digest(info["admissible"])) == (answer, won, admissible), command
+        assert (observation, terminated, digest_commands(info["admissible"])) == (answer, won, admissible), command
     assert won

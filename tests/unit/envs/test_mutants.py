@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon_envs.mini_swe.mutants import faults
+from antiphon_envs.mini_swe.mutants import all_mutants
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ from antiphon_envs.mini_swe.mutants import faults
     ],
 )
 def test_every_fault_of_a_line(source, changed):
-    assert {fault.source for fault in faults(source)} == changed
+    assert {fault.source for fault in all_mutants(source)} == changed
 
 
 def test_what_a_function_can_do_without():
     source = "def f(a):\n    a = g(a)\n    b = a\n    b = 3\n    if b:\n        raise E\n    return b\n"
-    without = {fault.line for fault in faults(source) if "pass" in fault.source}
+    without = {fault.line for fault in all_mutants(source) if "pass" in fault.source}
     assert without == {2, 4, 6}, "the first b and the return must stay"
 
 
 @pytest.fixture(scope="module")
 def real():
     source = Path(networkx.algorithms.cluster.__file__).read_text()
-    return source.splitlines(), faults(source)
+    return source.splitlines(), all_mutants(source)
 
 
 @given(st.integers(0, 10**6))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
-from antiphon.tasks.environments import environment_factory, needs
+from antiphon.tasks.environments import environment_factory, required_options
 from antiphon_envs.tool_user.environment import ToolUser
-from antiphon_envs.tool_user.cases import KINDS, draw_case, is_told
+from antiphon_envs.tool_user.cases import KINDS, draw_case, mentions_fact
 from antiphon_envs.tool_user.shop import REASONS, RETURN_DAYS
 from antiphon.core.types import ToolCall
 
@@ -237,7 +237,7 @@ def test_thoughts_are_not_heard():
     ],
 )
 def test_facts(fact, message, expected):
-    assert is_told(fact, message) == expected
+    assert mentions_fact(fact, message) == expected
 
 
 # --- the contract ------------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_any_text_is_taken(seed, texts, random):
 
 
 def test_options_are_checked():
-    assert "prompt" not in needs("tool_user")
+    assert "prompt" not in required_options("tool_user")
     with pytest.raises(ConfigError, match="turns=0"):
         ToolUser(turns=0)
     with pytest.raises(ConfigError, match="unexpected keyword"):

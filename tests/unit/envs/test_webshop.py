@@ -11,8 +11,8 @@ pytest.importorskip("rapidfuzz")
 from antiphon.core.errors import ConfigError
 from antiphon.tasks.environments import environment_factory
 from antiphon_envs.webshop.environment import WebShop
-from antiphon_envs.webshop.catalogue import CATALOGUES, Goal, Product, catalogue
-from antiphon_envs.webshop.reward import judge, similarity
+from antiphon_envs.webshop.catalogue import CATALOGUES, Goal, Product, load_catalogue
+from antiphon_envs.webshop.reward import score_purchase, similarity
 from antiphon.core.types import Prompt
 
 COLOURS = ("blue", "green")
@@ -116,19 +116,19 @@ CASES = {
 def test_the_reward(case):
     bought, chosen, wanted, factor, share = CASES[case]
     goal = Goal(product=product(**wanted), attributes=("waterproof", "wide fit"), options=GREEN_8, price_upper=100.0)
-    verdict = judge(goal, product(**bought), chosen, nouns, COLOURS)
+    verdict = score_purchase(goal, product(**bought), chosen, nouns, COLOURS)
     assert verdict.value == pytest.approx(factor * share)
     assert verdict.type == factor
 
 
 def test_the_reward_of_a_goal_without_options():
     goal = Goal(product=WANTED, attributes=("waterproof",), options={}, price_upper=10.0)
-    assert judge(goal, WANTED, GREEN_8, nouns).value == 1 / 2  # options that nobody asked for count for nothing
+    assert score_purchase(goal, WANTED, GREEN_8, nouns).value == 1 / 2  # options that nobody asked for count for nothing
 
 
 def test_shades_differ_where_the_colour_is_not_known():
     goal = Goal(product=WANTED, attributes=("waterproof",), options={"color": "dark green"}, price_upper=100.0)
-    assert judge(goal, WANTED, {"color": "light green"}, nouns).value == pytest.approx(2 / 3)
+    assert score_purchase(goal, WANTED, {"color": "light green"}, nouns).value == pytest.approx(2 / 3)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -175,7 +175,7 @@ def test_the_seed_alone_decides():
         return visit(WebShop(), seed, randomly(np.random.default_rng(seed)))
 
     assert [play(seed) for seed in range(9)] == [play(seed) for seed in range(9)]
-    catalogue.cache_clear()
+    load_catalogue.cache_clear()
     assert play(0) == play(0) != play(1)
     assert WebShop(shop=1).reset(0) != WebShop().reset(0)
 
@@ -270,7 +270,7 @@ def test_any_text_is_taken(actions):
 
 def test_buttons_of_a_page_are_all_different():
     for name in CATALOGUES:
-        for each in catalogue(name, 0, 0).products:
+        for each in load_catalogue(name, 0, 0).products:
             values = [value for options in each.options.values() for value in options]
             assert len(set(values)) == len(values)
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.core.streams import Streams
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -17,6 +16,7 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    Streams,
     TrajectoryMeta,
     Turn,
 )

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.core.errors import UnsupportedError
-from antiphon.core.streams import ATTENTION_RHYTHM
-from antiphon.core.types import IntArray, Pack, Sample
+from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.model import attention

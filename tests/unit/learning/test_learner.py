@@ -14,14 +14,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
-from antiphon.core.streams import OLD_VALUE, RETURNS, Streams
-from antiphon.core.types import TrainBatch
+from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.learning.batch import build_batch, supervised_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.pack_learner import learning_rate_factor
-from antiphon.record.checkpoint import publish, read_state, staging_dir, verify
+from antiphon.record.checkpoint import publish_checkpoint, read_state, staging_dir, verify_checkpoint
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 
@@ -94,7 +93,7 @@ def saved(learner, directory, state):
     while learner.advance():
         pass
     assert told == [SAVED]
-    publish(place, directory, state)
+    publish_checkpoint(place, directory, state)
 
 
 def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
@@ -105,7 +104,7 @@ def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001")
     for (name, ours), (_, theirs) in zip(learner.model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
-    verify(tmp_path / "step_000001")
+    verify_checkpoint(tmp_path / "step_000001")
     assert read_state(tmp_path / "step_000001") == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 

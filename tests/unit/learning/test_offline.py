@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES
-from antiphon.core.streams import REFERENCE_LOGPROBS
-from antiphon.core.types import TrainBatch
+from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.batch import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.objectives.distill import DistillationLearner, Teacher
@@ -264,14 +263,14 @@ def test_a_pair_is_never_split(model_directories):
     rows = texts(np.random.default_rng(4), [(3, 4), (9, 2), (1, 1), (7, 7), (2, 8)])
     for budget in (1, 20, 30, 1000):
         ((*packs,),) = pair_mean_batch([make_pair(n, *row) for n, row in enumerate(rows)], budget).updates[0].packs
-        whole = [set(pack.streams.named("pair")[pack.loss_mask]) for pack in packs]
+        whole = [set(pack.streams[PAIR][pack.loss_mask]) for pack in packs]
         assert sum(map(len, whole)) == len(rows)
         for pack, pairs in zip(packs, whole, strict=True):
             assert len(pack.tokens) <= budget or len(pairs) == 1
             prompts = {len(rows[number][0]) for number in pairs}
             assert len(pack.tokens) == sum(prompts) + sum(len(r) for n in pairs for r in rows[n][1:])
             for number in pairs:  # both, and together they count as every pair does
-                own = pack.loss_mask & (pack.streams.named("pair") == number)
+                own = pack.loss_mask & (pack.streams[PAIR] == number)
                 assert set(pack.advantages[own]) == {1, -1}
                 assert pack.coefficients[own].sum() == pytest.approx(1 / len(rows))
 

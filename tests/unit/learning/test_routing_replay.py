@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.core.streams import ATTENTION_RHYTHM, ROUTED_EXPERTS, StreamSpec
-from antiphon.core.types import AttemptId
+from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
 from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 
@@ -20,7 +19,7 @@ from .test_attention_stats import maps_of, written_out
 from .test_stages import step_of
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2
-SPEC = StreamSpec(ROUTED_EXPERTS, "int16", (LAYERS, CHOSEN))
+SPEC = ROUTED_EXPERTS
 WIDE = RhythmConfig(kind="coupled", window=4, horizon_low=1, horizon_high=9)
 
 

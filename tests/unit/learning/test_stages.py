@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.core.streams import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES
-from antiphon.core.types import AttemptId
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.pack_learner import learning_rate_factor
-from antiphon.learning.stages import Step, StepPipeline, advantages, annotate, rewards, update_actor, update_critics
+from antiphon.learning.stages import advantages, annotate, rewards, update_actor, update_critics
+from antiphon.learning.step import Step, StepPipeline
 from antiphon.learning.torch_learner import _turns
 
 from .conftest import make_learner, make_sample
@@ -156,7 +156,7 @@ def test_critics_learn_what_follows(model_directories):
     assert not seen[0] & seen[1]
     for sample in step.flat:
         assert set(sample.streams[RETURNS][sample.segment.loss_mask]) == {np.float32(sample.meta.score.value)}
-        assert sample.streams.named(VALUES).shape == (9, 2)
+        assert sample.streams[VALUES].shape == (9, 2)
     asyncio.run(update_actor(step))
     assert not step.batches
     step.number = 2
@@ -177,7 +177,7 @@ def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewar
     for stage in (annotate, rewards, advantages):
         asyncio.run(stage(step))
     mask = np.concatenate([sample.segment.loss_mask for sample in step.flat])
-    spread = np.concatenate([sample.streams.named(VALUES) for sample in step.flat])[mask].std(axis=1)
+    spread = np.concatenate([sample.streams[VALUES] for sample in step.flat])[mask].std(axis=1)
     advantage = np.concatenate([sample.advantages for sample in step.flat])[mask]
     entropy = np.concatenate([sample.streams[ENTROPY_WEIGHT] for sample in step.flat])[mask]
     order, count = np.argsort(spread), mask.sum()

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.streams import MIXED_CACHE
-from antiphon.core.types import TrainBatch
+from antiphon.core.types import MIXED_CACHE, TrainBatch
 from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.stages import update_actor

@@ -10,13 +10,13 @@ from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
     checkpoint_name,
+    convert_save_errors,
     export,
     newest_checkpoint,
-    prune,
-    publish,
+    prune_checkpoints,
+    publish_checkpoint,
     staging_dir,
-    verify,
-    written,
+    verify_checkpoint,
 )
 
 FILES = {
@@ -33,7 +33,7 @@ def make(checkpoints, step):
     for name, content in FILES.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
-    publish(place, checkpoints / checkpoint_name(step), {"step": step})
+    publish_checkpoint(place, checkpoints / checkpoint_name(step), {"step": step})
     return checkpoints / checkpoint_name(step)
 
 
@@ -60,7 +60,7 @@ def test_what_one_rank_wrote_elsewhere_is_missed(tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-3.safetensors", "c": "model-2.safetensors"}}
     (place / "critics/model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(RecordError, match=r"step_000001: model-3.safetensors is written, and not here"):
-        publish(place, tmp_path / checkpoint_name(1), {})
+        publish_checkpoint(place, tmp_path / checkpoint_name(1), {})
     assert not (tmp_path / checkpoint_name(1)).exists()
 
 
@@ -90,7 +90,7 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
         if json.loads(whole) == _loaded(bytes(torn)):  # white space is nobody's content
             continue
         with pytest.raises(RecordError):
-            verify(directory)
+            verify_checkpoint(directory)
 
 
 def _loaded(content):
@@ -103,10 +103,10 @@ def _loaded(content):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     directory = make(tmp_path / "checkpoints", 2)
     place = staging_dir(tmp_path / "checkpoints" / checkpoint_name(3))
-    with pytest.raises(RecordError, match="no space"), written(place):
+    with pytest.raises(RecordError, match="no space"), convert_save_errors(place):
         (place / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
-    verify(directory)
+    verify_checkpoint(directory)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [checkpoint_name(2)]
 
 
@@ -120,7 +120,7 @@ def test_pruning_keeps_the_last_and_every_so_many(tmp_path):
     for step in range(0, 50, 5):
         make(tmp_path / "checkpoints", step)
     staging_dir(tmp_path / "checkpoints" / checkpoint_name(99))
-    prune(tmp_path / "checkpoints", keep_last=2, keep_every=20)
+    prune_checkpoints(tmp_path / "checkpoints", keep_last=2, keep_every=20)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == list(
         map(checkpoint_name, (0, 20, 40, 45))
     )
@@ -139,11 +139,11 @@ def test_a_crash_while_pruning_leaves_nothing_half_removed(tmp_path):
     points.watch(look)
     try:
         with pytest.raises(Crash):
-            prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
+            prune_checkpoints(tmp_path / "checkpoints", keep_last=1, keep_every=0)
     finally:
         points.watch(None)
     assert [path.name for path in (tmp_path / "checkpoints").glob("step_??????")] == [checkpoint_name(3)]
-    prune(tmp_path / "checkpoints", keep_last=1, keep_every=0)
+    prune_checkpoints(tmp_path / "checkpoints", keep_last=1, keep_every=0)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [checkpoint_name(3)]
 
 

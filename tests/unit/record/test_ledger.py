@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from antiphon.core.errors import RecordError
-from antiphon.core.streams import MIXED_CACHE, Streams, StreamSpec
 from antiphon.core.types import (
+    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     Failure,
@@ -22,6 +22,8 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    Streams,
+    StreamSpec,
     Timing,
     Trajectory,
     TrajectoryMeta,
@@ -29,7 +31,7 @@ from antiphon.core.types import (
 )
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
 from antiphon.record.resume import Lineages
 
 PROMPT = Prompt(id="task/1", task="task", messages=())
@@ -114,16 +116,16 @@ def rows(directory, query):
 
 
 def told(ledger):
-    ledger.admit(0, PROMPT, PolicyVersion(0, 0))
-    ledger.start(AttemptId(0, 0, 0), PolicyVersion(0, 0))
-    ledger.play(trajectory(AttemptId(0, 0, 0)))
-    ledger.end(AttemptId(0, 0, 0), AttemptStatus.FINISHED)
+    ledger.add_group(0, PROMPT, PolicyVersion(0, 0))
+    ledger.add_attempt(AttemptId(0, 0, 0), PolicyVersion(0, 0))
+    ledger.add_trajectory(trajectory(AttemptId(0, 0, 0)))
+    ledger.set_status(AttemptId(0, 0, 0), AttemptStatus.FINISHED)
     ledger.balance = lambda: {"dispatched": 1}
 
 
 def test_a_commit_holds_all_that_was_said(tmp_path):
     async def main():
-        ledger = Ledger(Store(tmp_path), Events())
+        ledger = Ledger(LedgerStore(tmp_path), Events())
         told(ledger)
         assert rows(tmp_path, "SELECT * FROM attempts") == []
         await ledger.commit()
@@ -143,16 +145,16 @@ def test_what_is_said_during_a_commit_is_not_durable_with_it(tmp_path):
             await disk.wait()
             function(*args)
 
-        ledger = Ledger(Store(tmp_path), Events(), run=slowly)
+        ledger = Ledger(LedgerStore(tmp_path), Events(), run=slowly)
         told(ledger)
         commit = asyncio.ensure_future(ledger.commit())
         await asyncio.sleep(0)
-        ledger.start(AttemptId(0, 1, 0), PolicyVersion(0, 0))
-        ledger.play(trajectory(AttemptId(0, 1, 0)))
+        ledger.add_attempt(AttemptId(0, 1, 0), PolicyVersion(0, 0))
+        ledger.add_trajectory(trajectory(AttemptId(0, 1, 0)))
         disk.set()
         await commit
         assert rows(tmp_path, "SELECT count(*) FROM attempts") == [(1,)]
-        await ledger.durable(ledger.heard)
+        await ledger.wait_durable(ledger.sequence_number)
         assert rows(tmp_path, "SELECT count(*) FROM attempts") == [(2,)]
         await ledger.close()
 
@@ -161,15 +163,15 @@ def test_what_is_said_during_a_commit_is_not_durable_with_it(tmp_path):
 
 def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
     async def main():
-        store = Store(tmp_path)
+        store = LedgerStore(tmp_path)
         ledger = Ledger(store, Events(), run=run_synchronously)
         told(ledger)
-        ledger.end(AttemptId(0, 0, 0), AttemptStatus.TRAINED)
+        ledger.set_status(AttemptId(0, 0, 0), AttemptStatus.TRAINED)
         ledger._add("INSERT INTO nowhere VALUES (?)")
         with pytest.raises(RecordError, match=r"cannot be written.*--resume"):
             await ledger.commit()
         assert rows(tmp_path, "SELECT * FROM attempts") == []
-        ledger.start(AttemptId(1, 0, 0), PolicyVersion(0, 0))
+        ledger.add_attempt(AttemptId(1, 0, 0), PolicyVersion(0, 0))
         with pytest.raises(RecordError, match="cannot be written"):
             await ledger.commit()  # what comes later means nothing without what was lost
         assert rows(tmp_path, "SELECT * FROM attempts") == []
@@ -179,31 +181,31 @@ def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
 
 
 def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path):
-    store = Store(tmp_path)
+    store = LedgerStore(tmp_path)
     with pytest.raises(RecordError, match="another process writes"):
-        Store(tmp_path)
+        LedgerStore(tmp_path)
     store.close()
-    Store(tmp_path).close()
+    LedgerStore(tmp_path).close()
 
 
 def test_a_ledger_of_a_newer_version_is_left_alone(tmp_path):
-    Store(tmp_path).close()
+    LedgerStore(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     with pytest.raises(RecordError, match="a newer one wrote it"):
-        Store(tmp_path)
+        LedgerStore(tmp_path)
 
 
 def test_a_file_that_is_no_ledger_is_named(tmp_path):
     (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
     with pytest.raises(RecordError, match=r"ledger\.db is no ledger"):
-        Store(tmp_path)
+        LedgerStore(tmp_path)
 
 
 def test_versions_are_one_where_lives_agree():
     lineages = Lineages({0: (None, 0), 1: (0, 4), 2: (0, 4), 3: (2, 6)})
-    assert lineages.stands(0, 4, 3) and lineages.stands(1, 4, 3) and lineages.stands(2, 6, 3)
-    assert not lineages.stands(0, 5, 3), "0 went on after the cut, and that was undone"
-    assert not lineages.stands(1, 5, 3), "1 was given up"
-    assert not lineages.stands(2, 7, 3)
+    assert lineages.is_current(0, 4, 3) and lineages.is_current(1, 4, 3) and lineages.is_current(2, 6, 3)
+    assert not lineages.is_current(0, 5, 3), "0 went on after the cut, and that was undone"
+    assert not lineages.is_current(1, 5, 3), "1 was given up"
+    assert not lineages.is_current(2, 7, 3)
     assert lineages.origin(3, 5) == (2, 5) and lineages.origin(3, 2) == (0, 2)

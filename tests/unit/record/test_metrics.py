@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.record.metrics import Metrics, reduction
+from antiphon.record.metrics import Metrics, find_reduction
 
 VALUES = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 100)), min_size=1, max_size=20)
 
@@ -39,7 +39,7 @@ def reduced(name, entries, declared=None):
     ],
 )
 def test_the_reduction_is_declared_or_in_the_name(name, expected):
-    assert reduction(name) == expected
+    assert find_reduction(name) == expected
 
 
 def test_a_declaration_goes_before_the_name():

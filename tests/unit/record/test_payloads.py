@@ -27,8 +27,8 @@ from antiphon.core.types import (
 )
 from antiphon.record import trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
-from antiphon.record.payloads import PayloadFiles, Payloads
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.payloads import PayloadReader, PayloadWriter
 
 NOW = PolicyVersion(2, 0)
 PROMPT = Prompt(id="task/1", task="task", messages=())
@@ -61,7 +61,7 @@ def group(*members):
 
 def kept(folder, *siblings):
     async def body():
-        files = PayloadFiles(folder, "lineage-2-rollout-0", 2)
+        files = PayloadWriter(folder, "lineage-2-rollout-0", 2)
         return await asyncio.gather(*(files.keep(made(sibling)) for sibling in siblings))
 
     return asyncio.run(body())
@@ -86,7 +86,7 @@ def test_what_ends_while_a_file_is_written_goes_into_the_next(tmp_path, held):
     first, release = held
 
     async def body():
-        files = PayloadFiles(tmp_path, "lineage-2-rollout-0", 2)
+        files = PayloadWriter(tmp_path, "lineage-2-rollout-0", 2)
         alone = asyncio.create_task(files.keep(made(0)))
         await asyncio.to_thread(first.wait, 60)
         others = [asyncio.create_task(files.keep(made(sibling))) for sibling in (1, 2, 3)]
@@ -109,8 +109,8 @@ def test_what_ends_while_a_file_is_written_goes_into_the_next(tmp_path, held):
 
 def test_what_is_fetched_is_what_was_kept(tmp_path):
     referred = kept(tmp_path, 0, 1)
-    taken_over = trajectories.renamed(referred[1], AttemptId(8, 0, 0))
-    (fetched,) = Payloads(tmp_path).fetch([group(referred[0], taken_over, made(2))])
+    taken_over = trajectories.with_id(referred[1], AttemptId(8, 0, 0))
+    (fetched,) = PayloadReader(tmp_path).fetch([group(referred[0], taken_over, made(2))])
     assert [each.meta for each in fetched.trajectories] == [made(0).meta, taken_over.meta, made(2).meta]
     for sibling, each in enumerate(fetched.trajectories):
         assert trajectories.digest(each) == trajectories.digest(made(sibling))
@@ -123,10 +123,10 @@ def test_what_is_not_as_it_was_recorded_is_not_trained_on(tmp_path):
     with pytest.raises(
         RecordError, match=r"rollout-0-000000.parquet: the trajectory of attempt 1\.0\.0 is not the one"
     ):
-        Payloads(tmp_path).fetch([group(referred)])
+        PayloadReader(tmp_path).fetch([group(referred)])
     (tmp_path / referred.payload.file).unlink()
     with pytest.raises(RecordError, match="cannot be read where the learner is: "):
-        Payloads(tmp_path).fetch([group(referred)])
+        PayloadReader(tmp_path).fetch([group(referred)])
 
 
 def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
@@ -136,16 +136,16 @@ def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
 
 def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_path):
     async def body():
-        store = Store(tmp_path)
-        referred = (await PayloadFiles(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
+        store = LedgerStore(tmp_path)
+        referred = (await PayloadWriter(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
         ledger = Ledger(store, Events(), lineage=2, run=run_synchronously)
-        ledger.admit(1, PROMPT, NOW)
+        ledger.add_group(1, PROMPT, NOW)
         for sibling, payload in enumerate((referred, made(1).payload, ())):
-            ledger.start(AttemptId(1, sibling, 0), NOW)
-            ledger.play(replace(made(sibling), payload=payload))
-        ledger.start(AttemptId(1, 3, 0), NOW)
+            ledger.add_attempt(AttemptId(1, sibling, 0), NOW)
+            ledger.add_trajectory(replace(made(sibling), payload=payload))
+        ledger.add_attempt(AttemptId(1, 3, 0), NOW)
         older = PayloadReference("lineage-1-rollout-4-000007.parquet", AttemptId(5, 0, 0), 99)
-        ledger.take_over(replace(made(3), payload=older), "1:5.0.0", older.file)
+        ledger.add_reused_trajectory(replace(made(3), payload=older), "1:5.0.0", older.file)
         await ledger.commit()
         rows = store.connection.execute("SELECT file, digest, origin FROM attempts ORDER BY sibling").fetchall()
         await ledger.close()
@@ -159,5 +159,5 @@ def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_p
         (None, None, None),
         ("lineage-1-rollout-4-000007.parquet", 99, "1:5.0.0"),
     ]
-    Store(tmp_path).close()  # numbers its files on
+    LedgerStore(tmp_path).close()  # numbers its files on
     assert len(list((tmp_path / "rollouts").iterdir())) == 2

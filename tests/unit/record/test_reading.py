@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import schema
-from antiphon.record.reading import file_inside, path_inside
+from antiphon.record.reading import resolve_file, resolve_path
 
 
 @given(st.text())
@@ -58,12 +58,12 @@ def run(tmp_path):
 )
 def test_only_regular_files_inside_are_read(run, name):
     with pytest.raises(RecordError):
-        file_inside(run, name)
+        resolve_file(run, name)
 
 
 def test_files_of_a_run_are_found(run):
-    assert file_inside(run, "file").read_text() == file_inside(run, "link_in").read_text() == "here"
-    assert path_inside(run, "sub/none") == run / "sub" / "none"
+    assert resolve_file(run, "file").read_text() == resolve_file(run, "link_in").read_text() == "here"
+    assert resolve_path(run, "sub/none") == run / "sub" / "none"
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_a_yaml_text_is_bounded(tmp_path, text, valid):
 def test_a_ledger_of_our_tables_alone_is_opened(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
-        schema.open_to_read(tmp_path).close()
+        schema.open_ledger(tmp_path).close()
         db.execute("CREATE INDEX other ON attempts (score)")
     with pytest.raises(RecordError, match="other"):
-        schema.open_to_read(tmp_path)
+        schema.open_ledger(tmp_path)
 
 
 def test_what_a_query_costs_is_bounded(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
-    with closing(schema.open_to_read(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+    with closing(schema.open_ledger(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
         db.execute("WITH RECURSIVE e(n) AS (SELECT 1 UNION ALL SELECT n FROM e) SELECT count(*) FROM e").fetchone()

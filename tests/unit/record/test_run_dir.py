@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ConfigError
-from antiphon.record.run_dir import RunDirectory, write_json, write_whole
+from antiphon.record.run_dir import RunDirectory, atomic_write, write_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,8 +62,8 @@ def test_a_kill_before_the_rename_leaves_the_old_file(tmp_path):
     script = f"""
 import os, signal, sys
 from pathlib import Path
-from antiphon.record.run_dir import staged
-with staged(Path({str(path)!r})) as file:
+from antiphon.record.run_dir import atomic_write
+with atomic_write(Path({str(path)!r})) as file:
     file.write(b'{{"step": 2}}')
     file.flush()
     os.fsync(file.fileno())
@@ -79,7 +79,7 @@ with staged(Path({str(path)!r})) as file:
 def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "state.json"
     write_json(path, {"step": 1})
-    with pytest.raises(TypeError), write_whole(path) as file:
+    with pytest.raises(TypeError), atomic_write(path) as file:
         file.write(b"half")
         raise TypeError
     with pytest.raises(TypeError):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from antiphon.record.timeline import Timeline, union
+from antiphon.record.timeline import Timeline, union_length
 
 EVENTS = [
     (0.0, {"event": "place", "request": "0.0.0/0", "engine": 0, "prompt": 5}),
@@ -46,4 +46,4 @@ def test_idle_shares_count_aborted_and_open_requests():
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)))
 def test_a_union_counts_each_moment_once(spans):
-    assert union(map(tuple, spans)) == len({tick for start, stop in spans for tick in range(start, stop)})
+    assert union_length(map(tuple, spans)) == len({tick for start, stop in spans for tick in range(start, stop)})

@@ -7,9 +7,19 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.core.streams import MIXED_CACHE, Streams
-from antiphon.core.types import AttemptId, Completion, FinishReason, Message, PolicyVersion, Prompt, Sampling
-from antiphon.rollout.gateway.sessions import Attempt, Model
+from antiphon.core.types import (
+    MIXED_CACHE,
+    AttemptId,
+    Completion,
+    FinishReason,
+    Message,
+    PolicyVersion,
+    Prompt,
+    Sampling,
+    Streams,
+)
+from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gateway.sessions import Attempt
 from antiphon.tasks.rendering import Renderer
 
 MARKS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -98,7 +108,7 @@ class Logger:
 
 
 def model(renderer, engine, **more):
-    return Model(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
+    return ServedModel(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
 
 
 def attempt(renderer, engine, sampling=SAMPLING, *, max_turns=0, **more):

@@ -15,7 +15,7 @@ import pytest
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import AttemptId, FinishReason
-from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, play
+from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, run_agent
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
@@ -40,7 +40,7 @@ def played(renderer, agent, *, seconds=60.0, engine=None, max_turns=0, **more):
     async def run():
         async with Gateway(model(renderer, engine or Logger(renderer, ("42", FinishReason.STOP)), **more)) as gateway:
             limits = {"seconds": seconds, "max_turns": max_turns}
-            outcome = await play(agent, gateway, PROMPT, AttemptId(0, 0, 0), STARTED, SAMPLING, **limits)
+            outcome = await run_agent(agent, gateway, PROMPT, AttemptId(0, 0, 0), STARTED, SAMPLING, **limits)
             assert gateway.open_keys == 0
             return outcome
 
@@ -174,7 +174,7 @@ def test_a_function_that_is_late_goes_on_without_a_key(renderer):
     async def run():
         async with Gateway(model(renderer, Logger(renderer))) as gateway:
             attempt = AttemptId(0, 0, 0)
-            outcome = await play(FunctionAgent(late), gateway, PROMPT, attempt, STARTED, SAMPLING, seconds=0.3)
+            outcome = await run_agent(FunctionAgent(late), gateway, PROMPT, attempt, STARTED, SAMPLING, seconds=0.3)
             go.set()
             return outcome, await asyncio.to_thread(ended.get)
 

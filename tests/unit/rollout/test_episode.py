@@ -13,8 +13,8 @@ from antiphon.algorithms.config import LossWeightConfig
 from antiphon.algorithms.rewards import weights
 from antiphon.core import errors
 from antiphon.core.errors import DataError
-from antiphon.core.streams import MIXED_CACHE, Streams
 from antiphon.core.types import (
+    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
     Completion,
@@ -26,6 +26,7 @@ from antiphon.core.types import (
     Sampling,
     Score,
     Segment,
+    Streams,
     Turn,
 )
 from antiphon.rollout.agents import Outcome

@@ -19,7 +19,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval, evaluate
-from antiphon.tasks.base import MARK
+from antiphon.tasks.base import FLAG_PREFIX
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(1, 4))
@@ -46,7 +46,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 def test_a_sample_without_a_verdict_is_wrong_and_counted():
     scores = {
-        0: Score.of(1.0, turns=3.0, **{f"{MARK}empty": 1.0}),
+        0: Score.of(1.0, turns=3.0, **{f"{FLAG_PREFIX}empty": 1.0}),
         1: replace(Score.ungraded("timed out"), parts={"turns": 9.0}),
         2: Score.of(0.4, turns=5.0, success=0.0),
     }

@@ -185,7 +185,7 @@ def test_refusal_of_an_engine_is_a_400_to_guests(renderer, error, status):
         raise error("no")
 
     async def test(gateway, client, key, engine):
-        gateway.invite("sesame")
+        gateway.issue_key("sesame")
         whole = await client.post("/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer sesame"})
         more = MESSAGES | {"stream": True}
         streamed = await client.post("/v1/messages", json=more, headers={"authorization": "Bearer sesame"})
@@ -211,7 +211,7 @@ def test_refused_request_of_an_agent_is_no_error_of_engines(renderer):
 def test_guests_never_share_the_id_of_a_request(renderer):
     async def test(gateway, client, key, engine):
         for token in ("one", "two"):
-            gateway.invite(token)
+            gateway.issue_key(token)
             await client.post("/v1/chat/completions", json=CHAT, headers={"authorization": f"Bearer {token}"})
         return {request.id for request, _ in engine.log}
 
@@ -307,7 +307,7 @@ def test_guests_are_answered_as_they_like_and_see_tokens_as_they_come(renderer):
             return completion
 
     async def test(gateway, client, key, engine):
-        gateway.invite("sesame")
+        gateway.issue_key("sesame")
         engine.said += [("Hé! 1..2", FinishReason.STOP)] * 2
         headers = {"authorization": "Bearer sesame"}
         more = {"stream": True, "temperature": 0.3, "seed": 7, "stop": [".2"], "top_k": 5, "max_tokens": 11}

@@ -12,7 +12,7 @@ from antiphon.core.errors import WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.engine_state import Scaling
+from antiphon.rollout.engine_supervisor import EngineSupply, Scaling
 from antiphon.rollout.pool import EnginePool
 from antiphon.simulate import clock
 
@@ -61,7 +61,7 @@ class HeldEngine:
         self.version = 0
         self.started: list[HeldGeneration] = []
         self.may_load = asyncio.Event()
-        self.refuses = self.dead = self.lent = self.asleep = False
+        self.refuses = self.dead = self.colocated = self.asleep = False
 
     def start(self, request):
         self.started.append(HeldGeneration(request))
@@ -320,7 +320,7 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 2, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn))
         watch = asyncio.create_task(pool.watch())
         for victim, (made, alive) in enumerate([(3, 2), (4, 2), (4, 1)]):
             engines[victim].kill()
@@ -343,7 +343,12 @@ def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_re
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
         pool = EnginePool(
-            engines[:1], Deadlines(), schedule, events=Events(), on_loss=told.append, respawn=respawn, wanted=3
+            engines[:1],
+            Deadlines(),
+            schedule,
+            events=Events(),
+            on_loss=told.append,
+            supply=EngineSupply(start=respawn, target=3),
         )
         watch = asyncio.create_task(pool.watch())
         await asyncio.sleep(300.0)
@@ -371,8 +376,7 @@ class Scaled:
             Deadlines(),
             SCHEDULE.model_copy(update={"engine_restarts": restarts, "engine_timeout": 1.0, "timeout": 600.0}),
             events=Events(),
-            respawn=self.another,
-            scaling=Scaling(3, 10.0, self.close),
+            supply=EngineSupply(start=self.another, scaling=Scaling(3, 10.0, self.close)),
         )
         self.watch = asyncio.create_task(self.pool.watch())
         self.names = map(str, itertools.count())
@@ -465,13 +469,13 @@ def test_engines_that_sleep_while_others_train_are_not_idle():
         await scaled.ask(2)
         await asyncio.sleep(5.0)
         for engine in scaled.engines:
-            engine.lent = True
+            engine.colocated = True
         await scaled.answer()
-        await pool.lend()
+        await pool.sleep_colocated()
         waiting = await scaled.ask(2)  # for the engines to wake, and for no other
         await asyncio.sleep(60.0)
         assert pool.engines == len(scaled.engines) == 2
-        await pool.take_back()
+        await pool.wake_all()
         await settle()
         await scaled.answer()
         await asyncio.gather(*waiting)
@@ -495,7 +499,9 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn, on_loss=told.append)
+        pool = EnginePool(
+            engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn), on_loss=told.append
+        )
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(600.0)
@@ -526,7 +532,7 @@ def test_a_replacement_that_hangs_as_it_starts_is_given_up_and_tried_again():
             return engines[-1]
 
         schedule = SCHEDULE.model_copy(update={"engine_restarts": 1, "engine_timeout": 1.0})
-        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), respawn=respawn)
+        pool = EnginePool(engines[:2], Deadlines(), schedule, events=Events(), supply=EngineSupply(start=respawn))
         watch = asyncio.create_task(pool.watch())
         engines[0].kill()
         await asyncio.sleep(2 * SCHEDULE.timeout)
@@ -614,12 +620,12 @@ def test_a_request_whose_engine_died_at_its_last_token_is_done():
 def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
     async def main():
         lent, kept = HeldEngine(capacity=2), HeldEngine(capacity=2)
-        lent.lent = True
+        lent.colocated = True
         pool = EnginePool([lent, kept], Deadlines(), SCHEDULE, events=Events())
         tasks = [asyncio.create_task(pool.generate(request(str(number)))) for number in range(4)]
         await settle()
         assert (len(lent.started), len(kept.started)) == (2, 2)
-        lending = asyncio.create_task(pool.lend())
+        lending = asyncio.create_task(pool.sleep_colocated())
         await settle()
         assert all(generation.aborted for generation in lent.started)
         assert not lending.done(), "it sleeps once nothing runs"
@@ -635,7 +641,7 @@ def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
         late = [asyncio.create_task(pool.generate(request(f"late {number}"))) for number in range(2)]
         await settle()
         assert len(lent.started) == 2, "nothing goes to an engine that sleeps"
-        await pool.take_back()
+        await pool.wake_all()
         await settle()
         assert not lent.asleep
         assert lent.started[2].request.id == "late 1", "the other engine has room for one"
@@ -650,9 +656,9 @@ def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
 def test_lent_engines_wake_with_the_weights_they_are_to_have():
     async def main():
         engine = HeldEngine()
-        engine.lent = True
+        engine.colocated = True
         pool = EnginePool([engine], Deadlines(), SCHEDULE, events=Events())
-        await pool.lend()
+        await pool.sleep_colocated()
         task = asyncio.create_task(pool.generate(request("0")))
         loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
         await settle()
@@ -671,14 +677,14 @@ def test_lent_engines_wake_with_the_weights_they_are_to_have():
 def test_an_engine_that_joins_while_devices_are_lent_sleeps():
     async def main():
         pool = EnginePool([HeldEngine()], Deadlines(), SCHEDULE, events=Events())
-        await pool.lend()
+        await pool.sleep_colocated()
         late = HeldEngine()
-        late.lent = True
+        late.colocated = True
         pool.add(late)
         tasks = [asyncio.create_task(pool.generate(request(str(number)))) for number in range(6)]
         await settle()
         assert not late.started
-        await pool.take_back()
+        await pool.wake_all()
         await settle()
         assert late.started
         for task in tasks:
@@ -691,20 +697,20 @@ def test_an_engine_that_joins_while_devices_are_lent_sleeps():
 def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_it_meanwhile():
     async def main():
         pool = EnginePool([HeldEngine()], Deadlines(), SCHEDULE, events=Events())
-        await pool.lend()
+        await pool.sleep_colocated()
         begun, may_end = asyncio.Event(), asyncio.Event()
 
         async def start():
-            async with pool.turn():
+            async with pool.hold_devices():
                 begun.set()
                 await may_end.wait()
 
         starting = asyncio.create_task(start())
         await settle()
         assert not begun.is_set()
-        await pool.take_back()
+        await pool.wake_all()
         await begun.wait()
-        lending = asyncio.create_task(pool.lend())
+        lending = asyncio.create_task(pool.sleep_colocated())
         await settle()
         assert not lending.done()
         may_end.set()
@@ -716,7 +722,7 @@ def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_
 def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
     async def main():
         reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
-        pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), prefers={"long": "h800"})
+        pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), preferred_devices={"long": "h800"})
         tasks = [
             asyncio.create_task(pool.generate(request(str(n), task="long" if n < 3 else "short"))) for n in range(6)
         ]

@@ -37,8 +37,8 @@ from antiphon.rollout.reward_monitor import (
     constant,
     correlation,
     duplicates,
+    find_alarms,
     measures,
-    raised,
     repetition,
     text_statistics,
 )
@@ -205,10 +205,12 @@ def test_what_is_planted_is_found_and_nothing_else(plant: Plant, names: set[str]
         made = [plant(random, number) for _ in range(8)]
         found = [trajectory(number, at, score, tokens, **parts) for at, (score, tokens, parts) in enumerate(made)]
         for each in found:
-            watch.finished(each.meta)
+            watch.record_finish(each.meta)
         prompt = Prompt(id=f"p{number}", task="t", messages=())
-        watch.trained([Group(id=number, prompt=prompt, trajectories=tuple(found), outcome=GroupOutcome.COMPLETE)])
-    metrics, alarms = watch.look()
+        watch.record_training(
+            [Group(id=number, prompt=prompt, trajectories=tuple(found), outcome=GroupOutcome.COMPLETE)]
+        )
+    metrics, alarms = watch.check()
     assert {alarm.name for alarm in alarms} == names
     assert metrics["reward/alarms"] == len(names) and metrics["reward/ungraded"] == 0.0
     assert all("task t: " in str(alarm) for alarm in alarms)
@@ -226,8 +228,10 @@ def lengths(pays_each_reply: bool) -> set[str]:
             made = trajectory(number, at, score, tokens)
             found.append(replace(made, meta=replace(made.meta, turns=turns)))
         prompt = Prompt(id=f"p{number}", task="t", messages=())
-        watch.trained([Group(id=number, prompt=prompt, trajectories=tuple(found), outcome=GroupOutcome.COMPLETE)])
-    return {alarm.name for alarm in watch.look()[1]}
+        watch.record_training(
+            [Group(id=number, prompt=prompt, trajectories=tuple(found), outcome=GroupOutcome.COMPLETE)]
+        )
+    return {alarm.name for alarm in watch.check()[1]}
 
 
 def test_calling_a_tool_is_not_paid_length() -> None:
@@ -241,18 +245,18 @@ def test_graders_that_break_are_an_alarm_and_environments_that_do_are_not() -> N
     lost = replace(good, score=Score.ungraded("?"), failure=Failure(source="reward", message="?"))
     elsewhere = replace(lost, failure=Failure(source="environment", message="?"))
     for meta in [good, elsewhere] * 90:
-        watch.finished(meta)
-    assert watch.look()[1] == []
+        watch.record_finish(meta)
+    assert watch.check()[1] == []
     for _ in range(20):
-        watch.finished(lost)
-    metrics, (alarm,) = watch.look()
+        watch.record_finish(lost)
+    metrics, (alarm,) = watch.check()
     assert (alarm.name, alarm.threshold) == ("ungraded", THRESHOLDS["ungraded"])
     assert metrics["reward/ungraded"] == metrics["watch/t/ungraded"] == pytest.approx(20 / 110)
 
 
 def test_few_answers_say_nothing() -> None:
     watch = RewardMonitor()
-    watch.trained(
+    watch.record_training(
         [
             Group(
                 id=0,
@@ -262,7 +266,7 @@ def test_few_answers_say_nothing() -> None:
             )
         ]
     )
-    assert watch.look() == ({"reward/ungraded": 0.0, "reward/alarms": 0.0}, [])
+    assert watch.check() == ({"reward/ungraded": 0.0, "reward/alarms": 0.0}, [])
 
 
 def test_tokens_need_not_be_at_hand() -> None:
@@ -277,14 +281,14 @@ def test_tokens_need_not_be_at_hand() -> None:
     def measured(trajectories: list[Trajectory]) -> dict[str, float]:
         watch, prompt = RewardMonitor(), Prompt(id="p", task="t", messages=())
         for each in trajectories:
-            watch.trained([Group(id=0, prompt=prompt, trajectories=(each,), outcome=GroupOutcome.COMPLETE)])
-        return watch.look()[0]
+            watch.record_training([Group(id=0, prompt=prompt, trajectories=(each,), outcome=GroupOutcome.COMPLETE)])
+        return watch.check()[0]
 
     assert measured(there + unknown) == measured(here)
 
 
 @given(st.dictionaries(st.sampled_from([*THRESHOLDS, "stuffed"]), st.floats(-1, 1)))
 def test_an_alarm_is_beyond_its_threshold(found: dict[str, float]) -> None:
-    assert {alarm.name for alarm in raised("t", found)} == {
+    assert {alarm.name for alarm in find_alarms("t", found)} == {
         name for name, value in found.items() if (abs(value) if name == "length" else value) > THRESHOLDS.get(name, 0.1)
     }

@@ -23,7 +23,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, Store, run_synchronously
+from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -41,7 +41,7 @@ class Stage:
     """Attempts that wait for the test, and what became of them."""
 
     place: Path
-    stores: ClassVar[list[Store]]
+    stores: ClassVar[list[LedgerStore]]
 
     def __init__(self, **config):
         defaults = {"groups_per_step": 2, "group_size": 2, "async_ratio": 1.0, "sampling": {"max_tokens": 8}}
@@ -79,7 +79,7 @@ class Stage:
         )
 
     def scheduler(self, keep=None):
-        store = Store(Path(mkdtemp(dir=Stage.place)))
+        store = LedgerStore(Path(mkdtemp(dir=Stage.place)))
         Stage.stores.append(store)
         return Scheduler(
             config=self.config,
@@ -147,7 +147,7 @@ def test_what_a_step_trains_on_is_in_the_ledger_before():
         await scheduler._ledger.commit()
         await stage.end(1)
         groups = await scheduler.next_step()
-        await scheduler.recorded()
+        await scheduler.wait_durable()
         wanted = {(each.meta.id.group, each.meta.id.sibling) for group in groups for each in group.trajectories}
         (path,) = Stage.place.glob("*/ledger.db")
         with closing(sqlite3.connect(path)) as db:
@@ -354,7 +354,7 @@ def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free
         scheduler.admit()
         await settle()
         assert groups_of(stage) == [3, 4, 5]
-        metrics = scheduler.bias.metrics()
+        metrics = scheduler.bias_meter.metrics()
         assert metrics["drops/stale"] == 2 and metrics["bias/prompts_never_trained"] == 4 / 6
         scheduler.stop()
 

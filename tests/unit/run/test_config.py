@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.config import Config, add_import_folder, dump, load
 from antiphon.core.errors import ConfigError, DataError
-from antiphon.run.config import EvaluationConfig, RunConfig, check_model_path, count_parameters, memory_estimate
+from antiphon.run.config import EvaluationConfig, RunConfig
+from antiphon.run.memory import memory_estimate
+from antiphon.run.model_files import check_model_path, count_parameters
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
@@ -489,6 +491,7 @@ def returned(config, path):
 
 
 @given(SCALARS)
+@example(Scalars(options={"bound": [float("-inf")]}))
 def test_dumping_and_loading_gives_an_equal_model(scratch, config):
     assert returned(config, scratch) == config
 

@@ -79,7 +79,7 @@ def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, le
         )
         starter.turn = turn
         try:
-            assert (await starter.another()).lent == lent
+            assert (await starter.another()).colocated == lent
         finally:
             await cluster.close()
 

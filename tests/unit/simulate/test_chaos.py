@@ -7,26 +7,26 @@ import pytest
 from typer.testing import CliRunner
 
 from antiphon.cli.app import app
-from antiphon.record.events import perfetto
+from antiphon.record.events import to_trace
 from antiphon.rollout.config import RolloutConfig
-from antiphon.simulate.chaos import InvariantBroken, InvariantChecker, chaos, drawn
+from antiphon.simulate.chaos import InvariantBroken, InvariantChecker, draw_scenario, run_seed
 
 SEEDS = 20  # a thousand in benchmarks/simulation.py
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_promises_hold(seed):
-    chaos(seed, io.StringIO())
+    run_seed(seed, io.StringIO())
 
 
 def test_one_seed_one_log():
     first, second = io.StringIO(), io.StringIO()
-    assert chaos(7, first) == chaos(7, second)
+    assert run_seed(7, first) == run_seed(7, second)
     assert first.getvalue() == second.getvalue() != ""
 
 
 def test_scenarios_are_of_many_kinds():
-    scenarios = [drawn(seed) for seed in range(200)]
+    scenarios = [draw_scenario(seed) for seed in range(200)]
     assert {s.rollout.policy for s in scenarios} == {"queue", "batch", "one_step_off", "tail_batching"}
     assert {s.rollout.on_update for s in scenarios} == {"keep", "recompute", "restart", "drain"}
     assert len({fault.point for s in scenarios for fault in s.faults}) == 9
@@ -86,8 +86,8 @@ def test_an_attempt_that_never_ends_is_found():
 
 def test_a_picture_of_a_run():
     log = io.StringIO()
-    chaos(3, log)
-    trace = perfetto(log.getvalue().splitlines())["traceEvents"]
+    run_seed(3, log)
+    trace = to_trace(log.getvalue().splitlines())["traceEvents"]
     begun, ended = ([event["id"] for event in trace if event["ph"] == phase] for phase in "be")
     assert begun == ended and len(begun) > 10
     assert {event["pid"] for event in trace} >= {"learner", "engine 0", "attempts"}

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.streams import MIXED_CACHE
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.pool import EnginePool

@@ -14,7 +14,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt
-from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 from antiphon.tasks.environments.adapters import Gem, GlobalRandom, Gymnasium, OpenEnv, ReasoningGym, TextArena
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 from tests.unit.tasks.worlds import at_random, expert, follow, play, success_rate
@@ -50,13 +50,13 @@ def test_a_library_that_is_not_installed_is_named(name, options, package, monkey
     monkeypatch.setattr(sys, "meta_path", [NotInstalled, *found])
     with pytest.raises(ConfigError, match=f"{name!r} needs the package {package}, .*: pip install {package}"):
         environment_factory(name, options)(Prompt(id="p", task="t", messages=()))
-    assert needs(name) == tuple(options)
+    assert required_options(name) == tuple(options)
 
 
 def test_what_environments_cannot_be_made_without():
-    assert needs("mini_swe") == ("prompt",)
-    assert needs("frozen_lake") == needs("guess_number") == ()
-    assert all(isinstance(needs(name), tuple) for name in ENVIRONMENTS.built_in)
+    assert required_options("mini_swe") == ("prompt",)
+    assert required_options("frozen_lake") == required_options("guess_number") == ()
+    assert all(isinstance(required_options(name), tuple) for name in ENVIRONMENTS.built_in)
 
 
 def test_global_generators_are_kept_apart():

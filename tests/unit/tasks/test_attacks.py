@@ -3,7 +3,7 @@
 import pytest
 
 from antiphon.core.types import Message, Prompt
-from antiphon.tasks.reward_checks.attacks import attacks, has_tests
+from antiphon.tasks.reward_checks.attacks import generate_attacks, has_tests
 from antiphon.tasks.reward_checks.checks import oracles
 from benchmarks.check_rewards import CHOICES, HOLES, SOUND, SQUARES, SUMS, try_reward
 
@@ -24,7 +24,7 @@ def test_a_sound_reward_raises_no_alarm(name):
 def test_no_attack_is_the_right_answer(rows):
     for payload, question in rows:
         prompt = Prompt(id="p", task="t", messages=(Message("user", question),), payload=payload)
-        found = list(attacks(prompt))
+        found = list(generate_attacks(prompt))
         assert len({attack.cause for attack in found}) == len(found)
         assert not {attack.response.strip() for attack in found} & set(oracles(prompt))
         assert has_tests(prompt) == any(attack.cause.startswith("code:") for attack in found)

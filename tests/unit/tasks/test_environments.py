@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt
-from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, needs
+from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 from antiphon.tasks.environments.guess_number import GuessNumber
 
 
@@ -67,7 +67,9 @@ def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
 
 
 WITH_EXPERTS = [
-    name for name in ENVIRONMENTS.built_in if not needs(name) and hasattr(ENVIRONMENTS.resolve(name), "expert")
+    name
+    for name in ENVIRONMENTS.built_in
+    if not required_options(name) and hasattr(ENVIRONMENTS.resolve(name), "expert")
 ]
 
 

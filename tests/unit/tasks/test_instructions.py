@@ -14,7 +14,7 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.instruction_following import variants
 from antiphon.tasks.rewards.instructions import CHECKS, capital_words, sentences
-from antiphon.tasks.rewards.languages import LANGUAGES, language_of
+from antiphon.tasks.rewards.languages import LANGUAGES, detect_language
 
 WORDS = ["alpha", "Beta", "GAMMA", "don't", "x-ray", "X-RAY", "U.S.", "I", "7", "a_b", "naïve", "über", "...", "Dr."]
 MARKS = [
@@ -202,7 +202,7 @@ def test_words_in_capitals() -> None:
 
 @pytest.mark.parametrize("text", ["", "42", "Bonjour", "qwer asdf zxcv", "...", "नी"])
 def test_a_language_that_cannot_be_told(text: str) -> None:
-    assert language_of(text) is None
+    assert detect_language(text) is None
 
 
 def test_case_is_checked_with_the_language() -> None:
@@ -228,7 +228,7 @@ def test_no_check_is_slow_on_what_repeats(sign: str) -> None:
     for name, kwargs in KWARGS.items():
         CHECKS[name](sign * 200_000, **{key: fixed.get(key, 1) for key in kwargs})
     assert sentences(sign * 200_000) <= 200_000 >= capital_words(sign * 200_000)
-    assert language_of(sign * 200_000) is None
+    assert detect_language(sign * 200_000) is None
 
 
 # --- the reward ----------------------------------------------------------------------------------------------------------

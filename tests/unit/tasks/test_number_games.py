@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
 from antiphon_envs.countdown.environment import Countdown
-from antiphon_envs.mastermind.environment import Mastermind, judged
+from antiphon_envs.mastermind.environment import Mastermind, score_guess
 from tests.unit.tasks.worlds import at_random, check_contract, expert, play, success_rate
 
 CODES = st.text("123456", min_size=4, max_size=4)
@@ -50,8 +50,8 @@ def test_guesses_are_judged_as_by_the_rules(guess, code):
         if a in remaining:
             remaining.remove(a)
             elsewhere += 1
-    assert judged(guess, code) == (4 - len(left), elsewhere)
-    assert judged(guess, code) == judged(code, guess)
+    assert score_guess(guess, code) == (4 - len(left), elsewhere)
+    assert score_guess(guess, code) == score_guess(code, guess)
 
 
 def test_a_game_of_mastermind():

@@ -9,7 +9,7 @@ import pytest
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.reward_checks.checks import Finding, Grade, check, oracles
+from antiphon.tasks.reward_checks.checks import CheckResult, Grade, check_reward, oracles
 
 MATH = [
     Prompt(id=f"t/{n}", task="t", messages=(Message("user", f"{n}+1?"),), payload={"answer": str(n + 1)})
@@ -17,7 +17,7 @@ MATH = [
 ]
 
 
-def tried(grade: Any, payload: Any = None, reward_range: Any = None, deadline: float = 10.0) -> Finding:
+def tried(grade: Any, payload: Any = None, reward_range: Any = None, deadline: float = 10.0) -> CheckResult:
     task = TaskConfig(name="t", prompts=PromptsConfig(source="jsonl"), reward="math", reward_range=reward_range)
     prompts = MATH if payload is None else [Prompt(id="t/0", task="t", messages=(), payload=payload)]
 
@@ -26,7 +26,7 @@ def tried(grade: Any, payload: Any = None, reward_range: Any = None, deadline: f
         return verdict if isinstance(verdict, Score) else Score.of(verdict)
 
     seam: Grade = score
-    return asyncio.run(check(task, prompts, seam, GradingConfig(deadline=deadline)))
+    return asyncio.run(check_reward(task, prompts, seam, GradingConfig(deadline=deadline)))
 
 
 def boxed(prompt: Prompt, response: str) -> Any:

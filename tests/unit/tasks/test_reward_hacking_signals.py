@@ -3,8 +3,8 @@
 import pytest
 
 from antiphon.core.types import Message, Prompt
-from antiphon.tasks.reward_checks.attacks import attacks
-from antiphon.tasks.reward_checks.reward_hacking_signals import suspicions
+from antiphon.tasks.reward_checks.attacks import generate_attacks
+from antiphon.tasks.reward_checks.reward_hacking_signals import flag_response
 from benchmarks.check_rewards import CHOICES, SQUARES, SUMS
 
 
@@ -13,7 +13,7 @@ def prompt(question: str = "How many?", **payload: object) -> Prompt:
 
 
 def marks(asked: Prompt, response: str) -> str:
-    found = suspicions(asked, response)
+    found = flag_response(asked, response)
     assert set(found.values()) <= {1.0} and all(name.startswith("mark/") for name in found)
     return ",".join(name.removeprefix("mark/") for name in found)
 
@@ -110,7 +110,7 @@ def test_each_cause_of_the_catalogue_bears_a_mark_unless_no_text_tells_it(rows, 
     untold = {
         attack.cause
         for payload, question in rows
-        for attack in attacks(prompt(question, **payload))
+        for attack in generate_attacks(prompt(question, **payload))
         if not marks(prompt(question, **payload), attack.response)
     }
     assert sorted(untold) == UNTOLD[request.node.callspec.id].split(", ")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ToolCall
-from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, Parsed, Qwen3Coder, without_thought
+from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, ParsedResponse, Qwen3Coder, strip_thinking
 
 SCHEMAS = {"write": {"type": "object", "properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
 FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.built_in}
@@ -32,7 +32,7 @@ CONTENTS = st.text(string.printable.replace("<", ""), max_size=30).map(str.strip
 @pytest.mark.parametrize("name", FORMATS)
 @given(content=CONTENTS, calls=CALLS)
 def test_what_is_written_is_read_again(name, content, calls):
-    assert FORMATS[name].parse(FORMATS[name].render(content, calls)) == Parsed(content, tuple(calls), ())
+    assert FORMATS[name].parse(FORMATS[name].render(content, calls)) == ParsedResponse(content, tuple(calls), ())
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -77,9 +77,11 @@ def test_the_forms_themselves(name, text):
     read = FORMATS[name]
     assert read.render("", [ADD]) == text
     assert read.render("I add.", [ADD, ADD]) == f"I add.\n{text}\n{text}"
-    assert read.parse(f"Well.\n{text} and {text}\nDone.") == Parsed("Well.\n and \nDone.", (ADD, ADD), ())
-    assert read.parse("No call.") == Parsed("No call.", (), ())
-    assert read.parse(f"<think>Perhaps {text}?</think>\n4") == Parsed(f"<think>Perhaps {text}?</think>\n4", (), ())
+    assert read.parse(f"Well.\n{text} and {text}\nDone.") == ParsedResponse("Well.\n and \nDone.", (ADD, ADD), ())
+    assert read.parse("No call.") == ParsedResponse("No call.", (), ())
+    assert read.parse(f"<think>Perhaps {text}?</think>\n4") == ParsedResponse(
+        f"<think>Perhaps {text}?</think>\n4", (), ()
+    )
     assert read.parse(f"<think>Never ends {text}").calls == ()
     assert read.parse(f"<think>Yes.</think>{text}").calls == (ADD,)
 
@@ -157,7 +159,7 @@ def test_what_cannot_be_written(name):
 
 
 def test_thoughts_and_names():
-    assert without_thought("<think>4?</think>\n5") == "5"
-    assert without_thought("4 <think>") == "4 <think>"
+    assert strip_thinking("<think>4?</think>\n5") == "5"
+    assert strip_thinking("4 <think>") == "4 <think>"
     with pytest.raises(ConfigError, match="did you mean 'hermes'"):
         TOOL_FORMATS.check("herms")

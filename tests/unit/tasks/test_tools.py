@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.core.types import Message, Prompt, ToolCall
 from antiphon.tasks.config import PromptsConfig, TaskConfig
-from antiphon.tasks.environments import environment_factory, needs
+from antiphon.tasks.environments import environment_factory, required_options
 from antiphon.tasks.environments.calculator import calculator
-from antiphon.tasks.environments.extras import extra
+from antiphon.tasks.environments.extras import import_optional
 from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError
 from antiphon.tasks.environments.tools import ToolUse
 from antiphon.tasks.prompts import load_prompts
@@ -338,7 +338,7 @@ def test_any_text_is_taken(texts):
 
 
 def test_options_are_checked():
-    assert "prompt" in needs("tools")
+    assert "prompt" in required_options("tools")
     for options, message in [
         ({"tools": ["calculater"]}, "did you mean 'calculator'"),
         ({"format": "hermess"}, "did you mean 'hermes'"),
@@ -353,7 +353,7 @@ def test_options_are_checked():
 
 def test_a_package_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"search needs the package no_such_one: .*\[envs\]"):
-        extra("no_such_one", "search")
+        import_optional("no_such_one", "search")
 
 
 # --- MCP -------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 import resource
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from antiphon.core import failpoints
 from antiphon.core.errors import ConfigError, WeightsError
 from antiphon.learning.parallel.sharding import GatheredTensor
-from antiphon.weights.base import BUCKET_BYTES, CHANNELS, TransferContext, channel
-from antiphon.weights.tensors import digest_there
+from antiphon.weights.base import CHANNELS, TransferContext, open_channel
+from antiphon.weights.digest import digest_on_device
+from antiphon.weights.manifest import BUCKET_BYTES
 
 HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
 
@@ -30,19 +33,19 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 @pytest.fixture(scope="module", params=HERE)
 def way(request, tmp_path_factory):
     """Both ends of a channel."""
-    opened = channel(TransferContext(tmp_path_factory.mktemp("exchange"), request.param))
+    opened = open_channel(TransferContext(tmp_path_factory.mktemp("exchange"), request.param))
     return opened.send, opened.receive
 
 
 @pytest.fixture
 def files(tmp_path):
-    opened = channel(TransferContext(tmp_path))
+    opened = open_channel(TransferContext(tmp_path))
     return opened.send, opened.receive
 
 
 def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
     """Another user of the machine, with torch's own client and without the secret of the run."""
-    opened = channel(TransferContext(tmp_path, "distributed"))
+    opened = open_channel(TransferContext(tmp_path, "distributed"))
     update = opened.send({"a": torch.ones(3)}.items(), 1)
     host, port = re.search(r"(\d+\.\d+\.\d+\.\d+):(\d+)", update.location).groups()
     with suppress(RuntimeError):  # it may be turned away
@@ -50,6 +53,37 @@ def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
         stranger.queue_push("asked", "garbage")
     ((name, tensor),) = opened.receive(update)
     assert name == "a" and tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_version_that_is_made_during_a_broadcast_does_not_change_it(tmp_path):
+    """Both ends are here: the learner makes the next version when its thread has broadcast the first bucket of this one."""
+    opened = open_channel(TransferContext(tmp_path, "distributed"))
+    here, buckets, made = threading.current_thread(), [], threading.Event()
+
+    def ask():
+        made.set()
+        return torch.zeros(3 * BUCKET_BYTES, dtype=torch.uint8)
+
+    later = GatheredTensor(torch.Size((3 * BUCKET_BYTES,)), torch.uint8, torch.device("cpu"), ask)
+    sender = threading.Thread(target=lambda: opened.send([("a", later)], 2))
+
+    def look(point, _path):
+        if point == "weights.bucket" and threading.current_thread() is not here:
+            buckets.append(point)
+            if len(buckets) == 2:
+                sender.start()
+                if made.wait(0.5):  # which it must not be
+                    sender.join()
+
+    update = opened.send([("a", torch.ones(3 * BUCKET_BYTES, dtype=torch.uint8))], 1)
+    failpoints.watch(look)
+    try:
+        ((_, tensor),) = opened.receive(update)
+    finally:
+        failpoints.watch(None)
+    assert len(buckets) == 3 and bool((tensor == 1).all())
+    sender.join()
+    assert made.is_set(), "then it is made"
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,13 +132,13 @@ def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
         torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3)
     )
     with pytest.raises(WeightsError, match="do not fit into"):
-        channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
+        open_channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
     assert len(asked) == 2, "all give their pieces of each"
 
 
 def test_channels_agree_on_the_digest(tmp_path):
     named = [("a", torch.randn(100, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.randn(5))]
-    updates = [channel(TransferContext(tmp_path, name)).send(named, 1) for name in HERE]
+    updates = [open_channel(TransferContext(tmp_path, name)).send(named, 1) for name in HERE]
     assert len({update.manifest.digest for update in updates}) == 1
 
 
@@ -113,16 +147,16 @@ def test_channels_agree_on_the_digest(tmp_path):
 def test_a_digest_that_is_computed_where_the_bytes_are_tells_any_change(data, place, length):
     """Of a GPU's memory; the arithmetic is the same everywhere."""
     content = torch.from_numpy(np.random.default_rng(length).integers(0, 256, length, dtype=np.uint8))
-    before = digest_there(content)
-    assert before == digest_there(content.clone())
+    before = digest_on_device(content)
+    assert before == digest_on_device(content.clone())
     changed = content.clone()
     start = place % length
     fresh = torch.frombuffer(bytearray(data), dtype=torch.uint8)[: length - start]
     changed[start : start + len(fresh)] = fresh
-    assert (digest_there(changed) == before) == torch.equal(changed, content)
+    assert (digest_on_device(changed) == before) == torch.equal(changed, content)
     words = content[: length // 16 * 16].view(2, -1) if length >= 16 else content.view(1, -1)
     swapped = words.flip(0).reshape(-1)
-    assert (digest_there(swapped) == digest_there(words.reshape(-1))) == torch.equal(words.flip(0), words)
+    assert (digest_on_device(swapped) == digest_on_device(words.reshape(-1))) == torch.equal(words.flip(0), words)
 
 
 def test_swapped_tensors_are_refused(way):
@@ -179,4 +213,4 @@ def test_weights_that_do_not_fit_are_an_error(files):
 
 def test_an_address_that_is_not_the_learners_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"weights.host: '203.0.113.7' is no address"):
-        channel(TransferContext(tmp_path, "distributed", "203.0.113.7"))
+        open_channel(TransferContext(tmp_path, "distributed", "203.0.113.7"))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from torch import distributed
 
-from antiphon.weights.listeners import Listeners
+from antiphon.weights.listeners import ListeningSockets
 from antiphon.weights.rendezvous import STRANGERS, RunStore, open_store
 
 SECOND = timedelta(seconds=1)
@@ -110,13 +110,13 @@ def test_strangers_who_say_nothing_crowd_nobody_out(opened):
 
 
 def test_a_listener_that_is_shut_admits_nobody_else():
-    listeners = Listeners()
-    with listeners.opened():
+    listeners = ListeningSockets()
+    with listeners.track():
         listener = socket.create_server(("127.0.0.1", 0))
     other = socket.create_server(("127.0.0.1", 0))
     with listener, other, socket.create_connection(listener.getsockname(), 60) as known:
         end, _ = listener.accept()
-        listeners.shut()
+        listeners.refuse_connections()
         with pytest.raises(TimeoutError):
             socket.create_connection(listener.getsockname(), 0.2)
         socket.create_connection(other.getsockname(), 60).close()

@@ -31,7 +31,7 @@ from antiphon.sandbox.config import SandboxConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.names import find_imports, find_uses
 from antiphon.tasks.rewards.code.programs import modules, programs
-from antiphon.tasks.rewards.extract import wrong
+from antiphon.tasks.rewards.extract import zero_score
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -77,9 +77,9 @@ class Code:
             )
         code = code_of(transcript.response)
         if not code.strip():
-            return wrong("the response has no code")
+            return zero_score("the response has no code")
         if any("\ud800" <= character <= "\udfff" for character in code):  # which not every sandbox can be given
-            return wrong("the code is no text: it has half a character")
+            return zero_score("the code is no text: it has half a character")
         key = hashlib.sha256(repr((payload, code)).encode("utf-8", "surrogatepass")).digest()
         if (known := self._known.get(key)) is not None:
             return known

@@ -13,7 +13,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import LONGEST_STATEMENT, right_answer, statements, wrong
+from antiphon.tasks.rewards.extract import LONGEST_STATEMENT, answer_statements, ground_truth, zero_score
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE](?P<e>[+-]?\d+)|\s*(?:×|\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?(?P<ten>[+-]?\d+)\}?)"
@@ -47,16 +47,16 @@ def numeric(
     taught to, and pays for guessing. `ValueError` if the payload's answer is not one number.
     """
     with localcontext(Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)):
-        right = list(numbers(right_answer(prompt, answer), percent))
+        right = list(numbers(ground_truth(prompt, answer), percent))
         if len(right) != 1:
-            raise ValueError(f"the right answer {right_answer(prompt, answer)!r} is not one number")
+            raise ValueError(f"the right answer {ground_truth(prompt, answer)!r} is not one number")
         response = transcript.response.strip()
-        said = [response] if _NUMBER.fullmatch(response[:LONGEST_STATEMENT]) else statements(response)
+        said = [response] if _NUMBER.fullmatch(response[:LONGEST_STATEMENT]) else answer_statements(response)
         given = next(filter(None, (_stated(each, percent) for each in said)), [])
         if not given and not require_marker:
             given = list(numbers(response[-LONGEST_STATEMENT:], percent))[-1:]
         if len(given) != 1:
-            return wrong(f"the response states {len(given)} numbers as its answer")
+            return zero_score(f"the response states {len(given)} numbers as its answer")
         apart = abs(given[0] - right[0])
         return Score.of(apart <= max(Decimal(absolute), Decimal(relative) * abs(right[0])))
 

@@ -25,7 +25,7 @@ from math_verify.parser import LatexExtractionConfig
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import last_boxed, last_match, right_answer, wrong
+from antiphon.tasks.rewards.extract import ground_truth, last_boxed, last_match, zero_score
 from antiphon.tasks.rewards.math.answer_reader import LONGEST, Node, UnreadableAnswer, read_answer
 from antiphon.tasks.rewards.math.answer_values import (
     NoValueError,
@@ -64,17 +64,19 @@ class Math:
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """The verdict; `ValueError` if the payload's answer cannot be read as mathematics."""
-        expected = right_answer(prompt, self._answer)
+        expected = ground_truth(prompt, self._answer)
         expected = (last_boxed(expected) or expected).strip().strip("$").strip()
         given = self._find(transcript.response)
         if given is None:
-            return wrong("the response has no boxed answer" if self._require_boxed else "the response has no answer")
+            return zero_score(
+                "the response has no boxed answer" if self._require_boxed else "the response has no answer"
+            )
         if given == expected:
             return Score.of(1.0)
         if len(given) > LONGEST + len(expected):
-            return wrong(f"the answer has {len(given)} characters")
+            return zero_score(f"the answer has {len(given)} characters")
         problem = compare_answers(expected, given, self._allow_arithmetic)
-        return wrong(problem) if problem else Score.of(1.0)
+        return zero_score(problem) if problem else Score.of(1.0)
 
     def _find(self, response: str) -> str | None:
         boxed = last_boxed(response)

@@ -7,10 +7,12 @@ the learner gets the batch, follows from these declarations; a user's own stream
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+D = TypeVar("D")
 
 Producer = Literal["engine", "reference", "policy", "attention", "critics", "teachers", "stage", "data"]
 Consumer = Literal["advantages", "critics", "loss", "learner"]
@@ -80,7 +82,7 @@ class Streams:
     def __getitem__(self, spec: StreamSpec) -> NDArray[Any]:
         return self._arrays[spec]
 
-    def get(self, spec: StreamSpec, default: NDArray[Any]) -> NDArray[Any]:
+    def get(self, spec: StreamSpec, default: D) -> NDArray[Any] | D:
         """Return a stream, or `default` if it is not there."""
         return self._arrays.get(spec, default)
 

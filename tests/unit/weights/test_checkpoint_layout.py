@@ -6,9 +6,10 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.core.errors import WeightsError
-from antiphon.weights.adapters import applied, flat
-from antiphon.weights.base import Adapters, weight_files
-from antiphon.weights.files import Files
+from antiphon.weights.adapters import apply_adapters, flatten_adapters
+from antiphon.weights.checkpoint_files import list_weight_files
+from antiphon.weights.checkpoint_layout import CheckpointLayout
+from antiphon.weights.manifest import Adapters
 
 SHAPE = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
@@ -23,7 +24,7 @@ def saved(place, tied, **options):
 
 def adapted(place):
     pair = torch.ones(2, 32), torch.ones(32, 2)
-    return dict(applied(flat({QUERIES: pair}), Adapters(str(place), 1.0)))
+    return dict(apply_adapters(flatten_adapters({QUERIES: pair}), Adapters(str(place), 1.0)))
 
 
 @pytest.mark.parametrize("pieces", ["20KB", "1GB"])
@@ -31,21 +32,21 @@ def test_other_copies_of_the_weights_are_passed_over(tmp_path, pieces):
     """Some who publish a model put its weights beside it once more, as other programs name them."""
     weights = saved(tmp_path, tied=False, max_shard_size=pieces)
     save_file({"layers.0.attention.wq.weight": torch.zeros(32, 32)}, tmp_path / "consolidated.safetensors")
-    assert (len(weight_files(tmp_path)) > 1) == (pieces == "20KB")
-    Files(tmp_path, tied=False).require(weights, 1)
+    assert (len(list_weight_files(tmp_path)) > 1) == (pieces == "20KB")
+    CheckpointLayout(tmp_path, tied=False).validate(weights, 1)
     assert adapted(tmp_path).keys() == weights.keys()
     with pytest.raises(WeightsError, match=r"'lm_head.weight' has shape .* here and none there"):
-        Files(tmp_path, tied=False).require({n: w for n, w in weights.items() if n != "lm_head.weight"}, 1)
+        CheckpointLayout(tmp_path, tied=False).validate({n: w for n, w in weights.items() if n != "lm_head.weight"}, 1)
 
 
 def test_a_tied_head_that_the_files_have_is_no_part_of_an_update(tmp_path):
     weights = saved(tmp_path, tied=True)
     assert "lm_head.weight" not in weights
-    (file,) = weight_files(tmp_path)
+    (file,) = list_weight_files(tmp_path)
     head = {"lm_head.weight": weights["model.embed_tokens.weight"].detach().clone()}
     save_file(load_file(file) | head, file, metadata={"format": "pt"})
-    files, sent = Files(tmp_path, tied=True), adapted(tmp_path)
+    layout, sent = CheckpointLayout(tmp_path, tied=True), adapted(tmp_path)
     assert "lm_head.weight" in sent
     for update in (weights, sent):
-        files.require(update, 1)
-        assert dict(files.named(update)).keys() == weights.keys()
+        layout.validate(update, 1)
+        assert dict(layout.convert(update)).keys() == weights.keys()

@@ -1,6 +1,7 @@
-"""What an update is to those who read weights as the files of a checkpoint have them: vLLM, and servers.
+"""Weights as the files of a checkpoint name and divide them, for vLLM and for servers.
 
-A learner has transformers' names. In files a mixture of experts may have a tensor for each expert, where these are stacked.
+A learner uses the names of transformers. In files, a mixture of experts may have one tensor for each expert where
+transformers stacks them.
 """
 
 import functools
@@ -15,29 +16,30 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from antiphon.core.errors import WeightsError
-from antiphon.weights.base import weight_files
+from antiphon.weights.checkpoint_files import list_weight_files
 
 Tensors = dict[str, torch.Tensor]
 
 _IN_LAYER = re.compile(r"(\.\d+\.).*")
 
 
-class Files:
-    """Those of a model directory's checkpoint. A head that is the embedding, `tied`, is passed over, in an update too."""
+class CheckpointLayout:
+    """Names and shapes of the tensors in the checkpoint of a model directory."""
 
     def __init__(self, model: str | Path, tied: bool) -> None:
+        """Read the names and shapes. If the head is `tied` to the embedding, it is left out, in updates too."""
         self._model = str(model)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for path in weight_files(Path(model)):
+        for path in list_weight_files(Path(model)):
             with safe_open(path, "pt") as file:
                 self._shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        self._passed_over = {"lm_head.weight"} if tied else set[str]()
-        self._shapes = {name: shape for name, shape in self._shapes.items() if name not in self._passed_over}
+        self._left_out = {"lm_head.weight"} if tied else set[str]()
+        self._shapes = {name: shape for name, shape in self._shapes.items() if name not in self._left_out}
 
-    def require(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """`WeightsError` unless `named` makes of these the tensors of the files, all of them and no others."""
+    def validate(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Raise `WeightsError` unless `convert` turns these tensors into exactly those of the checkpoint."""
         outlines = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        sent, wanted = {name: tuple(tensor.shape) for name, tensor in self.named(outlines)}, self._shapes
+        sent, wanted = {name: tuple(tensor.shape) for name, tensor in self.convert(outlines)}, self._shapes
         wrong = sorted(name for name in sent.keys() | wanted.keys() if sent.get(name) != wanted.get(name))
         if wrong:
             name = wrong[0]
@@ -46,20 +48,24 @@ class Files:
                 f"{name!r} has shape {wanted.get(name, 'none')} here and {sent.get(name, 'none')} there"
             )
 
-    def named(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors of a learner, or of the files, as the files name and divide them; a layer at a time, for some are copied."""
+    def convert(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors as the checkpoint names and divides them, one layer at a time because some are copied.
+
+        Args:
+            tensors: Tensors by the names of transformers, or of the checkpoint.
+        """
         layers: dict[str, Tensors] = {}
         for name, tensor in tensors.items():
-            if name in self._passed_over:
+            if name in self._left_out:
                 continue
             layers.setdefault(_IN_LAYER.sub(r"\1", name), {})[name] = tensor
         for layer in layers.values():
             known = layer.keys() <= self._shapes.keys()
-            yield from (layer if known else revert_weight_conversion(_outline(self._model), layer)).items()
+            yield from (layer if known else revert_weight_conversion(_meta_model(self._model), layer)).items()
 
 
 @functools.cache
-def _outline(model: str) -> Any:
-    """The model of a directory, without memory: it knows how files name its parts."""
+def _meta_model(model: str) -> Any:
+    """Return the model of a directory on the meta device: without memory, but with the names of its parts."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))

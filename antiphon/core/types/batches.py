@@ -1,0 +1,101 @@
+"""Training data: samples, the packs they are laid out in, and the batch of one training step."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray, is_within, require_length
+from antiphon.core.types.streams import Streams
+from antiphon.core.types.trajectories import Segment, TrajectoryMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One segment of one trajectory, ready to be packed; `weights` scale each token's loss (masks, corrections)."""
+
+    meta: TrajectoryMeta
+    segment: Segment
+    streams: Streams  # [L]
+    advantages: FloatArray  # [L]
+    weights: FloatArray  # [L]
+    reward: float = (
+        0.0  # of its trajectory: the score, what was made of it, and the divergence taken off it (`kl.place`)
+    )
+    task_reward: float | None = None  # the same without the divergence, where one was taken off: see `KL_REWARD`
+    turn_divisor: float | None = (
+        1.0  # what the rewards of its turns are divided by; None: they are none of `reward` any more
+    )
+
+    def __post_init__(self) -> None:
+        length = len(self.segment.tokens)
+        require_length("Sample", length, advantages=self.advantages, weights=self.weights)
+        self.streams.check_length("Sample", length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """One micro-batch: samples laid end to end without padding.
+
+    A prefix that several samples share is present once: the pack is a forest of pieces, and a sample is the path from a
+    root to its last piece. `coefficients` hold every factor of a token's loss, divided by the counts of the whole
+    update, so that the sum over packs is the update's loss however it is cut.
+    """
+
+    tokens: IntArray  # [T]
+    lengths: IntArray  # [S] of the pieces, sums to T
+    parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
+    owners: IntArray  # [S] the sample whose loss each piece has
+    ends: IntArray  # [samples] the last piece of each
+    loss_mask: BoolArray  # [T]
+    logprobs: FloatArray  # [T] of the behaviour policy
+    advantages: FloatArray  # [T]
+    coefficients: NDArray[np.float64]  # [T] double, so that a test in double precision sees no rounding
+    temperatures: FloatArray  # [T]
+    streams: Streams = field(default_factory=Streams)  # [T]
+
+    def __post_init__(self) -> None:
+        require_length(
+            "Pack",
+            len(self.tokens),
+            loss_mask=self.loss_mask,
+            logprobs=self.logprobs,
+            advantages=self.advantages,
+            coefficients=self.coefficients,
+            temperatures=self.temperatures,
+        )
+        self.streams.check_length("Pack", len(self.tokens))
+        if int(self.lengths.sum()) != len(self.tokens):
+            raise ValueError(f"Pack.lengths sum to {int(self.lengths.sum())}, expected {len(self.tokens)}")
+        if len(self.parents) != len(self.lengths) or (self.parents >= np.arange(len(self.lengths))).any():
+            raise ValueError(
+                f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order"
+            )
+        if len(self.owners) != len(self.lengths) or not is_within(self.owners, self.ends):
+            raise ValueError(f"Pack.owners {self.owners.tolist()} are not those of {len(self.lengths)} pieces")
+        if not is_within(self.ends, self.lengths):
+            raise ValueError(f"Pack.ends {self.ends.tolist()} are none of {len(self.lengths)} pieces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimiser step: the packs of each data-parallel rank, and the counts of the whole update."""
+
+    packs: tuple[tuple[Pack, ...], ...]  # [ranks][micro-batches]
+    loss_tokens: int
+    samples: int
+    groups: int
+    sequences: int  # segments that are trained on
+    forward_only: tuple[tuple[Pack, ...], ...] = ()  # as packs: of segments that make no gradient, to be measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """All updates of one training step: mini-batches × epochs."""
+
+    updates: tuple[Update, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all packs, prompts included."""
+        return sum(len(pack.tokens) for update in self.updates for rank in update.packs for pack in rank)

@@ -1,0 +1,66 @@
+"""Policy versions, published weights, and the parameters of sampling."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyVersion:
+    """The weights after `n` published updates of a lineage.
+
+    A resume after a rollback opens a new lineage, so that undone versions never look like the future.
+    """
+
+    lineage: int
+    n: int
+
+    def age(self, now: "PolicyVersion") -> int:
+        """Return the number of versions published since this one."""
+        if now.lineage < self.lineage or now.n < self.n:
+            raise ValueError(f"{self} lies in the future of {now}")
+        return now.n - self.n
+
+    def next(self) -> "PolicyVersion":
+        """Return the version after one more published update."""
+        return PolicyVersion(self.lineage, self.n + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Parameters of token sampling, recorded with every completion; `temperature` 0 is greedy.
+
+    The learner applies the same temperature to its log-probs.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    seed: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        """True if sampling drops part of the distribution, so that plain log-probs do not describe it."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+class OnUpdate(StrEnum):
+    """Treatment of requests in flight when an engine loads new weights."""
+
+    KEEP = "keep"  # go on with the old KV cache; later tokens are flagged
+    RECOMPUTE = "recompute"  # re-prefill prompt and tokens under the new weights
+    RESTART = "restart"  # drop the tokens and start again
+    DRAIN = "drain"  # finish what runs, then load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsUpdate:
+    """Published weights: the version, the location, and the manifest that a receiver verifies them with."""
+
+    version: int
+    location: str  # what the channel's receiver opens
+    manifest: Any  # weights.base.Manifest

@@ -1,0 +1,56 @@
+"""The configuration keys that may change when a run is resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.config import load
+from antiphon.core.errors import ConfigError
+from antiphon.run.config import RunConfig
+
+CHANGEABLE = (
+    "steps",
+    "record",
+    "checkpoint",
+    "evaluation.minimum_accuracy",
+    "cluster",
+    "placement",
+    "weights",
+    "engine.replicas",
+    "engine.minimum",
+    "engine.options.urls",
+    "engine.also",
+    "rollout.workers",
+    "rollout.timeout",
+    "rollout.engine_timeout",
+    "learner.kind",
+    "learner.options",
+    "learner.threads",
+    "learner.mesh",
+    "learner.cpu_offload",
+    "learner.on_nonfinite",
+    "learner.timeout",
+    "meshes",
+    "grading",
+    "check",
+)
+
+
+def check_same(written: Path, config: RunConfig) -> None:
+    """Raise `ConfigError` if a key outside `CHANGEABLE` differs between `config` and the configuration file of a run."""
+    before, now = (dict(flatten(tree)) for tree in (load(written, model=RunConfig).model_dump(), config.model_dump()))
+    for path in sorted(before.keys() | now.keys()):
+        if before.get(path) != now.get(path) and not path.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"{written}: {path} was {before.get(path)!r} and is {now.get(path)!r} now: that would be another run. "
+                f"A resume may change {', '.join(CHANGEABLE)}"
+            )
+
+
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and the value of each leaf of nested mappings."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value

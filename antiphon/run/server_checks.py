@@ -1,0 +1,31 @@
+"""Requirements on servers that a run trains through."""
+
+from antiphon.core.config import read_secret
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import OnUpdate
+from antiphon.engines.config import LOADABLE_FLAVOURS
+from antiphon.run.config import RunConfig
+from antiphon.run.config_checks.common import iterate_engines
+
+
+def check_servers(config: RunConfig) -> None:
+    """Raise `ConfigError` if a server that is an engine of the run cannot load weights.
+
+    An evaluation publishes no weights and needs no such check.
+    """
+    for at, engine in iterate_engines(config):
+        servers = engine.server_options
+        if servers is None:
+            continue
+        if servers.key:
+            read_secret(servers.key)
+        if servers.flavour not in LOADABLE_FLAVOURS:
+            raise ConfigError(
+                f"{at}.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for "
+                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADABLE_FLAVOURS))}"
+            )
+        if config.rollout.on_update is OnUpdate.KEEP:
+            raise ConfigError(
+                f"rollout.on_update: 'keep' is not for servers ({at}.kind): what they send does not tell which weights a "
+                "token came from; valid are recompute, restart and drain"
+            )

@@ -1,0 +1,58 @@
+"""Descriptions of a set of weights: tensors in one flat buffer, digest, adapters. Importing it imports no torch."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+BUCKET_BYTES = 16 << 20  # unit of sending and of hashing
+
+
+class TensorSpec(Protocol):
+    """A tensor, or the description of one that is assembled on demand: `detach` gathers the pieces that other ranks hold."""
+
+    @property
+    def shape(self) -> "torch.Size": ...
+
+    @property
+    def dtype(self) -> "torch.dtype": ...
+
+    @property
+    def device(self) -> "torch.device": ...
+
+    @property
+    def detach(self) -> Callable[[], "torch.Tensor"]: ...
+
+
+NamedTensors = Iterable[tuple[str, TensorSpec]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Position of one tensor in the flat buffer."""
+
+    name: str
+    dtype: str  # torch's name of it, such as "float32"
+    shape: tuple[int, ...]
+    offset: int  # bytes
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The base model and the scale of low-rank adapters."""
+
+    base: str  # model directory
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Layout and digest of one version of a set of weights."""
+
+    tensors: tuple[TensorLayout, ...]
+    size: int  # bytes of the buffer
+    digest: int
+    adapters: Adapters | None = None  # set if the tensors are adapters and not whole weights
