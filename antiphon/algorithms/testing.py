@@ -1,4 +1,4 @@
-"""What the learner takes for granted of a loss, proved in one call from its test: `check_loss(my_loss)`."""
+"""Checks that a loss has the properties that the learner relies on: `check_loss(my_loss)`, in the test of the loss."""
 
 import copy
 import itertools
@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.losses import Loss, LossInputs
 from antiphon.core.types import StreamSpec
 
@@ -29,23 +30,33 @@ def check_loss(
     streams: Sequence[StreamSpec] = (),
     seeds: Sequence[int] = (0, 1, 2, 3),
 ) -> None:
-    """Raise `AssertionError` unless `loss` keeps what is listed; the message begins with what it does not keep.
+    """Check the properties that the learner relies on.
 
-    - `shape`: it returns values and metrics; values are [N], as precise as the log-probs, and differentiable.
-    - `inputs`: it changes nothing of what it is given.
-    - `metrics`: names are strings, the same at every call, with a finite number a token, [N].
-    - `finite`: values and gradients are, in single precision: of one token alone, without advantage, where a ratio is beyond
-      what a float can hold.
-    - `repeatable`: a second call makes the same.
-    - `order`: in another order of the sequences every token keeps its value, gradient and metrics.
-    - `micro-batches`: so it does where its sequence is alone in the pack: nothing is divided by what the pack counts, and
-      nothing reaches from one sequence to another.
-    - `gradient`: it is that of small steps. What the loss takes out of the graph (`detach`, `no_grad`, `item`, comparisons)
-      is held still while steps are made, so stopped gradients are right and slips of a backward pass are not.
+    - `shape`: the loss returns values and metrics; values are [N], of the dtype of the log-probs, and differentiable.
+    - `inputs`: it does not change its inputs.
+    - `metrics`: names are strings, the same at every call, with a finite number for each token, [N].
+    - `finite`: values and gradients are finite in single precision, also for one token alone, without advantage, and where a
+      ratio overflows a float.
+    - `repeatable`: a second call returns the same.
+    - `order`: each token keeps its value, gradient and metrics in another order of the sequences.
+    - `micro-batches`: and where its sequence is alone in the pack: the loss divides by no count of the pack, and no sequence
+      depends on another.
+    - `gradient`: it agrees with finite differences. What the loss takes out of the graph (`detach`, `no_grad`, `item`,
+      comparisons) is held constant in these, so stopped gradients pass and mistakes of a backward pass do not.
+    - `declared`: with `zero_at_zero_advantage` the gradient is 0 for tokens without advantage.
 
-    Each seed draws a pack of five sequences in several turns, with the `streams` that the loss reads: those of floats are
-    log-probs, others 0 and 1. A rare draw may lie on a kink of a loss, where small steps say nothing; name other seeds then.
+    Args:
+        loss: The loss function.
+        config: Settings that it is called with.
+        streams: Streams that it reads, if it does not declare them. Float streams are drawn as log-probs, others as 0 and 1.
+        seeds: Each draws a pack of five sequences of several turns. A rare draw lies on a kink of a loss, where finite
+            differences mean nothing; give other seeds then.
+
+    Raises:
+        AssertionError: The loss lacks a property; the message begins with its name.
     """
+    declared = declaration_of(loss)
+    streams = streams or declared.needs
     for inputs in _extremes(streams):
         _run(loss, config, inputs)
     for seed in seeds:
@@ -53,6 +64,8 @@ def check_loss(
         found = _run(loss, config, _joined(parts))
         _check_packing(loss, config, parts, found, f"seed {seed}")
         _check_gradient(loss, config, _joined(parts), found, f"seed {seed}")
+        if declared.zero_at_zero_advantage:
+            _check_declared(loss, config, _joined(parts), f"seed {seed}")
 
 
 def _check_packing(loss: Loss, config: AlgorithmConfig, parts: list[LossInputs], found: Found, where: str) -> None:
@@ -86,6 +99,13 @@ def _check_gradient(loss: Loss, config: AlgorithmConfig, pack: LossInputs, found
         slopes = torch.stack([(total(name, step) - total(name, -step)) / (2 * STEP) for step in steps]) / weights
         gradients = found[f"gradients of {name}"]
         _require_close(f"gradient: not that of small steps in {name} ({where})", gradients, slopes, 1e-5)
+
+
+def _check_declared(loss: Loss, config: AlgorithmConfig, pack: LossInputs, where: str) -> None:
+    found = _run(loss, config, replace(pack, advantages=torch.zeros_like(pack.advantages)))
+    for name in DIFFERENTIABLE:
+        gradient = found[f"gradients of {name}"]
+        _require_close(f"declared: zero_at_zero_advantage, but not in {name} ({where})", gradient, 0 * gradient, 0.0)
 
 
 class _Held(TorchFunctionMode):
@@ -219,7 +239,7 @@ def _draw(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]:
 
 
 def _stream(spec: StreamSpec, length: int, random: torch.Generator) -> torch.Tensor:
-    drawn = torch.rand(length, *spec.shape, generator=random, dtype=torch.float64)
+    drawn = torch.rand(length, *(size or 2 for size in spec.shape), generator=random, dtype=torch.float64)
     dtype = getattr(torch, spec.dtype)
     return -3 * drawn if dtype.is_floating_point else (drawn < 0.5).to(dtype)
 

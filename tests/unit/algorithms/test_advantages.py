@@ -6,7 +6,7 @@ from statistics import mean, pstdev, stdev
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from antiphon.algorithms.advantages import discounted_sums
