@@ -33,8 +33,9 @@ from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, Sample, TrainBatch, Update
-from antiphon.learning.batch import build_batch, make_response
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import make_response
 from antiphon.learning.host_device_copy import to_device
 from antiphon.learning.model.attention import AttentionReader, loss_sequences
 from antiphon.learning.torch_learner import TorchLearner

@@ -37,8 +37,8 @@ from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.factory import open_engine
-from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.model.attention import PackLayout
 from antiphon.learning.model.attention_stats import (
     HEAD_SHARE,

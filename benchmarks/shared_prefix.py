@@ -119,8 +119,9 @@ def one(way: str, spec: Path) -> dict[str, float]:
 def ours(share: bool, spec: dict) -> dict[str, float]:
     """Steps of the learner on the work of a specification."""
     from antiphon.algorithms.config import AlgorithmConfig
-    from antiphon.learning.batch import build_batch, make_response
+    from antiphon.learning.batch import build_batch
     from antiphon.learning.config import LearnerConfig, OptimizerConfig
+    from antiphon.learning.data_samples import make_response
     from antiphon.learning.torch_learner import TorchLearner
 
     prompt = np.array(spec["prompt"], np.int32)

@@ -20,9 +20,9 @@ from antiphon.core.types import (
     Streams,
     StreamSpec,
 )
-from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.learner import Scorer
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.step import SampleKey, Step, StepPipeline, by_key, gather_keyed
 
 Query = Callable[[list[Pack]], Awaitable[list[FloatArray]]]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import UNDECLARED, Declaration
+from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.rewards import Controllers
 from antiphon.algorithms.trajectories import Arrays, Samples
 from antiphon.core.types import PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
@@ -59,7 +59,7 @@ class StepPipeline:
     critic: CriticConfig | None = None
     critic_ranks: int
     estimate_advantages: EstimateAdvantages
-    loss: Declaration = UNDECLARED
+    loss: Declaration
     stages: Sequence["Stage"]
     max_tokens: int
     controllers: Controllers = field(default_factory=Controllers)

@@ -27,16 +27,9 @@ from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.batch import (
-    make_pair,
-    make_response,
-    make_scored_pair,
-    pack_samples,
-    pair_mean_batch,
-    split_packs,
-    token_mean_batch,
-)
+from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.learner import WorkerLearner
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
 from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, staging_dir
 from antiphon.record.live import View, make_view

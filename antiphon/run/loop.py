@@ -51,7 +51,7 @@ from antiphon.core.types import (
 )
 from antiphon.core.workers import WorkerHandle
 from antiphon.engines.base import InferenceEngine
-from antiphon.learning.batch import supervised_batch
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import ModelRoles, Scorer, Trainer
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.stages import STAGES

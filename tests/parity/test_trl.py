@@ -27,8 +27,9 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.learning.batch import build_batch, make_pair, make_scored_pair, pair_mean_batch, supervised_batch
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import make_pair, make_scored_pair, pair_mean_batch, supervised_batch
 from antiphon.learning.host_device_copy import to_floats
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.learning.pack_learner import PackLearner

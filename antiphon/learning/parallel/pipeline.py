@@ -15,9 +15,9 @@ from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from antiphon.core.types import Pack
-from antiphon.learning.batch import padding_pack
 from antiphon.learning.mesh import Mesh
 from antiphon.learning.model.loading import decoder_layers
+from antiphon.learning.packing import padding_pack
 
 T = TypeVar("T")
 

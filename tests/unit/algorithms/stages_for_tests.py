@@ -3,7 +3,8 @@
 import asyncio
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.stages import advantages, rewards
 from antiphon.learning.step import Step, StepPipeline
@@ -18,6 +19,7 @@ def taken_through(groups, estimate=None, **algorithm):
         config=LearnerConfig(),
         critic_ranks=1,
         estimate_advantages=estimate or ADVANTAGES.resolve(config.advantage),
+        loss=declaration_of(LOSSES.resolve(config.loss)),
         stages=[],
         max_tokens=9,
     )

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
-from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.model import attention
 from antiphon.learning.model import attention_stats as rhythm
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
 

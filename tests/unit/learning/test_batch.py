@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch, digest_batches, pack_samples, split_packs, supervised_batch
+from antiphon.learning.batch import build_batch, digest_batches
+from antiphon.learning.data_samples import supervised_batch
+from antiphon.learning.packing import pack_samples, split_packs
 
 from .conftest import histories, make_sample
 

@@ -15,8 +15,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
-from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.pack_learner import learning_rate_factor

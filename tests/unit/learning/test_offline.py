@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
-from antiphon.learning.batch import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.objectives.distill import DistillationLearner, Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 
 from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
 from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
-from antiphon.learning.batch import pack_samples, split_packs
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 
 from .conftest import SHAPE, make_learner, make_sample

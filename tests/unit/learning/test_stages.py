@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.learner import ModelRoles
@@ -52,6 +53,7 @@ def training(directory, algorithm, critics=(), critic=None, teachers=(), **confi
         critic_ranks=1,
         teachers=teachers,
         estimate_advantages=ADVANTAGES.resolve(algorithm.advantage),
+        loss=declaration_of(LOSSES.resolve(algorithm.loss)),
         stages=[],
         max_tokens=9,
     )

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import MIXED_CACHE, TrainBatch
-from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.stages import update_actor
 
 from .conftest import make_learner
