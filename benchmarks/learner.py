@@ -37,7 +37,8 @@ from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import make_response
 from antiphon.learning.host_device_copy import to_device
-from antiphon.learning.model.attention import AttentionReader, loss_sequences
+from antiphon.learning.model.attention import AttentionReader
+from antiphon.learning.model.pack_layout import loss_sequences
 from antiphon.learning.torch_learner import TorchLearner
 
 MEASURES = (

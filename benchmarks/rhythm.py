@@ -33,13 +33,13 @@ from _common import ROOT, seconds, smollm2, table, write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.attention_credit import top_share
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.factory import open_engine
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
-from antiphon.learning.model.attention import PackLayout
 from antiphon.learning.model.attention_stats import (
     HEAD_SHARE,
     AllLayersRead,
@@ -47,6 +47,7 @@ from antiphon.learning.model.attention_stats import (
     middle_layers,
     waad_and_fai,
 )
+from antiphon.learning.model.pack_layout import PackLayout
 from antiphon.learning.pack_learner import trim_memory
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer

@@ -16,7 +16,7 @@ Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554,
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from antiphon.algorithms.config import RhythmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.rng import generator
 from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig
 from antiphon.algorithms.divergence import estimate_kl
+from antiphon.algorithms.sections import KlConfig
 from antiphon.algorithms.trajectories import Samples, gather_sampled, policy_logprobs, scatter_sampled, trajectories
 from antiphon.core.types import (
     KL_REWARD,

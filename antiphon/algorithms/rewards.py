@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig, LossWeightConfig, NormalizationScope, RewardConfig
 from antiphon.algorithms.normalization import EPSILON, center, stable_mean, standard_deviation
+from antiphon.algorithms.sections import KlConfig, LossWeightConfig, NormalizationScope, RewardConfig
 from antiphon.core.types import FloatArray, TrajectoryMeta
 
 Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.divergence import estimate_kl
 from antiphon.algorithms.losses import Loss, LossInputs, Metrics, aggregate_log_ratio, clipped_log_ratio
+from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 

@@ -28,13 +28,7 @@ from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.host_device_copy import mean_metrics, to_device, to_floats
 from antiphon.learning.mesh import TIMEOUT, Mesh, connect_store, copy_to_group, gather_from_group, reduce_from_group
 from antiphon.learning.model import lora
-from antiphon.learning.model.attention import (
-    CONTEXT_ATTENTION,
-    AttentionReader,
-    PackLayout,
-    loss_sequences,
-    previous_tokens,
-)
+from antiphon.learning.model.attention import CONTEXT_ATTENTION, AttentionReader
 from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTION
 from antiphon.learning.model.hf_checkpoint import (
     State,
@@ -49,7 +43,9 @@ from antiphon.learning.model.hf_checkpoint import (
 )
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
-from antiphon.learning.parallel.sharding import ShardedModel, WholeModel
+from antiphon.learning.model.pack_layout import PackLayout, loss_sequences, previous_tokens
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import WholeModel
 from antiphon.record.checkpoint import TRAINING_STATE, convert_save_errors
 from antiphon.weights.manifest import TensorSpec
 from antiphon.weights.rendezvous import open_store

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.algorithms.config import Aggregation, LossWeightConfig, RewardConfig
+from antiphon.algorithms.config import Aggregation
 from antiphon.algorithms.rewards import shape_rewards, trajectory_weights
+from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
 from antiphon.algorithms.trajectories import trajectories
 from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.registry import Registry

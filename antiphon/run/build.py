@@ -17,8 +17,8 @@ from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.config import MeshesConfig
 from antiphon.learning.learner import ModelRoles
+from antiphon.learning.parallel.config import MeshesConfig
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.step import StepPipeline
 from antiphon.record.checkpoint import list_checkpoints

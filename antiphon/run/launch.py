@@ -155,7 +155,7 @@ def check_layers(model: Path, learner: LearnerConfig, at: str = "learner.mesh") 
     place. Where that is to be seen from them alone, torch is imported."""
     if _divides_layers(learner):
         from antiphon.learning.model.loading import build_on_meta
-        from antiphon.learning.parallel.sharding import check_division
+        from antiphon.learning.parallel.tensor_parallel import check_division
 
         check_division(build_on_meta(model), learner.mesh, at)
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.offline_config import PreferenceConfig
 from antiphon.core.types import (
     REFERENCE_LOGPROBS,
     AttemptId,

@@ -22,9 +22,11 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.config import DeepSpeedOptions, LearnerConfig, OptimizerConfig
+from antiphon.learning.backends.config import DeepSpeedOptions
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.pack_learner import GatherTensor, trim_memory
-from antiphon.learning.parallel.sharding import PipelineForward, ShardedModel
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
 
 T = TypeVar("T")

@@ -18,20 +18,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.types import Pack
+from antiphon.learning.backends.config import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_names import Part, head_size, parts
-from antiphon.learning.config import (
-    LearnerConfig,
-    MegatronOptions,
-    OptimizerConfig,
-    megatron_incompatibilities,
-    megatron_problems,
-)
+from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
-from antiphon.learning.model.attention import AttentionReader, PackLayout
+from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
+from antiphon.learning.model.pack_layout import PackLayout
 from antiphon.learning.pack_learner import GatherTensor
-from antiphon.learning.parallel.sharding import PipelineForward, ShardedModel, WholeModel
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
 from antiphon.learning.torch_learner import TorchLearner
 
 try:

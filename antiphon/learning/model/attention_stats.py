@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphon.algorithms.config import RhythmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import FloatArray, Pack
 from antiphon.learning.host_device_copy import to_device
 from antiphon.learning.mesh import Mesh
-from antiphon.learning.model.attention import loss_sequences
+from antiphon.learning.model.pack_layout import loss_sequences
 
 LAYERS = 5
 HEAD_SHARE = 0.3  # that are local, and that are global

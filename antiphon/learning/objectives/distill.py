@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from antiphon.algorithms.config import DistillationConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
+from antiphon.algorithms.offline_config import DistillationConfig
 from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits

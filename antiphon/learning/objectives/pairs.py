@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from antiphon.algorithms.config import PreferenceConfig
+from antiphon.algorithms.offline_config import PreferenceConfig
 from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig

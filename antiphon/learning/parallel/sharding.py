@@ -6,11 +6,10 @@ them. What is left of each rank's layers FSDP2 cuts once more.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,132 +26,29 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import LearnerConfig
 from antiphon.learning.host_device_copy import to_floats
-from antiphon.learning.mesh import Mesh, copy_to_group, reduce_from_group
+from antiphon.learning.mesh import Mesh
 from antiphon.learning.model import lora
 from antiphon.learning.model.loading import allocate, decoder_layers
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.parallel.experts import dispatch_to_experts
 from antiphon.learning.parallel.pipeline import Pipeline
+from antiphon.learning.parallel.tensor_parallel import (
+    COLUMNS,
+    ROWS,
+    check_division,
+    copy_input_hook,
+    find_expert_layers,
+    planned_layers,
+    reduce_output_hook,
+    vocabulary_embedding,
+)
+from antiphon.learning.parallel.whole_model import GatheredTensor, PipelineForward, WholeModel
 from antiphon.weights.manifest import TensorSpec
 
 T = TypeVar("T")
-PipelineForward = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
-
-COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
-
-
-class GatheredTensor(NamedTuple):
-    """A tensor of which ranks have pieces. All must ask for it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    detach: Callable[[], torch.Tensor]  # puts it together
-
-
-def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
-    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
-    said `at` this place."""
-    kind, styles = type(model).__name__, set[str]()
-    for name, module, style in _planned(model) if mesh.tensor > 1 else ():
-        if style not in (COLUMNS, ROWS, PARTIAL):
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
-        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
-        styles.add(style)
-    if mesh.tensor > 1 and COLUMNS not in styles:
-        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
-    if mesh.expert > 1 and not _layers_of_experts(model):
-        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
-
-
-def _planned(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of a model that its own plan of tensor parallelism names, and how each is to be cut."""
-    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
-    for name, module in model.base_model.named_modules():
-        if style := plan.get(re.sub(r"\.\d+\.", ".*.", name)):
-            yield name, module, style
-
-
-def _layers_of_experts(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """By name, the layers that have the weights of all their experts in one tensor each."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-        and isinstance(getattr(module, "num_experts", None), int)
-    }
-
-
-class WholeModel:
-    """A model on one rank: what `ShardedModel` does, where there is nothing to share."""
-
-    data = 0  # whose packs this rank computes
-    incoming: torch.Tensor | None = None  # what its layers begin with, if these are not the first
-    vocabulary: Vocabulary | None = None  # rows of the head that it has, if these are not all
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def has_layer(self, number: int) -> bool:
-        """Whether a layer is this rank's."""
-        return True
-
-    def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that uses the model's parameters."""
-        return function(*args)
-
-    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
-        its layers with `pass_on`."""
-        return [backward(pack) for pack in packs]
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss, a sum over tokens."""
-        loss.backward()
-
-    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """What is said of each pack."""
-        return [ask(pack) for pack in packs]
-
-    def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of all packs, from those of this rank's."""
-        return dict(totals)
-
-    def clip_gradient(self, most: float) -> float:
-        """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
-
-    def gather_parameters(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
-        for name, parameter in self.local_parameters():
-            if parameter.requires_grad or not trained:
-                yield name, self.gather_tensor(name, parameter)
-
-    def gather_own_layers(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """Those of `named` that are of the layers that this rank has."""
-        return self.gather_parameters(trained=trained)
-
-    def local_parameter(self, name: str) -> torch.Tensor:
-        """This rank's piece of a parameter."""
-        return self.model.get_parameter(name)
-
-    def local_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """This rank's piece of each parameter that it has a piece of."""
-        yield from self.model.named_parameters()
-
-    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
-        ask."""
-        return piece.detach()
-
-    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """Set this rank's piece of a tensor from the whole of it."""
-        piece.detach().copy_(whole)
 
 
 class ShardedModel(WholeModel):
@@ -186,7 +82,7 @@ class ShardedModel(WholeModel):
         """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
         model, blocks = self.model, set()
         prefix = f"{model.base_model_prefix}."
-        for name, module, style in list(_planned(model)):
+        for name, module, style in list(planned_layers(model)):
             if style == COLUMNS:
                 blocks.add(name.rpartition(".")[0])
                 self._cut_linear(prefix + name, module, 0)
@@ -197,8 +93,8 @@ class ShardedModel(WholeModel):
         group = self.mesh.group("tensor")
         for name in blocks:
             block = model.base_model.get_submodule(name)
-            block.register_forward_pre_hook(_on_the_way_in(group), with_kwargs=True)
-            block.register_forward_hook(_on_the_way_out(group))
+            block.register_forward_pre_hook(copy_input_hook(group), with_kwargs=True)
+            block.register_forward_hook(reduce_output_hook(group))
         self._divide_vocabulary()
 
     def _cut_linear(self, name: str, module: Any, dim: int) -> None:
@@ -219,7 +115,7 @@ class ShardedModel(WholeModel):
         self._cut_in(names[id(embedding)], embedding, 0)
         start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.coordinate("tensor")])
         self.vocabulary = Vocabulary(mesh.group("tensor"), start)
-        embedding.forward = _embed(embedding, self.vocabulary)
+        embedding.forward = vocabulary_embedding(embedding, self.vocabulary)
         if tied:
             head.weight = embedding.weight
         elif head is not None:
@@ -238,7 +134,7 @@ class ShardedModel(WholeModel):
     def _divide_experts(self) -> None:
         """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
         ranks, place = self.mesh.config.expert, self.mesh.coordinate("expert")
-        self._experts = _layers_of_experts(self.model)
+        self._experts = find_expert_layers(self.model)
         for module in self._experts.values():
             for own, parameter in list(module.named_parameters(recurse=False)):
                 piece = parameter.detach().chunk(ranks)[place].clone()
@@ -468,40 +364,3 @@ def _handed_here(shape: torch.Size, dtype: torch.dtype, device: torch.device, ra
     whole = torch.empty(shape, dtype=dtype, device=device)
     distributed.recv(whole, rank)
     return whole
-
-
-def _on_the_way_in(group: Any) -> Callable[..., Any]:
-    """What a block computes from, all ranks have; each computes a part."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (copy_to_group(args[0], group), *args[1:]), options
-        return args, options | {"hidden_states": copy_to_group(options["hidden_states"], group)}
-
-    return enter
-
-
-def _on_the_way_out(group: Any) -> Callable[..., Any]:
-    """What a block comes to is the sum of all parts."""
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        return (
-            (reduce_from_group(output[0], group), *output[1:])
-            if isinstance(output, tuple)
-            else reduce_from_group(output, group)
-        )
-
-    return leave
-
-
-def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The forward of an embedding of which each rank has some rows: its own, which may scale them, and trains no padding."""
-    look_up, count, pad = embedding.forward, len(embedding.weight), embedding.padding_idx
-    if pad is not None:
-        embedding.padding_idx = pad - vocabulary.start if 0 <= pad - vocabulary.start < count else None
-
-    def embed(tokens: torch.Tensor) -> torch.Tensor:
-        rows, there = vocabulary.rows(tokens, count)
-        return reduce_from_group(look_up(rows) * there[..., None], vocabulary.group)
-
-    return embed

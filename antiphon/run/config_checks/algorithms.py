@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.algorithms.config import LossWeightConfig, RewardConfig
 from antiphon.algorithms.declarations import Declaration
+from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
 from antiphon.core.types import VALUES
 from antiphon.run.config_checks.common import Problem
 

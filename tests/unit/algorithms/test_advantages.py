@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.algorithms.advantages import discounted_sums
 from antiphon.algorithms.batch_arrays import flatten_sampled, select_lowest, whiten
-from antiphon.algorithms.config import AlgorithmConfig, KlConfig, LossWeightConfig, RewardConfig
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.kl_reward import add_kl_rewards
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import (
@@ -22,6 +22,7 @@ from antiphon.algorithms.rewards import (
     shape_rewards,
     trajectory_weights,
 )
+from antiphon.algorithms.sections import KlConfig, LossWeightConfig, RewardConfig
 from antiphon.algorithms.teacher_advantages import add_teacher_advantages
 from antiphon.algorithms.trajectories import trajectories
 from antiphon.algorithms.value_targets import value_targets

@@ -18,7 +18,8 @@ from antiphon.algorithms.attention_credit import (
     top_share,
     waad_deltas,
 )
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     AttemptId,

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from antiphon.algorithms import advantages, losses, rewards, turn_advantages, value_targets
 from antiphon.algorithms import divergence as divergences
 from antiphon.algorithms import total_loss as total_losses
-from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.divergence import estimate_kl
 from antiphon.algorithms.examples import example as groups_of
@@ -23,6 +23,7 @@ from antiphon.algorithms.losses import LossInputs, example, ppo_clip, value_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
+from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.algorithms.testing import check_loss
 from antiphon.algorithms.total_loss import correction, total_loss
 from antiphon.core.errors import ConfigError

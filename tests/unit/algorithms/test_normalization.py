@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.algorithms.batch_arrays import whiten
-from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import EPSILON, Moments, trajectory_weights
+from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core.types import VALUES, Streams
 
 from .stages_for_tests import taken_through

@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from antiphon.algorithms.config import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    DistillationConfig,
-    KlConfig,
-    LossWeightConfig,
-    PreferenceConfig,
-    RewardConfig,
-    RhythmConfig,
-)
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.algorithms.recipes import RECIPES
+from antiphon.algorithms.sections import CorrectionConfig, KlConfig, LossWeightConfig, RewardConfig, RhythmConfig
 from antiphon.core.types import TEACHER_LOGPROBS, VALUES
 
 

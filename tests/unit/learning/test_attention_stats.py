@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 from antiphon.learning.config import OptimizerConfig

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES
+from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch

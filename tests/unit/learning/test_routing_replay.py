@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import annotate

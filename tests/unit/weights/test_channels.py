@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.core import failpoints
 from antiphon.core.errors import ConfigError, WeightsError
-from antiphon.learning.parallel.sharding import GatheredTensor
+from antiphon.learning.parallel.whole_model import GatheredTensor
 from antiphon.weights.base import CHANNELS, TransferContext, open_channel
 from antiphon.weights.digest import digest_on_device
 from antiphon.weights.manifest import BUCKET_BYTES
