@@ -43,7 +43,9 @@ from antiphon.learning.torch_learner import TorchLearner
 
 MEASURES = (
     "antiphon.learning.torch_learner",
+    "antiphon.learning.model_worker",
     "antiphon.learning.pack_learner",
+    "antiphon.learning.packing",
     "antiphon.learning.model.attention",
     "antiphon.learning.model.logprobs",
     "antiphon.learning.batch",

@@ -38,6 +38,7 @@ from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.factory import open_engine
+from antiphon.learning.checkpointed_learner import trim_memory
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.model.attention_stats import (
@@ -48,7 +49,6 @@ from antiphon.learning.model.attention_stats import (
     waad_and_fai,
 )
 from antiphon.learning.model.pack_layout import PackLayout
-from antiphon.learning.pack_learner import trim_memory
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.sources import reasoning_gym

@@ -28,7 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MEASURES = (
     "antiphon.learning.torch_learner",
+    "antiphon.learning.model_worker",
     "antiphon.learning.pack_learner",
+    "antiphon.learning.packing",
     "antiphon.learning.model.attention",
     "antiphon.learning.batch",
 )

@@ -11,13 +11,14 @@ from antiphon.algorithms.losses import LossInputs
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.total_loss import total_loss
 from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
+from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention_stats import AllLayersRead, AttentionStatsReader, middle_layers
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
-from antiphon.learning.pack_learner import PackLearner, gather_copies, trim_memory
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.weights.adapters import flatten_adapters
 from antiphon.weights.base import TransferContext, open_channel
 from antiphon.weights.manifest import Adapters

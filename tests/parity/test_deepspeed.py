@@ -135,7 +135,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_deepspeed", CASES, ("deepspeed", "pack_learner"))
+    yield from kept(request, "parity_deepspeed", CASES, ("backends.deepspeed", "model_worker", "pack_learner"))
 
 
 @pytest.mark.parametrize(("model", "ranks", "config"), CASES, ids=str)

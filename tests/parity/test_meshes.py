@@ -275,7 +275,7 @@ CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    modules = ("torch_learner", "pack_learner", "mesh", "sharding", "pipeline", "ranks")
+    modules = ("torch_learner", "model_worker", "pack_learner", "mesh", "parallel")
     yield from kept(request, "parity_meshes", CASES, modules)
 
 

@@ -23,8 +23,8 @@ from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
 from antiphon.learning.backends.config import DeepSpeedOptions
+from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.pack_learner import GatherTensor, trim_memory
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
@@ -154,14 +154,14 @@ class DeepSpeedLearner(TorchLearner):
         engine.step()  # which makes none where the norm is not finite
         return float(engine.get_global_grad_norm())
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
+    def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         steps = next(iter(self.optimizer.state.values()))["step"]
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 found = {key: partial(self.shards.moment, parameter, key) for key in MOMENTS}
                 yield name, {"step": lambda: steps} | found
 
-    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         for key in MOMENTS if kept else ():
             self.shards.take_moment(parameter, key, kept[key])
         for state in self.optimizer.state.values():

@@ -20,13 +20,13 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.types import Pack
 from antiphon.learning.backends.config import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_names import Part, head_size, parts
+from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
 from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.model.pack_layout import PackLayout
-from antiphon.learning.pack_learner import GatherTensor
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
 from antiphon.learning.torch_learner import TorchLearner
@@ -76,7 +76,7 @@ class MegatronLearner(TorchLearner):
         self.options = parse(MegatronOptions, config.options, "learner.options")
         super().__init__(model_path, config, seed)
 
-    def _open(self) -> None:
+    def _load_model(self) -> None:
         if self.mesh is None:
             self.mesh = Mesh(self.config.mesh, 0, connect_store(self.host(LOOPBACK)), self.device)
         torch.manual_seed(self.seed)
@@ -97,13 +97,13 @@ class MegatronLearner(TorchLearner):
     def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
         return self.shards.optimize(config)
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
+    def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         step = torch.tensor(float(self.optimizer.steps))
         for name in self.shards.parts:
             found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
             yield name, found | {"step": lambda: step} if step else {}
 
-    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         self.optimizer.steps = int(kept.get("step", 0))
         for key, whole in kept.items():
             self.shards.take_moment(name, key, whole)

@@ -30,7 +30,7 @@ class ScalarLearner(PackLearner):
             raise UnsupportedError(f"{type(model).__name__} has no head called score, as other decoders have")
         return model
 
-    def _always_trained(self) -> Iterable[torch.nn.Parameter]:
+    def _parameters_beside_adapters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.score.parameters()
 
 

@@ -106,5 +106,5 @@ class RewardLearner(_PairLearner, ScalarLearner):
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
         """Scores of the sequences at their last tokens, [N]."""
         with self._autocast():
-            hidden, _ = self._states(pack)
+            hidden, _ = self._hidden_states(pack)
         return (plain_logits(hidden[targets], self.model.score.weight)[:, 0],)
