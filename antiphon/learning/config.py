@@ -6,12 +6,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, parse
-from antiphon.learning.backends.config import (
+from antiphon.learning.backend_options import (
     DeepSpeedOptions,
     MegatronOptions,
     megatron_incompatibilities,
 )
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.tasks.config import PromptsConfig
 
 

@@ -24,7 +24,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from antiphon.core.config import set_environment
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.weights.listeners import ListeningSockets
 from antiphon.weights.rendezvous import RunStore
 

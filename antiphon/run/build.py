@@ -18,7 +18,7 @@ from antiphon.core.rng import derive
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.learner import ModelRoles
-from antiphon.learning.parallel.config import MeshesConfig
+from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.step import StepPipeline
 from antiphon.record.checkpoint import list_checkpoints

@@ -13,7 +13,7 @@ from antiphon.core.config import Config, Problems
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
-from antiphon.learning.parallel.config import MeshesConfig
+from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.config import RecordConfig
 from antiphon.rollout.config import RolloutConfig
 from antiphon.run.config_checks import find_problems

@@ -24,8 +24,8 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.cluster.placement import companion
 from antiphon.engines.config import PREALLOCATING_KINDS
 from antiphon.learning.config import OPTIONS, LearnerConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.loading import build_on_meta
-from antiphon.learning.parallel.config import MeshConfig
 from antiphon.learning.parallel.tensor_parallel import COLUMNS, ROWS
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import check_meshes, model_directory

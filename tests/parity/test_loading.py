@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from tests.parity.test_meshes import MODELS, bench  # noqa: F401 - a fixture
 from tests.parity.workbench import Workbench
 

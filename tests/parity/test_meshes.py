@@ -41,7 +41,7 @@ from antiphon.core.types import (
 from antiphon.engines.base import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.stages import annotate
 from antiphon.learning.step import Step

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from antiphon.core.types import ROUTED_EXPERTS
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2

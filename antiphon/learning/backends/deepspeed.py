@@ -22,7 +22,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.backends.config import DeepSpeedOptions
+from antiphon.learning.backend_options import DeepSpeedOptions
 from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.parallel.sharding import ShardedModel

@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.backends.config import MegatronOptions, megatron_incompatibilities
+from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_names import Part, head_size, parts
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems

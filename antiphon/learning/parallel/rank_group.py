@@ -10,7 +10,7 @@ from typing import Any
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import Pack, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 
 
 class RankGroup:

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from antiphon.core.errors import UnsupportedError
 from antiphon.learning.mesh import copy_to_group, reduce_from_group
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.logprobs import Vocabulary
-from antiphon.learning.parallel.config import MeshConfig
 
 COLUMNS = "colwise"  # this and the next are names of transformers
 

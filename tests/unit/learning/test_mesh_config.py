@@ -8,7 +8,7 @@ from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3
 
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.parallel.config import MeshConfig, MeshesConfig
+from antiphon.learning.mesh_config import MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
 from antiphon.run.config import RunConfig
 from antiphon.run.launch import check_installed, check_layers, check_mesh, check_meshes, check_shares

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from antiphon.core.config import Config
-from antiphon.learning.parallel.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 
 
 class DeepSpeedOptions(Config):
