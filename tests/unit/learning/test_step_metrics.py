@@ -13,6 +13,7 @@ from antiphon.core.types import MIXED_CACHE, TrainBatch
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.stages import update_actor
+from antiphon.learning.step import by_key
 
 from .conftest import make_learner
 from .test_learner import examples
@@ -84,11 +85,11 @@ def stepped_alone(directory, batch):
 def test_mixed_mismatch_is_of_the_mixed_tokens(model_directories):
     """Also where whole updates have none."""
     step = step_of(model_directories["llama"], AlgorithmConfig(), groups=3, minibatches=3)
-    mixed = [sample.meta.id.group == 1 and sample.meta.id.sibling == 0 for sample in step.flat]
-    step.add_stream(MIXED_CACHE, (np.full(9, flag) for flag in mixed))
+    mixed = {key: (key.group, key.position) == (1, 0) for key in by_key(step.samples)}
+    step.add_stream(MIXED_CACHE, {key: np.full(9, flag) for key, flag in mixed.items()})
     step.pipeline.learner.learner.begin(AlgorithmConfig(), STILL, 9)
     asyncio.run(update_actor(step))
-    (of_mixed,) = [sample for sample, flag in zip(step.flat, mixed, strict=True) if flag]
+    of_mixed = step.samples[1][0]
     found, everything = (
         measured(model_directories["llama"], [of_mixed]),
         measured(model_directories["llama"], step.flat),
