@@ -23,7 +23,7 @@ from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
 from antiphon.core.config import add_import_folder, load
-from antiphon.run.build import evaluate_model
+from antiphon.run.commands import evaluate_model
 from antiphon.run.config import RunConfig
 
 matplotlib.use("Agg")

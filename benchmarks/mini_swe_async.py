@@ -29,17 +29,26 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.store import LedgerStore
+from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
+from antiphon.run.components import Components
 from antiphon.run.config import RunConfig
-from antiphon.run.loop import Components, Run, make_step_pipeline
-from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
-from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.run.device_sharing import SharedDevices
+from antiphon.run.launch.models import make_local_training
+from antiphon.run.launch.record import RunRecord
+from antiphon.run.launch.tasks import TaskData
+from antiphon.run.loop import Run
+from antiphon.run.publisher import WeightPublisher
+from antiphon.simulate.engine import SimulatedEngine
+from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.faults import Faults
+from antiphon.simulate.learner import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.environments import environment_factory
@@ -193,27 +202,17 @@ async def play(
         max_length=1 << 40,
         seed=SEED,
     )
+    rollouts = LocalRollouts(pool, episodes)
+    training = make_local_training(config, ModelRoles(learner=learner))
+    metrics = stack.enter_context(Metrics(directory.metrics, lineage=0))
+    devices = SharedDevices(training, rollouts, shared=False)
     parts = Components(
         config=config,
         deadlines=deadlines,
-        workers=(),
-        models=ModelRoles(learner=learner),
-        training=make_step_pipeline(config, learner),
-        pool=pool,
-        episodes=episodes,
-        mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], SEED),
-        next_example=lambda: (np.zeros(1, np.int32), np.zeros(1, np.int32)),
-        validation=(),
-        test=(),
-        keep=None,
-        sampler=None,
-        directory=directory,
-        ledger=ledger,
-        resumption=None,
-        exchange=TransferContext(root),
-        metrics=stack.enter_context(Metrics(directory.metrics, lineage=0)),
-        trackers=(),
-        view=view,
+        tasks=TaskData(mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], SEED)),
+        rollouts=rollouts,
+        weights=WeightPublisher(config, deadlines, devices, TransferContext(root)),
+        record=RunRecord(directory=directory, ledger=ledger, metrics=metrics, view=view),
     )
     await Run(parts).train()
     await ledger.close()

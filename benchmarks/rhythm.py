@@ -57,9 +57,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 MEASURES = (
-    "antiphon.learning.model.attention_rhythm",
+    "antiphon.learning.model.attention_stats",
     "antiphon.learning.model.attention",
-    "antiphon.algorithms.rhythm",
+    "antiphon.algorithms.attention_credit",
 )
 
 PEAKS = 0.2  # of a response's tokens, that are peaks

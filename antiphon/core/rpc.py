@@ -1,35 +1,38 @@
-"""Workers that are asked several things at once: each has an event loop of its own, and answers as it is done.
+"""Concurrent calls to a worker that has an event loop of its own.
 
-The worker is an `AsyncWorker`, what the controller holds is a `Client`. Workers answer with `Reply` messages.
+`Client` is a `WorkerHandle` whose calls run at once and are answered as they are done; the worker it calls is an
+`AsyncWorker`. Answers travel as `Reply` events of the handle beneath.
 """
 
 import asyncio
+import inspect
 import itertools
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, WorkerDied
 from antiphon.core.workers import Worker, WorkerHandle
 
-Handler = Callable[..., Coroutine[Any, Any, Any]]  # what answers a question
-STARTED = 0  # the question that every worker is asked first: has it started?
+Handler = Callable[..., Coroutine[Any, Any, Any]]  # runs one call
+STARTED = 0  # the call that is open from the beginning: answered once the worker serves calls
 
 
 class Reply(NamedTuple):
-    """What a worker says."""
+    """Message of a worker to its client."""
 
-    kind: str  # result, error or died; what else there is is known to those who say and hear it
-    key: int  # of the question, if it is an answer
+    kind: str  # result, error or died; other kinds are between a worker and its client
+    key: int  # of the call, if this answers one
     value: Any
-    state: Any  # of the worker, as it says this
+    state: Any  # of the worker at this moment
 
 
 class AsyncWorker(Worker):
-    """The worker's side. All that it says, its loop says."""
+    """Serves calls concurrently on an event loop in a thread of its own, which sends all of its messages."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -38,38 +41,37 @@ class AsyncWorker(Worker):
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     async def _live(self) -> None:
-        """Make what it needs, `_serve`, and take it apart again. An error that this raises is the worker's death."""
+        """Start what it needs, `_serve`, and stop it again. An error raised here is the worker's death."""
         raise NotImplementedError
 
     def _state(self) -> Any:
-        """What is said with every word."""
+        """Return the state that travels with each message."""
 
-    async def _serve(self, owner: asyncio.TaskGroup, does: Mapping[str, Handler]) -> None:
-        """Answer questions, by their names, until it is closed."""
-        self._owner, self._does = owner, does
-        self._say("result")
+    async def _serve(self, owner: asyncio.TaskGroup, handlers: Mapping[str, Handler]) -> None:
+        """Run calls with the handlers of their names, until the worker is closed."""
+        self._owner, self._handlers = owner, handlers
+        self._reply("result")
         await asyncio.Event().wait()
 
-    def _say(self, kind: str, key: int = STARTED, value: Any = None) -> None:
-        """Tell the controller."""
+    def _reply(self, kind: str, key: int = STARTED, value: Any = None) -> None:
         self.emit(Reply(kind, key, value, self._state()))
 
-    # --- what the controller sends -------------------------------------------------------------------------------------
+    # --- sent by the client --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; a word tells when it has started."""
+        """Begin to live; a reply tells when it has started."""
         self._thread.start()
 
-    def ask(self, key: int, method: str, args: tuple[Any, ...]) -> None:
-        """Do something; a word tells when it is done, and what came of it."""
+    def begin_call(self, key: int, method: str, args: tuple[Any, ...]) -> None:
+        """Begin a call; a reply tells its result or error."""
         self._loop.call_soon_threadsafe(self._begin, key, method, args)
 
-    def cancel(self, key: int) -> None:
-        """Do something no more."""
-        self._loop.call_soon_threadsafe(self._stop, key)
+    def cancel_call(self, key: int) -> None:
+        """Cancel a call."""
+        self._loop.call_soon_threadsafe(self._cancel, key)
 
     def close(self) -> None:
-        """End all that it runs."""
+        """Cancel everything that it runs, and end its thread."""
         self._loop.call_soon_threadsafe(self._life.cancel)
         if self._thread.is_alive():
             self._thread.join()
@@ -86,70 +88,109 @@ class AsyncWorker(Worker):
             traceback.print_exc()
             known = isinstance(error, AntiphonError)
             with suppress(OSError):  # the controller is gone
-                self._say("died", value=error if known else WorkerDied(f"it failed:\n{traceback.format_exc()}"))
+                self._reply("died", value=error if known else WorkerDied(f"it failed:\n{traceback.format_exc()}"))
 
     def _begin(self, key: int, method: str, args: tuple[Any, ...]) -> None:
         self._tasks[key] = self._owner.create_task(self._answer(key, method, args), name=method)
 
     async def _answer(self, key: int, method: str, args: tuple[Any, ...]) -> None:
         try:
-            self._say("result", key, await self._does[method](*args))
+            self._reply("result", key, await self._handlers[method](*args))
         except AntiphonError as error:
-            self._say("error", key, error)
+            self._reply("error", key, error)
         finally:
             del self._tasks[key]
 
-    def _stop(self, key: int) -> None:
+    def _cancel(self, key: int) -> None:
         if (task := self._tasks.get(key)) is not None:
             task.cancel()
 
 
 class Client:
-    """The controller's side."""
+    """The controller's side of an `AsyncWorker`."""
 
     def __init__(self, handle: WorkerHandle) -> None:
         self._handle = handle
         self._keys = itertools.count(STARTED + 1)
         self._answers: dict[int, asyncio.Future[Any]] = {STARTED: asyncio.get_running_loop().create_future()}
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        handle.on_event(self._hear)
-        handle.on_death(self._end)
+        handle.on_event(self._on_reply)
+        handle.on_death(self._on_death)
         handle.send("start")
 
     async def started(self) -> None:
-        """Return once it can be asked."""
+        """Return once the worker serves calls."""
         await self._answers[STARTED]
 
     async def died(self) -> None:
-        """Return never; raise what it died of."""
+        """Return never; raise the error that the worker died of."""
         await asyncio.shield(self._death)
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """The answer to a question; others are answered meanwhile. Cancelling this cancels what the worker does for it."""
+    async def call(self, method: str, *args: Any) -> Any:
+        """Run `method` in the worker beside other calls. Cancelling this cancels it there."""
         key, answer = next(self._keys), asyncio.get_running_loop().create_future()
         self._answers[key] = answer
         try:
-            self._handle.send("ask", key, method, args)
+            self._handle.send("begin_call", key, method, args)
             return await answer
         finally:
             del self._answers[key]
             if answer.cancelled():
                 with suppress(AntiphonError):  # it is dead
-                    self._handle.send("cancel", key)
+                    self._handle.send("cancel_call", key)
 
     def kill(self) -> None:
-        """End it by force."""
+        """End the worker by force."""
         self._handle.kill()
 
-    def _hear(self, word: Reply) -> None:
-        """The worker has said something."""
-        match word.kind:
-            case "result" | "error" if (answer := self._answers.get(word.key)) is not None:
-                (succeed if word.kind == "result" else fail)(answer, word.value)
+    def _on_reply(self, reply: Reply) -> None:
+        match reply.kind:
+            case "result" | "error" if (answer := self._answers.get(reply.key)) is not None:
+                (succeed if reply.kind == "result" else fail)(answer, reply.value)
             case "died":
                 self.kill()
-                self._end(word.value)
+                self._on_death(reply.value)
 
-    def _end(self, error: AntiphonError) -> None:
+    def _on_death(self, error: AntiphonError) -> None:
         for answer in (self._death, *self._answers.values()):
             fail(answer, error)
+
+
+C = TypeVar("C", bound=type[Client])
+
+
+def handlers_of(target: object) -> dict[str, Handler]:
+    """Return the handlers of an object's public async methods, by their names."""
+    return {name: getattr(target, name) for name in _async_methods(type(target))}
+
+
+def forwards(surface: type) -> Callable[[C], C]:
+    """Class decorator for clients that derive from `surface`: run its async methods in the worker.
+
+    Methods that the client defines itself, or `Client` does, are left as they are.
+    """
+
+    def decorate(client: C) -> C:
+        for name in _async_methods(surface):
+            if getattr(client, name) is getattr(surface, name):
+                setattr(client, name, _forward(getattr(surface, name)))
+        return client
+
+    return decorate
+
+
+def _async_methods(owner: type) -> Iterator[str]:
+    for name in dir(owner):
+        if not name.startswith("_") and inspect.iscoroutinefunction(getattr(owner, name)):
+            yield name
+
+
+def _forward(method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    async def call(self: Client, *args: Any, **options: Any) -> Any:
+        bound = signature.bind(self, *args, **options)
+        return await self.call(method.__name__, *bound.args[1:])
+
+    return call

@@ -19,7 +19,7 @@ from antiphon.learning.learner import Scorer, Trainer
 T = TypeVar("T")
 
 EstimateAdvantages = Callable[[Samples, AlgorithmConfig], Arrays]
-Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # with a deadline
+Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # awaits with a deadline
 
 
 class SampleKey(NamedTuple):
@@ -34,7 +34,8 @@ def by_key(nested: Sequence[Sequence[T]]) -> dict[SampleKey, T]:
     return {SampleKey(g, n): value for g, group in enumerate(nested) for n, value in enumerate(group)}
 
 
-async def _without_deadline(work: Awaitable[Any]) -> Any:
+async def wait_forever(work: Awaitable[Any]) -> Any:
+    """Await without a deadline."""
     return await work
 
 
@@ -65,7 +66,7 @@ class StepPipeline:
     controllers: Controllers = field(default_factory=Controllers)
 
     async def learn(
-        self, number: int, version: int, groups: Sequence[Group], wait: Wait = _without_deadline
+        self, number: int, version: int, groups: Sequence[Group], wait: Wait = wait_forever
     ) -> tuple[dict[str, float], str]:
         """Run the stages on the groups of one step.
 

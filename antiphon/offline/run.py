@@ -36,8 +36,9 @@ from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory, convert_write_errors
 from antiphon.record.trackers import Tracker, open_trackers
-from antiphon.run.launch import check_tokenizers, model_directory
-from antiphon.run.loop import name_step_in_errors, run_supervised
+from antiphon.run.launch.model_checks import check_tokenizers
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.supervision import name_step_in_errors, run_supervised
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 

@@ -1,14 +1,16 @@
-"""Rollout workers, as the controller sees them: attempts go there, references to trajectories come back.
+"""Rollouts divided among worker processes: attempts go there, references to trajectories come back.
 
-Each worker runs what otherwise runs beside the loop: episodes, environments, rewards, and a share of the engines with a pool of
-its own; what comes of them it keeps in files of the record. A group goes to one worker, where the prefix of its prompt is.
-The attempts of a worker that dies begin again on the others, as the same attempts; another worker takes its place.
+Each worker has episodes, environments, rewards, and a share of the engines with a pool of its own; it keeps trajectories in
+files of the record. A group goes to one worker, where the prefix of its prompt is. The attempts of a worker that dies begin
+again on the others, as the same attempts; another worker takes its place.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
+
+from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
@@ -17,12 +19,13 @@ from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Samp
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
 from antiphon.rollout.attempt import UnscoredAttempt
+from antiphon.rollout.backend import Refresh, RolloutBackend, keep_weights
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 
 
 class Counts(NamedTuple):
-    """How the pool of a worker is."""
+    """State of a worker's engine pool."""
 
     version: int = 0  # that all of its engines hold
     engines: int = 0  # that live
@@ -31,120 +34,132 @@ class Counts(NamedTuple):
 
 
 class RolloutWorker(Client):
-    """One worker. To `load`, it is like an engine."""
+    """One worker, which loads weights as an engine does."""
 
-    def __init__(self, handle: WorkerHandle, number: int, events: Events, tell: Callable[[str], None]) -> None:
-        """`number` says which share of the engines it has; `events` and `tell` hear what its pool says."""
+    def __init__(self, handle: WorkerHandle, number: int, events: Events, report: Callable[[str], None]) -> None:
+        """Follow a worker that has share `number` of the engines; pass its events and messages on."""
         self.number = number
         self.counts = Counts()
         self.open: Counter[str] = Counter()  # group -> its attempts there
-        self.on_stale: Callable[[RolloutWorker], None] = lambda shard: None  # an engine there lacks the newest weights
+        self.on_stale: Callable[[RolloutWorker], None] = lambda worker: None  # an engine there lacks the newest weights
         self._events = events
-        self._tell = tell
+        self._report = report
         self._engines: set[int] = set()  # their numbers
         super().__init__(handle)
 
     @property
     def version(self) -> int:
-        """What all of its engines hold."""
+        """Number of the version that all of its engines hold."""
         return self.counts.version
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Give weights to those of its engines that lack them."""
-        await self.ask("load_stale", update, mode)
+        """Load weights into those of its engines that lack them."""
+        await self.call("load_stale", update, mode)
 
+    @override
     def kill(self) -> None:
-        """End it by force, and its engines with it."""
         super().kill()
-        for engine in sorted(self._engines):
+        for engine in sorted(self._engines):  # they end with it
             self._events.add("lost", engine=engine)
         self._engines.clear()
 
-    def _hear(self, word: Reply) -> None:
-        self.counts = word.state
-        match word.kind:
+    @override
+    def _on_reply(self, reply: Reply) -> None:
+        self.counts = reply.state
+        match reply.kind:
             case "stale":
                 self.on_stale(self)
             case "message":
-                self._tell(word.value)
+                self._report(reply.value)
             case "event":
-                self._note(*word.value)
+                self._record_event(*reply.value)
             case _:
-                super()._hear(word)
+                super()._on_reply(reply)
 
-    def _note(self, event: str, what: dict[str, Any]) -> None:
-        if "request" in what and what["request"].partition(".")[0] not in self.open:
-            return  # it crossed the word that nobody needs the attempt any more
+    def _record_event(self, event: str, fields: dict[str, Any]) -> None:
+        if "request" in fields and fields["request"].partition(".")[0] not in self.open:
+            return  # sent before the worker heard that the attempt was cancelled
         if event == "join":
-            self._engines.add(what["engine"])
+            self._engines.add(fields["engine"])
         elif event in ("lost", "retired"):
-            self._engines.discard(what["engine"])
-        self._events.add(event, **what)
+            self._engines.discard(fields["engine"])
+        self._events.add(event, **fields)
 
 
-class RolloutWorkers:
-    """What the loop has in the place of an engine pool and of what runs episodes."""
+class RolloutWorkers(RolloutBackend):
+    """Rollout workers as one backend."""
 
     def __init__(
         self,
-        shards: Sequence[RolloutWorker],
+        workers: Sequence[RolloutWorker],
         deadlines: Deadlines,
         config: RolloutConfig,
         *,
         start: Callable[[int], Awaitable[RolloutWorker]],
         on_loss: Callable[[str], None],
     ) -> None:
-        """`start` makes a worker with the engines of this number, to take the place of one that died, while `watch` runs."""
-        self._shards: list[RolloutWorker] = []
-        self._ever: list[RolloutWorker] = []  # the dead among them
+        """Send attempts to `workers`.
+
+        Args:
+            workers: The first workers.
+            deadlines: Bounds all waits.
+            config: Deadlines and the number of restarts.
+            start: Starts a worker with the given share of the engines, to replace one that died while `watch` runs.
+            on_loss: Receives a message about each worker that died.
+        """
+        self._workers: list[RolloutWorker] = []
+        self._ever: list[RolloutWorker] = []  # the dead included
         self._deadlines = deadlines
         self._config = config
         self._start = start
         self._on_loss = on_loss
         self._restarts = config.engine_restarts
-        self._coming = 0  # workers that are being started
-        self._lent = False  # devices that are shared are with what trains
+        self._starting = 0  # workers
+        self._asleep = False  # shared devices are with the learner
         self._arrived = asyncio.Event()  # a worker has come
         self._lost: asyncio.Queue[int] = asyncio.Queue()  # numbers of workers
         self._stale: asyncio.Queue[RolloutWorker] = asyncio.Queue()
-        for shard in shards:
-            self._add(shard)
+        for worker in workers:
+            self._add(worker)
 
-    # --- as an engine pool ---------------------------------------------------------------------------------------------
+    # --- engines -------------------------------------------------------------------------------------------------------
 
     @property
+    @override
     def engines(self) -> int:
-        """Engines that live."""
-        return sum(shard.counts.engines for shard in self._shards)
+        return sum(worker.counts.engines for worker in self._workers)
 
     @property
+    @override
     def generated_tokens(self) -> int:
-        """See `EnginePool.generated_tokens`."""
-        return sum(shard.counts.generated_tokens for shard in self._ever)
+        return sum(worker.counts.generated_tokens for worker in self._ever)
 
     @property
-    def requeued_tokens(self) -> int:
-        """See `EnginePool.requeued_tokens`. What a worker took along is not counted."""
-        return sum(shard.counts.requeued_tokens for shard in self._ever)
+    @override
+    def requeued_tokens(self) -> int:  # without those of attempts that a dead worker took along
+        return sum(worker.counts.requeued_tokens for worker in self._ever)
 
+    @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Give every engine new weights; returns when all sample from them. Each worker serves as soon as its own do."""
-        self._lent = False
-        await self._all("load", update, mode)
+        self._asleep = False
+        await self._call_all("load", update, mode)
 
-    async def sleep_colocated(self) -> None:
-        """See `EnginePool.sleep_colocated`."""
-        self._lent = True
-        await self._all("sleep_colocated")
+    @override
+    async def release_devices(self) -> None:
+        self._asleep = True
+        await self._call_all("release_devices")
 
-    async def wake_all(self) -> None:
-        """See `EnginePool.wake_all`."""
-        self._lent = False
-        await self._all("wake_all")
+    @override
+    async def reclaim_judges(self) -> None:
+        """Do nothing: with rollout workers there are no judges with engines."""
 
-    async def watch(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
-        """Find workers that have died unnoticed or hang, and replace what is gone; `refresh` gives weights to who lacks them.
-        Runs until it is cancelled. `WorkerDied` if no worker is left and none will come."""
+    @override
+    async def reclaim_engines(self) -> None:
+        self._asleep = False
+        await self._call_all("reclaim_engines")
+
+    @override
+    async def watch(self, refresh: Refresh = keep_weights) -> None:
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._keep_checking(), name="health")
             owner.create_task(self._keep_refreshing(refresh), name="refresh")
@@ -152,15 +167,15 @@ class RolloutWorkers:
                 number = await self._lost.get()
                 owner.create_task(self._replace(number), name=f"replace rollout worker {number}")
 
-    async def _all(self, method: str, *args: Any) -> None:
-        work = [self._unless_dead(shard, shard.ask(method, *args)) for shard in self._shards]
-        await asyncio.gather(*work)
+    async def _call_all(self, method: str, *args: Any) -> None:
+        calls = [self._unless_dead(worker, worker.call(method, *args)) for worker in self._workers]
+        await asyncio.gather(*calls)
 
-    async def _unless_dead(self, shard: RolloutWorker, work: Awaitable[None]) -> None:
+    async def _unless_dead(self, worker: RolloutWorker, work: Awaitable[None]) -> None:
         try:
             await work
         except WorkerDied as error:
-            self._lose(shard, error)
+            self._lose(worker, error)
 
     async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> Any:
         deadline, key = self._config.timeout, "rollout.timeout"
@@ -168,105 +183,106 @@ class RolloutWorkers:
 
     async def _keep_checking(self) -> None:
         while True:
-            await asyncio.gather(*map(self._check, self._shards))
+            await asyncio.gather(*map(self._check, self._workers))
             await asyncio.sleep(self._config.engine_timeout / 4)
 
-    async def _check(self, shard: RolloutWorker) -> None:
-        answer, deadline = shard.ask("health"), self._config.engine_timeout
+    async def _check(self, worker: RolloutWorker) -> None:
+        answer, deadline = worker.call("health"), self._config.engine_timeout
         try:
             await self._deadlines.wait(answer, name="health", owner="pool", on="a rollout worker", deadline=deadline)
         except WorkerDied as error:
-            self._lose(shard, error)
+            self._lose(worker, error)
         except StallError:
-            self._lose(shard, WorkerDied(f"a rollout worker did not answer for {deadline:g} s and was killed"))
+            self._lose(worker, WorkerDied(f"a rollout worker did not answer for {deadline:g} s and was killed"))
 
-    async def _keep_refreshing(self, refresh: Callable[[RolloutWorker], Awaitable[None]]) -> None:
+    async def _keep_refreshing(self, refresh: Refresh) -> None:
         while True:
-            shard = await self._stale.get()
-            await self._unless_dead(shard, refresh(shard))
+            worker = await self._stale.get()
+            await self._unless_dead(worker, refresh(worker))
 
     async def _replace(self, number: int) -> None:
-        """Start another worker. While others live, one that cannot be takes nothing from the restarts, as with engines."""
+        """Start another worker. While others live, a failed start costs no restart, as with engines."""
         pause = RETRY_SECONDS[0]
         while self._restarts:
-            self._restarts, self._coming = self._restarts - 1, self._coming + 1
+            self._restarts, self._starting = self._restarts - 1, self._starting + 1
             try:
-                shard = await self._wait(self._start(number), "respawn", "a new rollout worker")
+                worker = await self._wait(self._start(number), "respawn", "a new rollout worker")
             except (WorkerDied, StallError) as error:
-                self._coming -= 1
+                self._starting -= 1
                 self._give_up_if_empty(WorkerDied(str(error)))
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
-                self._restarts += bool(self._shards)
+                self._restarts += bool(self._workers)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS[1])
                 continue
-            self._coming -= 1
-            self._add(shard)
-            if self._lent:
-                await self._unless_dead(shard, shard.ask("sleep_colocated"))
-            self._stale.put_nowait(shard)
+            self._starting -= 1
+            self._add(worker)
+            if self._asleep:
+                await self._unless_dead(worker, worker.call("release_devices"))
+            self._stale.put_nowait(worker)
             return
 
-    def _add(self, shard: RolloutWorker) -> None:
-        shard.on_stale = self._stale.put_nowait
-        self._shards.append(shard)
-        self._ever.append(shard)
+    def _add(self, worker: RolloutWorker) -> None:
+        worker.on_stale = self._stale.put_nowait
+        self._workers.append(worker)
+        self._ever.append(worker)
         self._arrived.set()
 
-    def _lose(self, shard: RolloutWorker, error: WorkerDied) -> None:
+    def _lose(self, worker: RolloutWorker, error: WorkerDied) -> None:
         """Go on without a worker; raise `error` if it was the last and none will take its place."""
-        if shard in self._shards:
-            self._shards.remove(shard)
-            shard.kill()
-            self._lost.put_nowait(shard.number)
-            self._on_loss(f"{error}; rollout workers left: {len(self._shards)}")
+        if worker in self._workers:
+            self._workers.remove(worker)
+            worker.kill()
+            self._lost.put_nowait(worker.number)
+            self._on_loss(f"{error}; rollout workers left: {len(self._workers)}")
         self._give_up_if_empty(error)
 
     def _give_up_if_empty(self, error: WorkerDied) -> None:
-        if not (self._shards or self._restarts or self._coming):
+        if not (self._workers or self._restarts or self._starting):
             raise error
 
-    # --- as what runs episodes -----------------------------------------------------------------------------------------
+    # --- attempts ------------------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        prompt: Prompt,
-        attempt: AttemptId,
-        started: PolicyVersion,
-        sampling: Sampling | None = None,
-        priority: int = 0,
-    ) -> Trajectory:
-        """As `EpisodeRunner.run` and, where siblings are judged together, as `GroupScoring.run`. What comes back is durable."""
-        return await self._ask(str(attempt.group), "run", prompt, attempt, started, sampling, priority)
+    @override
+    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
+        """Run one attempt to its score; the trajectory is durable when this returns."""
+        return await self._call_worker_of(str(attempt.group), "run", prompt, attempt, started)
 
+    @override
     async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
     ) -> UnscoredAttempt:
-        """See `EpisodeRunner.generate`."""
-        return await self._ask(str(attempt.group), "generate", prompt, attempt, started, sampling)
+        return await self._call_worker_of(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
-        """See `EpisodeRunner.score`. What comes back is durable."""
-        return await self._ask(str(played.attempt.group), "score", played)
+    @override
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
+        """Score what `generate` returned; the trajectory is durable when this returns."""
+        return await self._call_worker_of(str(unscored.attempt.group), "score", unscored)
 
-    async def _ask(self, group: str, method: str, *args: Any) -> Any:
-        """The answer of the worker that has the group; of another if that one dies."""
+    @override
+    async def evaluate(
+        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling
+    ) -> Trajectory:
+        return await self._call_worker_of(str(attempt.group), "evaluate", prompt, attempt, started, sampling)
+
+    async def _call_worker_of(self, group: str, method: str, *args: Any) -> Any:
+        """Call the worker that has the group; another one if that dies."""
         while True:
-            shard = await self._home(group)
-            shard.open[group] += 1
+            worker = await self._find_worker(group)
+            worker.open[group] += 1
             try:
-                return await shard.ask(method, *args)
+                return await worker.call(method, *args)
             except WorkerDied as error:
-                self._lose(shard, error)
+                self._lose(worker, error)
             finally:
-                shard.open[group] -= 1
-                if not shard.open[group]:
-                    del shard.open[group]
+                worker.open[group] -= 1
+                if not worker.open[group]:
+                    del worker.open[group]
 
-    async def _home(self, group: str) -> RolloutWorker:
-        """Where siblings are; else the worker with the fewest open attempts an engine."""
-        while not self._shards:
+    async def _find_worker(self, group: str) -> RolloutWorker:
+        """Return the worker that has siblings; else the one with the fewest open attempts an engine."""
+        while not self._workers:
             self._arrived.clear()
             await self._wait(self._arrived.wait(), "worker", "a rollout worker to take the place of the last")
-        having = [shard for shard in self._shards if group in shard.open]
-        return min(having or self._shards, key=lambda shard: shard.open.total() / max(shard.counts.engines, 1))
+        having = [worker for worker in self._workers if group in worker.open]
+        return min(having or self._workers, key=lambda worker: worker.open.total() / max(worker.counts.engines, 1))

@@ -1,7 +1,6 @@
-"""A rollout worker: what `start` starts beside the loop of a run, in a process and an event loop of its own.
+"""A rollout worker process: engines, environments and graders of one node, on an event loop of its own.
 
-Its engines, environments and graders are processes of its node. The controller asks questions, which are answered as they are
-done; see `rollout.remote_workers`.
+`rollout.remote_workers.RolloutWorkers` calls it.
 """
 
 import asyncio
@@ -13,145 +12,118 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.devices import as_seen
 from antiphon.cluster.placement import Placement, gpus_of
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.rpc import STARTED, AsyncWorker, Handler
-from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
-from antiphon.engines.base import InferenceEngine
+from antiphon.core.rpc import STARTED, AsyncWorker, handlers_of
+from antiphon.core.types import Trajectory
 from antiphon.record.events import RARE, Events
 from antiphon.record.payloads import PayloadWriter
 from antiphon.record.run_dir import RunLineage
-from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
-from antiphon.rollout.episode import EpisodeRunner
-from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.backend import LocalRollouts, WeightReceiver
 from antiphon.rollout.remote_workers import Counts
 from antiphon.rollout.reward_monitor import text_statistics
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import DeviceAssignment
-from antiphon.run.launch import make_group_scorer, start_graders, start_rollouts
-from antiphon.run.loop import run_supervised
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.rollouts import start_rollouts
+from antiphon.run.supervision import run_supervised
 
 ENGINES = 1000  # that a worker may have in its life, for each to have a number of its own
 
 
 class RolloutWorkerProcess(AsyncWorker):
-    """Runs attempts on engines of its own."""
+    """Runs attempts on its share of the engines."""
 
     def __init__(
         self,
         serial: int,
         model: str,
         config: RunConfig,
-        seats: Sequence[DeviceAssignment],
-        life: RunLineage,
-        listening: bool,
+        devices: Sequence[DeviceAssignment],
+        lineage: RunLineage,
+        record_events: bool,
     ) -> None:
-        """`config` has as many engines as there are `seats`, whose GPUs are the only ones that are seen here;
-        `listening` says whether anybody reads all events."""
+        """Prepare to start engines.
+
+        Args:
+            serial: Number of the worker among all of the run.
+            model: Directory of the model.
+            config: The run's configuration, with as many engines as there are `devices`.
+            devices: Devices of each engine; their GPUs are the only visible ones.
+            lineage: Directory and lineage of the run.
+            record_events: False if the controller needs rare events alone.
+        """
         self._serial = serial
         self._model = Path(model)
         self._config = config
-        gpus = gpus_of(seat.place for seat in seats)
-        self._seats = [seat._replace(place=seat.place and as_seen(seat.place, gpus)) for seat in seats]
-        self._record = life
-        self._events = _Told(self._say, listening, serial * ENGINES)
-        self._pool: EnginePool | None = None
+        gpus = gpus_of(each.place for each in devices)
+        self._devices = [each._replace(place=each.place and as_seen(each.place, gpus)) for each in devices]
+        self._lineage = lineage
+        self._events = _ForwardedEvents(self._reply, record_events, serial * ENGINES)
+        self._rollouts: LocalRollouts | None = None
         super().__init__()
 
+    @override
     def _state(self) -> Counts:
-        if (pool := self._pool) is None:
+        if (rollouts := self._rollouts) is None:
             return Counts()
-        return Counts(pool.version, pool.engines, pool.generated_tokens, pool.requeued_tokens)
+        return Counts(rollouts.version, rollouts.engines, rollouts.generated_tokens, rollouts.requeued_tokens)
 
+    @override
     async def _live(self) -> None:
-        deadlines, config, (directory, lineage) = Deadlines(), self._config, self._record
+        config, (directory, lineage) = self._config, self._lineage
         name = f"rollout-{self._serial}"
         async with AsyncExitStack() as stack:
             cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, directory.logs / name)
             stack.push_async_callback(cluster.close)
-            tell = partial(self._say, "message", STARTED)
-            places = tuple(seat.place for seat in self._seats if seat.place)
-            placement = Placement({"engine": places} if places else {})
-            grading, _ = await stack.enter_async_context(start_graders(cluster, config, deadlines, tell, placement))
-            self._pool, episodes, _ = await start_rollouts(
-                cluster,
-                self._model,
-                grading,
-                config,
-                deadlines,
-                self._events,
-                stack,
-                tell,
-                seats=self._seats.__getitem__,
+            places = tuple(each.place for each in self._devices if each.place)
+            context = LaunchContext(
+                cluster=cluster,
+                config=config,
+                placement=Placement({"engine": places} if places else {}),
+                deadlines=Deadlines(),
+                events=self._events,
+                report=partial(self._reply, "message", STARTED),
             )
+            graders = await stack.enter_async_context(start_graders(context))
+            rollouts = await start_rollouts(context, self._model, graders, stack, self._devices.__getitem__)
+            self._rollouts = rollouts
             files = PayloadWriter(directory.rollouts, f"lineage-{lineage}-{name}", lineage)
             stack.push_async_callback(files.close)
-            pool, player = self._pool, make_group_scorer(episodes, grading, config, deadlines) or episodes
-            keeping = _Keeping(episodes, player, files)
-            able: list[Handler] = [
-                keeping.run,
-                player.generate,
-                keeping.score,
-                pool.load,
-                pool.load_stale,
-                pool.sleep_colocated,
-                pool.wake_all,
-            ]
-            does = {method.__name__: method for method in able} | {"health": partial(asyncio.sleep, 0)}
-            await run_supervised([pool.watch(self._ask_for_weights)], partial(self._serve, does=does))
+            rollouts.store = partial(_store, files)
+            handlers = handlers_of(rollouts) | {"health": partial(asyncio.sleep, 0)}
+            await run_supervised([rollouts.watch(self._request_weights)], partial(self._serve, handlers=handlers))
 
-    async def _ask_for_weights(self, engine: InferenceEngine) -> None:
-        self._say("stale")
+    async def _request_weights(self, engine: WeightReceiver) -> None:
+        self._reply("stale")
 
 
-class _Keeping:
-    """Plays attempts, keeps what comes of them in `files`, and has references to it instead."""
-
-    def __init__(self, episodes: EpisodeRunner, player: AttemptRunner, files: PayloadWriter) -> None:
-        """`episodes` plays attempts of evaluations, `player` all others."""
-        self._episodes = episodes
-        self._player = player
-        self._files = files
-
-    async def run(
-        self,
-        prompt: Prompt,
-        attempt: AttemptId,
-        started: PolicyVersion,
-        sampling: Sampling | None = None,
-        priority: int = 0,
-    ) -> Trajectory:
-        """See `RolloutWorkers.run`. Of an evaluation nothing is kept but the meta."""
-        if attempt.group < 0:
-            return replace(await self._episodes.run(prompt, attempt, started, sampling, priority), payload=())
-        return await self._keep(await self._player.run(prompt, attempt, started))
-
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
-        """See `RolloutWorkers.score`."""
-        return await self._keep(await self._player.score(played))
-
-    async def _keep(self, trajectory: Trajectory) -> Trajectory:
-        meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
-        return await self._files.keep(replace(trajectory, meta=meta))
+async def _store(files: PayloadWriter, trajectory: Trajectory) -> Trajectory:
+    """Keep the payload of a trajectory in a file; return the trajectory with a reference and statistics of its text."""
+    meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
+    return await files.write(replace(trajectory, meta=meta))
 
 
-class _Told(Events):
-    """Events that the controller is told of."""
+class _ForwardedEvents(Events):
+    """Events that are sent to the controller."""
 
-    def __init__(self, say: Callable[..., None], listening: bool, first: int) -> None:
+    def __init__(self, reply: Callable[..., None], record_events: bool, first_engine: int) -> None:
         super().__init__()
-        self.numbers = itertools.count(first)
-        self._say = say
-        self._listening = listening
+        self.engine_numbers = itertools.count(first_engine)
+        self._reply = reply
+        self._record_events = record_events
 
     @property
-    def on(self) -> bool:
-        """See `Events.on`."""
-        return self._listening
+    @override
+    def enabled(self) -> bool:
+        return self._record_events
 
+    @override
     def add(self, event: str, **what: Any) -> None:
-        """See `Events.add`."""
-        if self._listening or event in RARE:
-            self._say("event", value=(event, what))
+        if self._record_events or event in RARE:
+            self._reply("event", value=(event, what))

@@ -47,8 +47,8 @@ from antiphon.learning.stages import annotate
 from antiphon.learning.step import Step
 from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish_checkpoint, staging_dir
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import start_models
-from antiphon.run.loop import make_step_pipeline
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.models import make_step_pipeline, start_models
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
@@ -433,7 +433,7 @@ def run_on(model, mesh, meshes):
 async def steps_on(cluster, config, numbers, goes_on=None, into=None):
     """What models say of the samples, and what they learn, in so many steps after a checkpoint; between steps they leave their
     devices and come back."""
-    models, workers = await start_models(cluster, Path(config.model.path), config)
+    models, workers = await start_models(LaunchContext(cluster=cluster, config=config), Path(config.model.path))
     found = []
     try:
         await models.begin(config.algorithm, config.learner, config.critic, config.steps)

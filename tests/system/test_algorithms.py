@@ -26,9 +26,9 @@ from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import VALUES
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
+from antiphon.inspect.why import why
 from antiphon.record.trajectories import read
-from antiphon.run import build
+from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
 
@@ -59,7 +59,7 @@ def train(project, *overrides, **given):
     path = project.config(**given)
     add_import_folder(path)
     config = load(path, ("cluster.debug=true", "record.live=off", "evaluation.limit=1", *overrides), model=RunConfig)
-    return build.train(config, overwrite=True)
+    return commands.train(config, overwrite=True)
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
@@ -168,7 +168,7 @@ def train_on(project, *overrides):
         ("cluster.debug=true", "record.live=off", "evaluation.limit=1", *overrides),
         model=RunConfig,
     )
-    return build.train(config, resume=True)
+    return commands.train(config, resume=True)
 
 
 @pytest.mark.parametrize(

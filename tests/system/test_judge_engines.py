@@ -19,7 +19,8 @@ from antiphon.inspect.audit import audit
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import resolve_placement
-from antiphon.run.launch import start_graders
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.graders import start_graders
 from antiphon.tasks.base import Transcript
 from tests.system.test_bad_input import is_worker, output_of, wait_for_line
 
@@ -91,9 +92,10 @@ def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idl
     async def main():
         logs, events, deadlines = project.folder / "logs", Heard(), Deadlines()
         cluster = LocalCluster(ClusterConfig(), logs)
+        context = LaunchContext(cluster=cluster, config=settings, deadlines=deadlines, events=events)
         started, ended = [], []
         try:
-            async with start_graders(cluster, settings, deadlines, events=events) as (grading, (pool,)):
+            async with start_graders(context) as (grading, (pool,)):
                 watch = asyncio.create_task(pool.watch())
                 for _ in range(2):
                     asked = asyncio.gather(*(grading.score(prompt, transcript) for _ in range(6)))
@@ -130,12 +132,10 @@ def test_rewards_have_gpus_of_their_own_and_see_no_others(project, monkeypatch):
     prompt = Prompt(id="digits/0", task="digits", messages=(), payload={})
 
     async def seen(config):
-        cluster = LocalCluster(ClusterConfig())
-        async with start_graders(cluster, config, Deadlines(), placement=resolve_placement(nodes, config)) as (
-            grading,
-            _,
-        ):
-            return (await grading.score(prompt, Transcript([]))).detail
+        placement = resolve_placement(nodes, config)
+        context = LaunchContext(cluster=LocalCluster(ClusterConfig()), config=config, placement=placement)
+        async with start_graders(context) as graders:
+            return (await graders.router.score(prompt, Transcript([]))).detail
 
     found = {}
     for reward in ("gpu:3", "gpu:2, cpu:1", "cpu:1", ""):

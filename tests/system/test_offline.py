@@ -21,7 +21,7 @@ from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.offline.run import batches
 from antiphon.offline.run import run as offline
-from antiphon.run import build
+from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import PairsConfig
@@ -124,7 +124,7 @@ def test_the_four_models_of_rlhf(project, pairs):
         critic={"optimizer": {"learning_rate": 1e-2}},
         grading={"deadline": 60},
     )
-    assert build.train(load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)) == 0
+    assert commands.train(load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)) == 0
     steps = project.metrics("rlhf")
     assert len(steps) == 3
     for step in steps:

@@ -27,12 +27,13 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.resume import open_first_lineage
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.scheduler import Scheduler
-from antiphon.run.loop import run_supervised
+from antiphon.run.supervision import run_supervised
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture, MixtureTask
@@ -156,7 +157,7 @@ async def grade_and_train(folder, address):
                 groups = await scheduler.next_step()
                 await scheduler.wait_durable()
                 trained += [trajectory.meta.score.value for group in groups for trajectory in group.trajectories]
-                scheduler.publish()
+                scheduler.publish(scheduler.admission.version.next())
                 scheduler.admit()
             scheduler.stop()
             return trained
@@ -164,4 +165,4 @@ async def grade_and_train(folder, address):
         trained = await run_supervised((ledger.commit_on_request(),), train)
         await ledger.close()
         store.close()
-        return trained, scheduler.failures, graders.stats
+        return trained, scheduler.progress.failures, graders.stats

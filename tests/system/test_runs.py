@@ -14,16 +14,17 @@ from transformers import AutoModelForCausalLM
 from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
-from antiphon.run import build
+from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.simulate.planner import Speeds, predict
+from antiphon.simulate.planner import predict
 from antiphon.simulate.probe import measure
+from antiphon.simulate.speeds import Speeds
 
 
 def train(project, *overrides, **sections) -> int:
     path = project.config(**sections)
     add_import_folder(path)
-    return build.train(
+    return commands.train(
         load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig), overwrite=True
     )
 
@@ -88,7 +89,7 @@ def test_siblings_are_judged_together(project):
     add_import_folder(path)
     for steps, how in ((4, {"overwrite": True}), (8, {"resume": True})):
         config = load(path, ("cluster.debug=true", "record.live=off", f"steps={steps}"), model=RunConfig)
-        assert build.train(config, **how) == 0
+        assert commands.train(config, **how) == 0
     run = project.folder / "runs" / "run"
     with closing(sqlite3.connect(run / "ledger.db")) as db:
         trained = db.execute(

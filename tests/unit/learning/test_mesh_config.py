@@ -11,7 +11,7 @@ from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
 from antiphon.run.config import RunConfig
-from antiphon.run.launch import check_installed, check_layers, check_mesh, check_meshes, check_shares
+from antiphon.run.launch.model_checks import check_installed, check_layers, check_mesh, check_meshes, check_shares
 
 SHAPE = {
     "num_attention_heads": 6,

@@ -19,7 +19,7 @@ class Answers(Worker):
     def start(self) -> None:
         self._say(STARTED, None)
 
-    def ask(self, key, method, args) -> None:
+    def begin_call(self, key, method, args) -> None:
         prompt = args[0].id if method == "run" else method
         if prompt == "die":
             raise ValueError("this was too much")
@@ -29,7 +29,7 @@ class Answers(Worker):
         elif not self.silent:
             self._say(key, (self.serial, *args[1:2], self.cancelled))
 
-    def cancel(self, key) -> None:
+    def cancel_call(self, key) -> None:
         self.staying.remove(key)
         self.cancelled += 1
 

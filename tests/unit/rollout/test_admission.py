@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from antiphon.core.errors import StateError
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion
-from antiphon.rollout.admission import Admission, GroupState
+from antiphon.rollout.admission import Admission
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.live_group import GroupState
 
 RATIOS = [
     Fraction(0),
@@ -142,7 +143,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule()
     def publish(self):
         before = {g for g in self.admitted if self.admission.state(g) is not None}
-        change = self.admission.publish()
+        change = self.admission.publish(self.admission.version.next())
         self.version += 1
         for group in {*self.taken, *self.expired}:
             self.drop_group(group)
@@ -189,8 +190,8 @@ def run_step(admission: Admission) -> list[int]:
             admission.finish(attempt, usable=True)
     result = admission.take()
     assert result is not None
-    ages = [admission.version.n - admission.started(AttemptId(group, 0, 0)).n for group in result[0]]
-    admission.publish()
+    ages = [admission.version.n - admission.start_version(AttemptId(group, 0, 0)).n for group in result[0]]
+    admission.publish(admission.version.next())
     return ages
 
 
@@ -213,7 +214,7 @@ def test_synchronous_run_admits_nothing_while_it_trains():
     assert admission.room == 0
     with pytest.raises(StateError, match="no room"):
         admission.admit()
-    admission.publish()
+    admission.publish(admission.version.next())
     assert admission.room == 4
 
 
@@ -222,7 +223,7 @@ def test_waiting_for_a_group_that_is_due_instead_of_dropping_it():
     _, slow = deadlines.admit()
     for attempt in deadlines.admit()[1]:
         deadlines.finish(attempt, usable=True)
-    assert deadlines.take() is not None and deadlines.publish().abort == ()
+    assert deadlines.take() is not None and deadlines.publish(deadlines.version.next()).abort == ()
     for attempt in deadlines.admit()[1]:
         deadlines.finish(attempt, usable=True)
     assert deadlines.take() is None, "the slow group would be too old after this step"
@@ -239,7 +240,7 @@ def test_dropping_a_group_that_became_too_old():
     _, change = admission.take()
     assert (change.abort, change.stale) == (slow, (slow[0].group,))
     assert admission.room == 0, "what came now would be too old as well"
-    admission.publish()
+    admission.publish(admission.version.next())
     assert admission.room == 2
     assert admission.ended[AttemptStatus.STALE] == len(slow)
     assert admission.finish(slow[0], usable=True).completed is False
@@ -252,7 +253,7 @@ def test_a_group_is_as_old_as_its_oldest_attempt():
     for attempt in admission.admit()[1]:
         admission.finish(attempt, usable=True)
     assert admission.take() is not None
-    admission.publish()
+    admission.publish(admission.version.next())
     admission.finish(first, usable=True)
     assert admission.finish(second, usable=False).retry is not None
     for attempt in admission.admit()[1]:
@@ -275,6 +276,6 @@ def test_what_a_group_that_is_admitted_now_may_be_given(training):
         for attempt in attempts:
             admission.finish(attempt, usable=True)
         if training:
-            assert admission.publish().stale == ((group,) if older else ())
+            assert admission.publish(admission.version.next()).stale == ((group,) if older else ())
         if not older:
             assert admission.take()[0] == (group,)

@@ -23,7 +23,8 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -125,7 +126,8 @@ def test_groups_flow_and_slots_come_back():
         assert [group.id for group in groups] == [0, 1]
         assert all(len(group.trajectories) == 2 for group in groups)
         assert stage.prompts == 4, "slots are held while a step trains"
-        assert scheduler.publish().n == 1
+        scheduler.publish(scheduler.admission.version.next())
+        assert scheduler.admission.version.n == 1
         scheduler.admit()
         assert stage.prompts == 6
         scheduler.stop()
@@ -184,7 +186,7 @@ def test_a_failed_attempt_is_tried_again():
         stage.running[victim].set_result(None)
         await settle()
         assert any(a.sibling == victim.sibling and a.attempt == 1 for a in stage.running if a.group == 0)
-        assert scheduler.failures == {"environment": 1}
+        assert scheduler.progress.failures == {"environment": 1}
         scheduler.stop()
 
     run(main)
@@ -306,7 +308,7 @@ def test_one_step_off_runs_one_round_while_the_one_before_is_trained_on():
         await stage.end(2)
         await stage.end(3)
         assert groups_of(stage) == [], "no slot before a version is published"
-        scheduler.publish()
+        scheduler.publish(scheduler.admission.version.next())
         scheduler.admit()
         await settle()
         assert groups_of(stage) == [4, 5]
@@ -328,7 +330,7 @@ def test_tail_batching_gives_slow_prompts_a_round_of_their_own():
             trained.append([group.prompt.id for group in await scheduler.next_step()])
             await settle()
             assert not stage.running, "the others are not waited for"
-            scheduler.publish()
+            scheduler.publish(scheduler.admission.version.next())
             scheduler.admit()
         await settle()
         assert trained == [["1", "2"], ["4", "5"], ["0", "3"]]
@@ -350,7 +352,7 @@ def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free
         await settle()
         assert not stage.running and {attempt.group for attempt in stage.cancelled} == {0}
         assert scheduler.admission.live == 3
-        scheduler.publish()
+        scheduler.publish(scheduler.admission.version.next())
         scheduler.admit()
         await settle()
         assert groups_of(stage) == [3, 4, 5]

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from antiphon.cli.app import app
 from antiphon.record.events import to_trace
 from antiphon.rollout.config import RolloutConfig
-from antiphon.simulate.chaos import InvariantBroken, InvariantChecker, draw_scenario, run_seed
+from antiphon.simulate.chaos import run_seed
+from antiphon.simulate.chaos_scenario import draw_scenario
+from antiphon.simulate.invariants import InvariantChecker, InvariantError
 
 SEEDS = 20  # a thousand in benchmarks/simulation.py
 
@@ -50,13 +52,13 @@ PUBLISH = {"event": "publish", "version": 1}
 
 
 def read(*events):
-    books = InvariantChecker(CONFIG)
-    books.read(json.dumps({"t": 0.0, **event}) for event in [*START, *events])
-    return books
+    checker = InvariantChecker(CONFIG)
+    checker.check(json.dumps({"t": 0.0, **event}) for event in [*START, *events])
+    return checker
 
 
 def test_books_of_a_good_run():
-    read(DONE, TAKE, TRAINED, PUBLISH).close(steps=1)
+    read(DONE, TAKE, TRAINED, PUBLISH).check_end(steps=1)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def test_books_of_a_good_run():
     ],
 )
 def test_books_of_bad_runs(events, message):
-    with pytest.raises(InvariantBroken, match=message):
+    with pytest.raises(InvariantError, match=message):
         read(*events)
 
 
 def test_an_attempt_that_never_ends_is_found():
-    with pytest.raises(InvariantBroken, match="never ended"):
-        read().close(steps=0)
+    with pytest.raises(InvariantError, match="never ended"):
+        read().check_end(steps=0)
 
 
 def test_a_picture_of_a_run():

@@ -14,10 +14,11 @@ from antiphon.core.config import load
 from antiphon.core.errors import RolloutError, StallError
 from antiphon.core.rng import derive
 from antiphon.learning.config import LearnerConfig
-from antiphon.simulate.chaos import InvariantChecker
-from antiphon.simulate.components import LearnerSpeed
-from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
+from antiphon.simulate.engine_speed import EngineSpeed
+from antiphon.simulate.invariants import InvariantChecker
+from antiphon.simulate.learner import LearnerSpeed
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig
 from antiphon.simulate.workloads import DistributionConfig
 
 
@@ -138,12 +139,12 @@ def test_a_sampling_loop_of_ones_own(own_loops, name, share):
     outcome = simulate(scenario(rollout={"sampler": f"own_loops:{name}"}), log)
     ordinary = simulate(scenario())
     assert outcome.summary["steps"] == 8
-    books = InvariantChecker(scenario().rollout)
-    books.read(log.getvalue().splitlines())
-    books.close(steps=8)
-    ended = Counter(status for status in books.status.values())
+    checker = InvariantChecker(scenario().rollout)
+    checker.check(log.getvalue().splitlines())
+    checker.check_end(steps=8)
+    ended = Counter(status for status in checker.status.values())
     assert ended["trained"] == 8 * 4 * 4
-    assert ended["trained"] / len(books.status) <= share + 0.1
+    assert ended["trained"] / len(checker.status) <= share + 0.1
     assert outcome.steps[-1]["length/mean"] < ordinary.steps[-1]["length/mean"]
 
 
@@ -180,7 +181,7 @@ def test_answers_to_one_prompt_are_as_alike_as_they_are_said_to_be():
         lengths = DistributionConfig(kind="lognormal", mean=100, spread=1.0, shared=shared)
         pairs = np.log(
             [
-                [lengths.draw_alike(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
+                [lengths.draw_correlated(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
                 for thing in map(derive, range(4000))
             ]
         )

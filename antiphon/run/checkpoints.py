@@ -1,0 +1,49 @@
+"""Checkpoints of a run: one atomic cut through models, scheduler, data and ledger."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.record.checkpoint import checkpoint_name, prune_checkpoints, publish_checkpoint, staging_dir
+from antiphon.run.components import Components
+from antiphon.run.publisher import LearnerAccess
+from antiphon.run.waits import RunWaits
+
+
+class RunCheckpoints:
+    """Writes the checkpoints of a run, one at a time, while training goes on."""
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+        self._config = parts.config.checkpoint
+        self._waits = RunWaits(parts.config, parts.deadlines)
+        self._saving: asyncio.Task[None] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a checkpoint is written after `step`; the last one is written as the run ends."""
+        every = self._config.every
+        return bool(every) and step % every == 0 and step < self._parts.config.steps
+
+    async def save(self, owner: asyncio.TaskGroup, learner: LearnerAccess, cut: Mapping[str, Any]) -> None:
+        """Begin to write the checkpoint of a cut; return when the learner may go on, with the previous one in place."""
+        await self.wait_saved()
+        record, version = self._parts.record, self._parts.weights.version
+        await self._waits(record.ledger.commit(), "commit", "the ledger")
+        directory = record.directory.checkpoints / checkpoint_name(cut["step"])
+        if directory.is_dir():  # the cut that the run was resumed from
+            return
+        staging = staging_dir(directory)
+        await learner.save(staging)
+
+        async def finish() -> None:
+            await self._parts.weights.wait_saved()
+            await record.in_thread(publish_checkpoint, staging, directory, cut)
+            record.ledger.add_checkpoint(cut["step"], version, directory.name)
+            prune_checkpoints(directory.parent, self._config.keep_last, self._config.keep_every)
+
+        self._saving = owner.create_task(finish(), name=f"checkpoint {cut['step']}")
+
+    async def wait_saved(self) -> None:
+        """Return when the checkpoint that was begun is in place."""
+        if self._saving is not None:
+            await self._waits(asyncio.shield(self._saving), "checkpoint", "a checkpoint to be in place")

@@ -1,0 +1,140 @@
+"""The commands that run a configuration from its beginning to its end: train, sft and eval."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.errors import DataError, WorkerDied
+from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
+from antiphon.learning.mesh_config import MeshesConfig
+from antiphon.record.checkpoint import list_checkpoints
+from antiphon.record.live import make_view
+from antiphon.record.run_dir import convert_write_errors
+from antiphon.rollout.evaluation import Evaluation, evaluate
+from antiphon.run.build import open_run
+from antiphon.run.config import RunConfig
+from antiphon.run.launch.context import LaunchContext, open_cluster
+from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.launch.rollouts import start_rollouts
+from antiphon.run.launch.tasks import load_held_out
+from antiphon.run.loop import Run
+from antiphon.run.supervision import run_supervised
+
+INTERRUPTED = 130  # exit code of a run that Ctrl-C ended
+Main = Callable[[Run], Coroutine[Any, Any, dict[str, Any]]]
+
+
+def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
+    """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below `evaluation.minimum_accuracy`."""
+    return _run_to_exit_code(_run(config, overwrite, Run.train, resume))
+
+
+def sft(config: RunConfig, *, overwrite: bool = False) -> int:
+    """Run `antiphon sft`; returns the exit code as `train` does.
+
+    Everything that only reinforcement learning needs is left out, the demanded accuracy included.
+    """
+    evaluation = config.evaluation.model_copy(update={"minimum_accuracy": 0.0})
+    without = {"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
+    config = config.model_copy(update=without | {"evaluation": evaluation})
+    return _run_to_exit_code(_run(config, overwrite, Run.sft))
+
+
+def evaluate_model(
+    model: str, config: RunConfig, *, samples: int, temperature: float | None = None, limit: int
+) -> dict[str, Any]:
+    """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts.
+
+    Args:
+        model: A directory or Hugging Face id.
+        config: The tasks, engines and sampling.
+        samples: Completions a prompt.
+        temperature: Of sampling; by default, `evaluation.temperature` of the configuration.
+        limit: Number of prompts to use, from the first; 0 uses all.
+    """
+    if temperature is None:
+        temperature = config.evaluation.resolve_temperature(samples)
+    return asyncio.run(_evaluate(model, config, samples, temperature, limit))
+
+
+def _run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
+    try:
+        return asyncio.run(run)
+    except asyncio.CancelledError:  # a second Ctrl-C
+        return INTERRUPTED
+
+
+async def _run(config: RunConfig, overwrite: bool, main: Main, resume: bool = False) -> int:
+    with convert_write_errors(Path(config.record.directory, config.name)):
+        return await _run_with_restarts(config, overwrite, main, resume)
+
+
+async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Main, resume: bool) -> int:
+    """Resume at the newest checkpoint when a worker dies that nothing replaces, `checkpoint.restarts` times at most."""
+    checkpoints, cut, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
+    while True:
+        try:
+            return await _run_once(config, overwrite, main, resume)
+        except WorkerDied as error:
+            newest = list_checkpoints(checkpoints)[-1:]
+            left = left - 1 if newest == cut else config.checkpoint.restarts
+            if not newest or left <= 0:
+                raise
+            cut = newest
+            make_view("off").message(f"{error}\nthe run goes on at its last checkpoint")
+            overwrite, resume = False, True
+
+
+async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool) -> int:
+    async with open_run(config, overwrite=overwrite, resume=resume) as run:
+        summary = await main(run)
+        before, after = summary["accuracy_before"], summary["accuracy_after"]
+        demanded, record = config.evaluation.minimum_accuracy, run.parts.record
+        accuracy = ""
+        if after is not None:
+            how = f"at temperature {summary['evaluation']['temperature']:g}"
+            accuracy = f"held-out accuracy {before:.3f} before, {after:.3f} after, {how}; "
+        record.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
+        if summary["stopped_early"]:
+            return INTERRUPTED
+        if demanded and after < demanded:
+            record.view.message(f"below the {demanded:g} that evaluation.minimum_accuracy demands")
+            return 1
+    return 0
+
+
+async def _evaluate(model: str, config: RunConfig, samples: int, temperature: float, limit: int) -> dict[str, Any]:
+    prompts = load_held_out(config, "test", limit)
+    if not prompts:
+        raise DataError("there are no test prompts: give a task its `test`")
+    sampling = config.rollout.sampling.sampling(temperature=temperature)
+    async with AsyncExitStack() as stack:
+        cluster, placement = await stack.enter_async_context(open_cluster(config, None))
+        context = LaunchContext(cluster=cluster, config=config, placement=placement)
+        directory = await model_directory(cluster, model, Path(), config.seed)
+        graders = await stack.enter_async_context(start_graders(context))
+        rollouts = await start_rollouts(context, directory, graders, stack)
+
+        async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
+            return await rollouts.evaluate(prompt, attempt, PolicyVersion(0, 0), sampling)
+
+        result = await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, samples, run))
+    return _describe(result, len(prompts), samples, temperature)
+
+
+def _describe(result: Evaluation, prompts: int, samples: int, temperature: float) -> dict[str, Any]:
+    ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
+    return {
+        "prompts": prompts,
+        "samples": samples,
+        "temperature": temperature,
+        "accuracy": result.accuracy,
+        "accuracy, 95 % interval": result.interval(),
+        "ungraded": result.ungraded,
+        "truncated": result.truncated,
+        "means": dict(result.measures),
+    } | {f"pass@{k}": result.pass_at(k) for k in ks}

@@ -1,0 +1,48 @@
+"""The parts of a run, and what it remembers of its past."""
+
+from dataclasses import dataclass, field
+
+from antiphon.core.deadlines import Deadlines
+from antiphon.rollout.backend import RolloutBackend
+from antiphon.rollout.sampling_loop import SamplingLoop
+from antiphon.rollout.scheduler import GroupFilter
+from antiphon.run.config import RunConfig
+from antiphon.run.launch.record import RunRecord
+from antiphon.run.launch.tasks import TaskData
+from antiphon.run.publisher import WeightPublisher
+
+
+@dataclass(slots=True, kw_only=True)
+class Components:
+    """The parts of a run.
+
+    Attributes:
+        config: The run's configuration.
+        deadlines: Bounds all waits.
+        tasks: Prompts.
+        rollouts: Engines and episodes.
+        weights: The policy's version, and the learner behind it.
+        record: Everything that is written.
+        keep: Filters complete groups, if that is configured.
+        sampler: The user's own loop of a group, if that is configured.
+    """
+
+    config: RunConfig
+    deadlines: Deadlines
+    tasks: TaskData
+    rollouts: RolloutBackend
+    weights: WeightPublisher
+    record: RunRecord
+    keep: GroupFilter | None = None
+    sampler: SamplingLoop | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """History of a run that its checkpoints keep."""
+
+    before: list[float] | None = None  # accuracy on each test prompt
+    measures: dict[str, float] = field(default_factory=dict)  # of the same evaluation
+    warm_start_seconds: float = 0.0
+    seconds: float = 0.0  # of reinforcement learning
+    alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, with the first step of it

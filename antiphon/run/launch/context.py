@@ -1,0 +1,46 @@
+"""Everything that the parts of a run are started with."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from antiphon.cluster.base import CLUSTERS, Cluster
+from antiphon.cluster.placement import Placement
+from antiphon.core.deadlines import Deadlines
+from antiphon.record.events import Events
+from antiphon.run.config import RunConfig
+from antiphon.run.device_assignment import resolve_placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchContext:
+    """Where and with what the parts of a run start.
+
+    Attributes:
+        cluster: Starts workers.
+        config: The run's configuration.
+        placement: Devices of each role; empty if nothing is placed.
+        deadlines: Bounds all waits.
+        events: Records what engines do.
+        report: Receives messages for the user.
+    """
+
+    cluster: Cluster
+    config: RunConfig
+    placement: Placement = field(default_factory=Placement)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    events: Events = field(default_factory=Events)
+    report: Callable[[str], None] = print
+
+
+@asynccontextmanager
+async def open_cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tuple[Cluster, Placement]]:
+    """Open the cluster of a run and reserve the devices of its roles until the end."""
+    cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
+    try:
+        placement = resolve_placement(cluster.nodes(), config)
+        await cluster.reserve([place for role in placement.places for place in placement.there(role)])
+        yield cluster, placement
+    finally:
+        await cluster.close()

@@ -1,0 +1,59 @@
+"""Loading the prompts of a run's tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphon.core.errors import UnsupportedError
+from antiphon.core.rng import derive
+from antiphon.core.types import IntArray, Prompt
+from antiphon.run.config import RunConfig
+from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.prompts import load_prompts
+from antiphon.tasks.rendering import Renderer
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskData:
+    """Prompts of a run, by what they are for."""
+
+    mixture: Mixture  # for rollouts
+    examples: Mixture | None = None  # for supervised fine-tuning
+    response: str = ""  # configured answer of each example, see `SftConfig.response`
+    validation: Sequence[Prompt] = ()
+    test: Sequence[Prompt] = ()
+    renderer: Renderer | None = None  # encodes examples; set once the model's directory is known
+
+    def next_example(self) -> tuple[IntArray, IntArray]:
+        """Return the tokens of the next example for supervised fine-tuning: prompt, answer."""
+        if self.examples is None or self.renderer is None:
+            raise UnsupportedError("this run has no examples for supervised fine-tuning")
+        return self.renderer.encode_example(self.examples.next(), self.response)
+
+
+def load_tasks(config: RunConfig) -> TaskData:
+    """Load all prompts of a run."""
+    return TaskData(
+        mixture=Mixture.load(config.tasks, config.seed),
+        examples=Mixture.load(_example_tasks(config), derive(config.seed, "sft")),
+        response=config.sft.response if config.sft else "",
+        validation=load_held_out(config, "validation", 0),
+        test=load_held_out(config, "test", config.evaluation.limit),
+    )
+
+
+def load_held_out(config: RunConfig, split: str, limit: int) -> list[Prompt]:
+    """Load the `validation` or `test` prompts of all tasks, the first `limit` of them if that is not 0."""
+    prompts = [
+        prompt
+        for task in config.tasks
+        if (source := getattr(task, split)) is not None
+        for prompt in load_prompts(task, source, config.seed)
+    ]
+    return prompts[:limit] if limit else prompts
+
+
+def _example_tasks(config: RunConfig) -> Sequence[TaskConfig]:
+    if config.sft is None or config.sft.prompts is None:
+        return config.tasks
+    return (TaskConfig(name="sft", prompts=config.sft.prompts),)

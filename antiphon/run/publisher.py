@@ -1,0 +1,197 @@
+"""The policy's version, and the only way to the learner that changes it.
+
+consumes     batches and groups, inside `WeightPublisher.updating`
+waits for    engines to load one version before the next is published
+unblocked by engines that have loaded
+produces     versions, which `on_publish` receives
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from antiphon.algorithms.rewards import Controllers
+from antiphon.core.deadlines import Deadlines
+from antiphon.core.errors import StateError
+from antiphon.core.failpoints import hit
+from antiphon.core.types import Group, PolicyVersion, TrainBatch, WeightsUpdate
+from antiphon.learning.backend import StepResult, TrainBackend
+from antiphon.learning.config import OptimizerConfig
+from antiphon.record.ledger import Ledger
+from antiphon.rollout.backend import WeightReceiver
+from antiphon.run.config import RunConfig
+from antiphon.run.device_sharing import SharedDevices
+from antiphon.run.waits import RunWaits
+from antiphon.weights.base import TransferContext
+
+
+class WeightPublisher:
+    """Owns version, lock, publication, loading and refreshing of a run's weights.
+
+    The learner is stepped, restored, published and saved through the `LearnerAccess` of `updating` alone. So weights never
+    change while they are published, or while a replacement engine loads them.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        deadlines: Deadlines,
+        devices: SharedDevices,
+        transfer: TransferContext,
+        version: PolicyVersion = PolicyVersion(0, 0),
+    ) -> None:
+        """Begin at `version`, whose weights engines and learner have, or will have after `LearnerAccess.restore`."""
+        self.version = version
+        self.on_publish: Callable[[PolicyVersion], None] | None = None  # receives each new version
+        self.loaded_at = 0.0  # when all engines had loaded the last version
+        self._config = config
+        self._waits = RunWaits(config, deadlines)
+        self._devices = devices
+        self._transfer = transfer
+        self._lock = asyncio.Lock()
+        self._owner: asyncio.TaskGroup | None = None
+        self._ledger: Ledger | None = None
+        self._published: WeightsUpdate | None = None  # engines can load it until the next is published
+        self._loading: asyncio.Task[None] | None = None
+
+    def start(self, owner: asyncio.TaskGroup, ledger: Ledger) -> None:
+        """Begin to publish: `owner` owns the tasks in which engines load, `ledger` records versions."""
+        self._owner, self._ledger, self._loading = owner, ledger, None
+
+    @property
+    def shared_devices(self) -> bool:
+        """True if training and generation take turns on some devices."""
+        return self._devices.shared
+
+    @property
+    def is_loading(self) -> bool:
+        """True while engines load what was published last."""
+        return self._loading is not None and not self._loading.done()
+
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator["LearnerAccess"]:
+        """Hold the lock of the weights, and give access to the learner meanwhile."""
+        async with self._lock:
+            access = LearnerAccess(self, self._devices.training)
+            try:
+                yield access
+            finally:
+                access.close()
+
+    async def refresh(self, receiver: WeightReceiver) -> None:
+        """Load the weights that were published last into a replacement engine or rollout worker.
+
+        The learner may have others by now. Before anything is published there is nothing to do: the first version goes to all
+        engines there are by then.
+        """
+        async with self._lock:
+            await self.wait_loaded()
+            update = self._published
+            if update is not None and receiver.version < update.version:
+                loading = receiver.load(update, self._config.rollout.on_update)
+                await self._waits(loading, "load", "a new engine to load weights")
+
+    async def wait_loaded(self) -> None:
+        """Return when engines have loaded what was published last."""
+        if self._loading is not None:
+            await self._waits(asyncio.shield(self._loading), "load", "engines to load weights")
+
+    async def switch_to_generation(self) -> None:
+        """Give shared devices to the engines."""
+        await self._take_turn(self._devices.switch_to_generation())
+
+    async def wait_saved(self) -> None:
+        """Return when the checkpoint that `LearnerAccess.save` began is written."""
+        await self._devices.training.wait_saved()
+
+    async def died(self) -> None:
+        """Return never; raise `WorkerDied` when a process of a model ends."""
+        await self._devices.training.died()
+
+    async def _switch_to_training(self) -> None:
+        """Give shared devices to the learner, once engines have loaded what was published."""
+        if self._devices.shared:
+            await self.wait_loaded()
+            await self._take_turn(self._devices.switch_to_training())
+
+    async def _take_turn(self, switch: Awaitable[None]) -> None:
+        await self._waits(switch, "turn", "devices that are shared")
+
+    async def _publish(self, version: PolicyVersion) -> None:
+        """Publish the learner's weights as `version`. Engines load them while the run goes on."""
+        assert self._owner is not None and self._ledger is not None
+        await self.wait_loaded()
+        hit("publish")
+        publishing = self._devices.training.publish(version.n, self._transfer)
+        update = await self._waits(publishing, "publish", "the learner")
+        await self._take_turn(self._devices.end_training())
+        self._ledger.add_version(version, update.manifest.digest if update.manifest else None)
+        self.version, self._published = version, update
+        hit("published")
+        self._loading = self._owner.create_task(self._load(update), name=f"load version {version.n}")
+
+    async def _load(self, update: WeightsUpdate) -> None:
+        loading = self._devices.rollouts.load(update, self._config.rollout.on_update)
+        await self._waits(loading, "load", "engines to load weights", owner="pool")
+        self.loaded_at = asyncio.get_running_loop().time()
+
+
+class LearnerAccess:
+    """The learner, for as long as `WeightPublisher.updating` holds its lock; `StateError` afterwards."""
+
+    def __init__(self, publisher: WeightPublisher, training: TrainBackend) -> None:
+        self._publisher = publisher
+        self._open_training: TrainBackend | None = training
+
+    def close(self) -> None:
+        """End the access."""
+        self._open_training = None
+
+    @property
+    def _training(self) -> TrainBackend:
+        if self._open_training is None:
+            raise StateError("the learner is used outside WeightPublisher.updating")
+        return self._open_training
+
+    async def begin(self, config: RunConfig) -> None:
+        """Start reinforcement learning with fresh optimisers."""
+        beginning = self._training.begin(config.algorithm, config.learner, config.critic, config.steps)
+        await self._publisher._waits(beginning, "begin", "the learner")
+
+    async def begin_supervised(self, optimizer: OptimizerConfig, updates: int) -> None:
+        """Start supervised fine-tuning with a fresh optimiser."""
+        await self._publisher._waits(self._training.begin_supervised(optimizer, updates), "begin", "the learner")
+
+    async def learn(self, number: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
+        """Take training step `number` through its stages."""
+        training = self._training
+        await self._publisher._switch_to_training()
+        return await training.learn(number, self._publisher.version.n, groups, controllers)
+
+    async def step(self, batch: TrainBatch) -> dict[str, float]:
+        """Do the updates of a batch; returns metrics."""
+        training = self._training
+        await self._publisher._switch_to_training()
+        return await self._publisher._waits(training.step(batch), "step", "the learner")
+
+    async def publish(self) -> None:
+        """Publish the learner's weights as the next version."""
+        self._check_open()
+        publisher = self._publisher
+        await publisher._publish(publisher.version.next())
+        if publisher.on_publish is not None:
+            publisher.on_publish(publisher.version)
+
+    async def restore(self, checkpoint: Path) -> None:
+        """Load a checkpoint, and give its weights to engines as the version that it has."""
+        await self._publisher._waits(self._training.restore(checkpoint), "restore", "the learner")
+        if self._publisher.version.n:  # else engines have it
+            await self._publisher._publish(self._publisher.version)
+
+    async def save(self, place: Path) -> None:
+        """Begin to write a checkpoint into `place`; training may go on when this returns."""
+        await self._publisher._waits(self._training.save(place), "checkpoint", "the learner")
+
+    def _check_open(self) -> None:
+        _ = self._training
