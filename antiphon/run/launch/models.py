@@ -13,7 +13,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import derive
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.backend import Fetch, LocalTraining, TrainBackend, Wait, identity, wait_forever
+from antiphon.learning.backend import Fetch, LocalTraining, TrainBackend, identity
 from antiphon.learning.learner import (
     CRITIC,
     LEARNERS,
@@ -27,7 +27,7 @@ from antiphon.learning.learner import (
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.stages import STAGES
-from antiphon.learning.step import StepPipeline
+from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
