@@ -135,7 +135,7 @@ def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
         kept(tmp_path / "nowhere", 0)
 
 
-def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_path):
+def test_ledger_refers_to_payloads_in_other_files(tmp_path):
     async def body():
         store = LedgerStore(tmp_path)
         referred = (await PayloadWriter(store.rollouts, "lineage-2-rollout-0", 2).write(made(0))).payload
