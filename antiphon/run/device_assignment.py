@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Node, Place
-from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
+from antiphon.cluster.placement import ALWAYS_RUNNING, ANYWHERE, GENERATING, TRAINING, Placement, assign_devices
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDied
 from antiphon.engines.base import ENGINES, InferenceEngine
@@ -36,13 +36,13 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     engines = {"engine": len(kinds), "judge": judges}
     patient: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
     if not least:  # somebody asks what there is now: what others have lost is theirs to notice
-        patient += GENERATING + BESIDE
-    found = resolve(config.placement, nodes, one_a_place | engines, patient)
+        patient += GENERATING + ALWAYS_RUNNING
+    found = assign_devices(config.placement, nodes, one_a_place | engines, patient)
     threads = dict.fromkeys(one_a_place, config.learner.threads) | dict.fromkeys(
         engines, max(kind.threads for kind in kinds)
     )
     for role in found.places:
-        places = found.there(role)
+        places = found.known_places(role)
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
@@ -73,7 +73,7 @@ def _check_graders(config: RunConfig, reward: Place | None) -> None:
 def _check_meetings(config: RunConfig, found: Placement) -> None:
     """`ConfigError` unless the ranks of each model reach each other."""
     for role in TRAINING:
-        places, ranks = found.there(role), config.learner_of(role).mesh.world
+        places, ranks = found.known_places(role), config.learner_of(role).mesh.world
         for number in range(0, len(places), ranks):
             nodes = {place.node for place in places[number : number + ranks]}
             if len(nodes) > 1 and config.weights.host == LOOPBACK:
@@ -85,7 +85,7 @@ def _check_meetings(config: RunConfig, found: Placement) -> None:
 
 def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
     """`ConfigError` unless the engines are enough, of the classes that tasks prefer, and where weights reach them."""
-    places = found.there("engine") if "engine" in found.places else [beside]
+    places = found.known_places("engine") if "engine" in found.places else [beside]
     if config.placement.engine not in ("", ANYWHERE) and len(places) < least:
         raise ConfigError(
             f"placement.engine: {len(places)} engines have their devices, and the run begins with {least} (engine.minimum)"
@@ -124,7 +124,7 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
     """`ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
-    on_gpus = any(place.gpus for role in found.places for place in found.there(role))
+    on_gpus = any(place.gpus for role in found.places for place in found.known_places(role))
     if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
         raise ConfigError(
             f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
@@ -138,7 +138,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 f"({', '.join(PARALLEL_SIZES)} in engine.options)"
             )
     for role in TRAINING:
-        there, ranks = found.there(role), config.learner_of(role).mesh.world
+        there, ranks = found.known_places(role), config.learner_of(role).mesh.world
         for number in range(0, len(there), ranks):
             own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
             if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
@@ -150,7 +150,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
 
 def _check_lent(config: RunConfig, found: Placement) -> None:
     """`ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
-    for role, numbers in found.lent.items():
+    for role, numbers in found.time_shared.items():
         for number in numbers:
             kind = config.engine.engine_kinds[number].kind if role == "engine" else config.engine.kind
             place = found.places[role][number]
@@ -165,7 +165,7 @@ def _check_trainer(found: Placement, beside: Place) -> None:
     """`ConfigError` unless all that the trainer starts is of one node."""
     home = (found.place("learner") or beside).node
     for role in TRAINING:
-        if any(place.node != home for place in found.there(role)):
+        if any(place.node != home for place in found.known_places(role)):
             raise ConfigError(
                 f"placement.{role}: with rollout.workers all models that are trained or asked are on one node, that of the "
                 "learner's first rank"
@@ -187,7 +187,7 @@ def device_assigner(cluster: Cluster, config: RunConfig, role: str, first: int =
 
     def seat(number: int) -> DeviceAssignment:
         placement = resolve_placement(cluster.nodes(), config, least=0)
-        return DeviceAssignment(placement.place(role, first + number), placement.lends(role, first + number))
+        return DeviceAssignment(placement.place(role, first + number), placement.shares_devices(role, first + number))
 
     return seat
 
