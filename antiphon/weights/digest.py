@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
-from dataclasses import astuple
 
 import torch
 import torch.nn.functional as F
