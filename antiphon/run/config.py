@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.core.config import Config, Problems
+from antiphon.core.config import Config
+from antiphon.core.errors import Problems
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import (
     CheckpointConfig,

@@ -45,7 +45,7 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
         places = found.there(role)
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
-            raise ConfigError(f"placement.{role}: {threads[role]} threads are more than its {cores:g} cores")
+            raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=f"placement.{role}")
     _check_meetings(config, found)
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
@@ -53,7 +53,7 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     if config.rollout.workers:
         _check_trainer(found, beside)
     if (reward := found.place("reward")) is not None and reward.node != beside.node:
-        raise ConfigError("placement.reward: rewards run beside the controller, on node0")
+        raise ConfigError("rewards run beside the controller, on node0", key="placement.reward")
     _check_graders(config, reward)
     return found
 
@@ -65,8 +65,9 @@ def _check_graders(config: RunConfig, reward: Place | None) -> None:
     processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
     if reward is not None and len(reward.gpus) > processes:
         raise ConfigError(
-            f"placement.reward: {len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
-            "max_workers in grading), each of which sees one"
+            f"{len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
+            "max_workers in grading), each of which sees one",
+            key="placement.reward",
         )
 
 
@@ -78,8 +79,9 @@ def _check_meetings(config: RunConfig, found: Placement) -> None:
             nodes = {place.node for place in places[number : number + ranks]}
             if len(nodes) > 1 and config.weights.host == LOOPBACK:
                 raise ConfigError(
-                    f"weights.host: the ranks of the {role} are on several nodes, and meet at an address of the first's: "
-                    "127.0.0.1 is reached from that alone"
+                    f"the ranks of the {role} are on several nodes, and meet at an address of the first's: "
+                    "127.0.0.1 is reached from that alone",
+                    key="weights.host",
                 )
 
 
@@ -88,37 +90,42 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
     places = found.there("engine") if "engine" in found.places else [beside]
     if config.placement.engine not in ("", ANYWHERE) and len(places) < least:
         raise ConfigError(
-            f"placement.engine: {len(places)} engines have their devices, and the run begins with {least} (engine.minimum)"
+            f"{len(places)} engines have their devices, and the run begins with {least} (engine.minimum)",
+            key="placement.engine",
         )
     kinds = {place.kind for place in places}
     for index, task in enumerate(config.tasks):
         if task.prefers and task.prefers not in kinds and least == len(config.engine.engine_kinds):
             raise ConfigError(
-                f"tasks.{index}.prefers: no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}"
+                f"no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}", key=f"tasks.{index}.prefers"
             )
     learner, channel = found.place("learner") or beside, config.weights.channel
     away = any(place.node != learner.node for place in places if not place.anywhere)
     if channel == "shared_memory" and not config.weights.directory and (away or learner.node != beside.node):
         raise ConfigError(
-            "placement.engine: the shared memory of the controller's node (weights.channel) does not reach learner and engines "
-            "on others: use object_store or distributed"
+            "the shared memory of the controller's node (weights.channel) does not reach learner and engines "
+            "on others: use object_store or distributed",
+            key="placement.engine",
         )
     if channel == "distributed" and away and config.weights.host == LOOPBACK:
         raise ConfigError(
-            "weights.host: engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "
-            "its own alone"
+            "engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "
+            "its own alone",
+            key="weights.host",
         )
     elsewhere = any({*place.gpus} - {*learner.gpus} or (learner.gpus and not place.gpus) for place in places)
     if channel == "device_memory" and (away or elsewhere):
         raise ConfigError(
-            "placement.engine: weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
-            "on others: use shared_memory or distributed"
+            "weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
+            "on others: use shared_memory or distributed",
+            key="placement.engine",
         )
     share = config.engine.replicas // (config.rollout.workers or 1)
     for number in range(config.rollout.workers):
         if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:
             raise ConfigError(
-                f"placement.engine: the {share} engines of rollout worker {number} are on several nodes, and a worker is on one"
+                f"the {share} engines of rollout worker {number} are on several nodes, and a worker is on one",
+                key="placement.engine",
             )
 
 
@@ -127,15 +134,17 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
     on_gpus = any(place.gpus for role in found.places for place in found.there(role))
     if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
         raise ConfigError(
-            f"learner.kind: {config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)"
+            f"{config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)",
+            key="learner.kind",
         )
     _check_lent(config, found)
     seated = zip(config.engine.engine_kinds, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
     for engine, place in seated:
         if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices_per_engine:
             raise ConfigError(
-                f"placement.engine: {len(place.gpus)} GPUs an engine, and each runs on {engine.devices_per_engine} "
-                f"({', '.join(PARALLEL_SIZES)} in engine.options)"
+                f"{len(place.gpus)} GPUs an engine, and each runs on {engine.devices_per_engine} "
+                f"({', '.join(PARALLEL_SIZES)} in engine.options)",
+                key="placement.engine",
             )
     for role in TRAINING:
         there, ranks = found.there(role), config.learner_of(role).mesh.world
@@ -143,8 +152,9 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
             own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
             if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
                 raise ConfigError(
-                    f"placement.{role}: each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
-                    f"{', '.join(' + '.join(gpus) for _, gpus in own)}"
+                    f"each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
+                    f"{', '.join(' + '.join(gpus) for _, gpus in own)}",
+                    key=f"placement.{role}",
                 )
 
 
@@ -156,8 +166,9 @@ def _check_lent(config: RunConfig, found: Placement) -> None:
             place = found.places[role][number]
             if kind in PREALLOCATING_KINDS and place and not place.gpus:
                 raise ConfigError(
-                    f"placement.{role}: engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
-                    "with what trains: give them other devices, or use engine.kind = native"
+                    f"engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
+                    "with what trains: give them other devices, or use engine.kind = native",
+                    key=f"placement.{role}",
                 )
 
 
@@ -167,8 +178,9 @@ def _check_trainer(found: Placement, beside: Place) -> None:
     for role in TRAINING:
         if any(place.node != home for place in found.there(role)):
             raise ConfigError(
-                f"placement.{role}: with rollout.workers all models that are trained or asked are on one node, that of the "
-                "learner's first rank"
+                "with rollout.workers all models that are trained or asked are on one node, that of the "
+                "learner's first rank",
+                key=f"placement.{role}",
             )
 
 
@@ -290,8 +302,9 @@ class EngineStarter:
         if made.vocabulary != self._vocabulary:
             kind = self._kinds[seat].kind
             raise ConfigError(
-                f"engine.kind: {self._name}-{seat} ({kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
-                f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on"
+                f"{self._name}-{seat} ({kind}) has a vocabulary of {made.vocabulary:,} tokens, and the "
+                f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on",
+                key="engine.kind",
             )
         return made
 

@@ -183,7 +183,7 @@ KILLS = """
             self.steps += 1
             if self.steps == 2 and ordered("trainer"):
                 parent = psutil.Process(os.getppid())
-                (parent.parent() if "nursery" in str(parent.cmdline()) else parent).kill()
+                (parent.parent() if "forkserver" in str(parent.cmdline()) else parent).kill()
             elif self.steps == 3 and ordered("rank"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(batch)
