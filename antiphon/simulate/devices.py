@@ -7,7 +7,7 @@ from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, companion, parse
 from antiphon.core.errors import ConfigError
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 NODE = 8  # GPUs of a node
 CORES = 128  # of a node

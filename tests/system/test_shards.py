@@ -23,7 +23,7 @@ from antiphon.inspect.forensics import why
 from antiphon.inspect.replay import replay
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 from antiphon.simulate.chaos import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
