@@ -22,19 +22,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from _alfworld_games import ComparedStep, compare_engines, digest_commands, mixed_policy, verb_of
 from _common import table, write_result
 
 from antiphon.core.rng import generator
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.games import ComparedStep, compare_engines, digest_commands, mixed_policy, verb_of
-from antiphon_envs.alfworld.rooms import TASK_TYPES, Household, draw_household
-from antiphon_envs.alfworld.world import NOTHING
+from antiphon_envs.alfworld.households import TASK_TYPES, Household, draw_household
+from antiphon_envs.alfworld.state import NOTHING
 
 MEASURES = (
     "antiphon_envs.alfworld.environment",
-    "antiphon_envs.alfworld.games",
-    "antiphon_envs.alfworld.rooms",
-    "antiphon_envs.alfworld.world",
+    "antiphon_envs.alfworld",
+    "antiphon_envs.alfworld",
+    "antiphon_envs.alfworld",
 )
 
 SHOWN = 10  # differences

@@ -51,7 +51,7 @@ MEASURES = (
     *WHOLE_RUN,
     "antiphon.tasks.environments.host",
     "antiphon.tasks.environments.worker",
-    "antiphon_envs.alfworld.world",
+    "antiphon_envs.alfworld",
 )
 
 FOLDER = ROOT / "benchmarks" / "environment_async"

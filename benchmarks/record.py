@@ -26,7 +26,8 @@ import numpy as np
 import yaml
 from _common import ROOT, WHOLE_RUN, smollm2, table, write_result
 
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 
 MEASURES = (*WHOLE_RUN, "antiphon.record")
 

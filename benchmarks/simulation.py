@@ -22,11 +22,17 @@ MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
     "antiphon.simulate.chaos",
+    "antiphon.simulate.chaos_scenario",
+    "antiphon.simulate.invariants",
 )
 
 

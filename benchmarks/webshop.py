@@ -36,7 +36,7 @@ MEASURES = (
 
 UNHEARD = ("tasks.0.test.options={unheard: true}",)
 CONFIG = ROOT / "recipes" / "webshop" / "config.yaml"
-MEASURES = ("success", "score", "turns")
+METRICS = ("success", "score", "turns")
 
 
 def main() -> None:
@@ -85,14 +85,14 @@ def measures(run_: Finished, seed: int) -> dict[str, float]:
         found |= {f"greedy_{name}_{when}": value for name, value in chosen(greedy["means"]).items()}
         found |= {f"unheard_{name}_{when}": value for name, value in chosen(strange["means"]).items()}
         found["unheard_prompts"] = strange["prompts"]
-    for name in (kind + name for kind in ("", "greedy_", "unheard_") for name in MEASURES):
+    for name in (kind + name for kind in ("", "greedy_", "unheard_") for name in METRICS):
         found[f"{name}_change"] = found[f"{name}_after"] - found[f"{name}_before"]
     return found
 
 
 def chosen(means: Mapping[str, float]) -> dict[str, float]:
     """Of the means that an evaluation has found, those that are told."""
-    return {name: means[f"webshop/{name}"] for name in MEASURES}
+    return {name: means[f"webshop/{name}"] for name in METRICS}
 
 
 def checkpoints(run_: Finished) -> tuple[Path, Path]:

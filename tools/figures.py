@@ -24,6 +24,7 @@ comments, table headings and first columns are ignored.
 import argparse
 import ast
 import json
+import math
 import operator
 import re
 import statistics
@@ -86,10 +87,15 @@ class Number:
         return float(self.text.replace(",", "").replace("−", "-"))
 
     @property
+    def decimals(self) -> int:
+        """Digits after the decimal point."""
+        mantissa, _, power = self.text.partition("e")
+        return len(mantissa.partition(".")[2]) - int(power or 0)
+
+    @property
     def unit(self) -> float:
         """The value of one unit of its last digit."""
-        mantissa, _, power = self.text.partition("e")
-        return 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+        return 10.0**-self.decimals
 
     def format_like(self, value: float) -> str:
         """Format another value with the same digits, sign and separators."""
@@ -161,6 +167,8 @@ def expand_comment(mark: str) -> list[str]:
         if word != "[":
             found.append(word)
             continue
+        if "]" not in words or not any(each.endswith(":") for each in words[: words.index("]")]):
+            return [*found, word]  # which no number can have as its source
         inner = words[: words.index("]")]
         words = words[len(inner) + 1 :]
         head = next(i for i, each in enumerate(inner) if each.endswith(":"))
@@ -174,7 +182,7 @@ def evaluate(expression: str, figures: Mapping[str, float]) -> float:
 
     Raises:
         KeyError: A name is not in the figures.
-        ValueError: The expression has other operations.
+        ValueError: The expression has other operations, or names no figure.
     """
 
     def of(node: ast.expr) -> float:
@@ -191,7 +199,15 @@ def evaluate(expression: str, figures: Mapping[str, float]) -> float:
                 return CALLS[name](*map(of, args))
         raise ValueError(f"{expression}: + - * /, min, max, median and abs of figures")
 
-    return of(ast.parse(expression, mode="eval").body)
+    body = ast.parse(expression, mode="eval").body
+    if not any((isinstance(node, ast.Name) and node.id not in CALLS) or _is_quoted(node) for node in ast.walk(body)):
+        raise ValueError(f"{expression} names no figure")
+    return of(body)
+
+
+def _is_quoted(node: ast.AST) -> bool:
+    """Return True for a quoted name."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[bool, float]:
@@ -202,7 +218,9 @@ def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[
         return -slack <= off < number.unit, value
     if bound == ">":
         return -slack <= -off < number.unit, value
-    return abs(off) <= number.unit / 2 + slack, value
+    half_up = math.floor(value / number.unit + 0.5) * number.unit  # a tie may be rounded either way, by who printed it
+    rounded = (round(value, number.decimals), half_up)
+    return min(abs(number.value - each) for each in rounded) <= slack, value
 
 
 # --- the two checks ----------------------------------------------------------------------------------------------------------
@@ -265,7 +283,7 @@ class Page:
             return
         try:
             right, value = compare(number, source, figures)
-        except (KeyError, ValueError, SyntaxError) as error:
+        except (KeyError, ValueError, SyntaxError, ZeroDivisionError) as error:
             self.faults.append((number.start, f"{number.text}: cannot evaluate {source} ({error})"))
             return
         if not right:
@@ -304,6 +322,7 @@ def check_pages(root: Path, write: bool = False) -> list[str]:
 def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, commit, changed modules and number of commits to these since, of each result whose code has changed."""
     now: set[str] | None = None
+    history = has_history(root)
     for name, result in read_results(root).items():
         changed = []
         for module, digest in result.get("measures", {}).items():
@@ -313,7 +332,7 @@ def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
         if "measures" not in result:
             changed = ["(does not say what it measures)"]
         commit, short = result["commit"], result["commit"][:8]
-        if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        if history and _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
             yield name, f"{short} (not in the history)", " ".join(changed), "?"
         elif changed:
             places = [module.replace(".", "/") for module in changed]
@@ -324,6 +343,11 @@ def find_stale(root: Path) -> Iterator[tuple[str, str, str, str]]:
                 " ".join(changed),
                 _git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *paths) or "?",
             )
+
+
+def has_history(root: Path) -> bool:
+    """Return True if git is there, and all commits."""
+    return _git(root, "rev-parse", "--is-shallow-repository") == "false"
 
 
 def _git(root: Path, *words: str) -> str | None:
@@ -343,7 +367,7 @@ def main() -> int:
     options = parser.parse_args()
     faults = check_pages(ROOT, options.write)
     print(*faults, sep="\n", end="\n" if faults else "")
-    if _git(ROOT, "rev-parse", "HEAD") is None:
+    if not has_history(ROOT):
         print("git or its history is missing: the commits of results were not checked")
     stale = list(find_stale(ROOT))
     if stale:

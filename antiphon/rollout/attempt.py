@@ -1,8 +1,10 @@
 """Attempts: the interface that runs them, and an attempt between its last token and its score."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from antiphon.core.types import (
     AttemptId,
@@ -20,10 +22,13 @@ from antiphon.core.types import (
 )
 from antiphon.tasks.base import Transcript
 
+# Bounds of a log-prob, the upper with room for rounding. Servers that cannot write minus infinity write -9999.
+MAX_LOGPROB, MIN_LOGPROB = 0.01, -1000.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnscoredAttempt:
-    """An attempt that was played and is not scored yet."""
+    """An attempt that has ended and is not scored yet."""
 
     attempt: AttemptId
     prompt: Prompt
@@ -31,18 +36,18 @@ class UnscoredAttempt:
     transcript: Transcript
     segments: tuple[Segment, ...]
     measures: Mapping[str, float]
-    """What is known of how it went, to be reported beside its score."""
+    """Facts about the episode by name, reported beside its score."""
     prompt_tokens: int
     failure: Failure | None
     timing: Timing
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens."""
         return sum(int(segment.loss_mask.sum()) for segment in self.segments)
 
-    def trajectory(self, score: Score, finished: float) -> Trajectory:
-        """What it comes to with this score."""
+    def to_trajectory(self, score: Score, finished: float) -> Trajectory:
+        """Return the trajectory with a score, scored at the loop time `finished`."""
         failure = self.failure
         if failure is None and score.status is not ScoreStatus.SCORED:
             failure = Failure(source="reward", message=score.detail)
@@ -67,12 +72,28 @@ class UnscoredAttempt:
 
 
 class AttemptRunner(Protocol):
-    """What the scheduler needs of `EpisodeRunner`."""
+    """Runs attempts for the scheduler: `EpisodeRunner`, or one that wraps it."""
 
-    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory: ...
+    async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
+        """Run one attempt and score it."""
 
     async def generate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling | None = None
-    ) -> UnscoredAttempt: ...
+    ) -> UnscoredAttempt:
+        """Run one attempt to its last token."""
 
-    async def score(self, played: UnscoredAttempt) -> Trajectory: ...
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
+        """Score an attempt, unless it has failed."""
+
+
+def find_bad_logprob(segments: Sequence[Segment]) -> Failure | None:
+    """Return a failure if the log-prob of some sampled token is impossible; None if all are possible."""
+    for number, segment in enumerate(segments):
+        logprobs = segment.logprobs
+        possible = (logprobs <= MAX_LOGPROB) & (logprobs > MIN_LOGPROB)  # both are false for NaN
+        bad = np.flatnonzero(segment.loss_mask & ~possible)
+        if len(bad):
+            at = int(bad[0])
+            message = f"its engine gave token {at} of sample {number} the log-prob {logprobs[at]:g}, which no sampled token has"
+            return Failure(source="engine", message=message)
+    return None

@@ -66,7 +66,7 @@ class RolloutBackend:
         """Run one attempt to the end of its episode, without a score."""
         raise NotImplementedError
 
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """Score what `generate` returned."""
         raise NotImplementedError
 
@@ -150,8 +150,8 @@ class LocalRollouts(RolloutBackend):
         return await self._attempts.generate(prompt, attempt, started, sampling)
 
     @override
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
-        return await self._stored(await self._attempts.score(played))
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
+        return await self._stored(await self._attempts.score(unscored))
 
     async def _stored(self, trajectory: Trajectory) -> Trajectory:
         return trajectory if self.store is None else await self.store(trajectory)

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 from antiphon.core.types import GenerateRequest, Message, Sampling
-from antiphon.rollout.episode import Tokenizer
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.prompt_encoding import Tokenizer
 from antiphon.tasks.base import Generate
 
 

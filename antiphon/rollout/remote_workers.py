@@ -255,9 +255,9 @@ class RolloutWorkers(RolloutBackend):
         return await self._call_worker_of(str(attempt.group), "generate", prompt, attempt, started, sampling)
 
     @override
-    async def score(self, played: UnscoredAttempt) -> Trajectory:
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """Score what `generate` returned; the trajectory is durable when this returns."""
-        return await self._call_worker_of(str(played.attempt.group), "score", played)
+        return await self._call_worker_of(str(unscored.attempt.group), "score", unscored)
 
     @override
     async def evaluate(

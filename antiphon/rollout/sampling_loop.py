@@ -1,16 +1,13 @@
-"""Sampling a group in a way of the user's own: `rollout.sampler: package.module:function`.
+"""Sampling loops of the user's own: `rollout.sampler: package.module:function`.
 
     async def best_two_of_four(group: SamplingGroup) -> None:
-        async def one() -> UnscoredAttempt:
-            return await group.generate(temperature=1.2)
+        attempts = await asyncio.gather(*(group.generate(temperature=1.2) for _ in range(4)))
+        attempts = sorted(attempts, key=lambda attempt: attempt.completion_tokens)
+        for attempt in attempts[:2]:
+            await group.reward(attempt)
 
-        played = await asyncio.gather(*(one() for _ in range(4)))
-        played.sort(key=lambda each: each.completion_tokens)
-        for each in played[:2]:
-            await group.reward(each)
-
-The function is called once a group. The group is complete with the first `expected` trajectories that were rewarded and are
-usable; then the function is cancelled, and what it still has running with it. If it returns before, the group fails.
+The function is called once for each group. The group is complete with the first `expected` trajectories that were rewarded
+and are usable. Then the function is cancelled, and every attempt that it still runs. If it returns before, the group fails.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +18,7 @@ from antiphon.rollout.attempt import UnscoredAttempt
 
 
 class SamplingGroup:
-    """What a sampling loop may do."""
+    """The group that a sampling loop fills."""
 
     def __init__(
         self,
@@ -31,6 +28,7 @@ class SamplingGroup:
         reward: Callable[[UnscoredAttempt], Awaitable[Trajectory]],
         drop: Callable[[AttemptId], None],
     ) -> None:
+        """Create a group; the callables are the scheduler's."""
         self.prompt = prompt
         self.expected = expected  # trajectories that complete the group
         self._generate = generate
@@ -38,20 +36,24 @@ class SamplingGroup:
         self._drop = drop
 
     async def generate(self, **sampling: Any) -> UnscoredAttempt:
-        """Start an attempt and play it to its end; `sampling` changes what the configuration says. To abort it, cancel."""
+        """Run an attempt to its last token; cancel this to abort it.
+
+        Args:
+            sampling: Fields of `rollout.sampling` to change for this attempt.
+        """
         return await self._generate(sampling)
 
-    async def reward(self, played: UnscoredAttempt) -> Trajectory:
-        """Score what was played; if that succeeds, it counts towards the group."""
-        return await self._reward(played)
+    async def reward(self, unscored: UnscoredAttempt) -> Trajectory:
+        """Score an attempt; if that succeeds, it counts towards the group."""
+        return await self._reward(unscored)
 
-    def abort(self, played: UnscoredAttempt) -> None:
-        """Do without what was played."""
-        self._drop(played.attempt)
+    def abort(self, unscored: UnscoredAttempt) -> None:
+        """Drop an attempt instead of scoring it."""
+        self._drop(unscored.attempt)
 
 
 class SamplingLoop(Protocol):
-    """The function."""
+    """A function that runs and rewards attempts until its group is complete."""
 
     async def __call__(self, group: SamplingGroup) -> None:
-        """Play and reward until the group is complete."""
+        """Fill the group."""

@@ -106,7 +106,7 @@ class RolloutWorkerProcess(AsyncWorker):
 async def _store(files: PayloadWriter, trajectory: Trajectory) -> Trajectory:
     """Keep the payload of a trajectory in a file; return the trajectory with a reference and statistics of its text."""
     meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
-    return await files.keep(replace(trajectory, meta=meta))
+    return await files.write(replace(trajectory, meta=meta))
 
 
 class _ForwardedEvents(Events):

@@ -1,149 +1,132 @@
-"""The household of ALFWorld, in plain Python: find things, treat them, put them where they belong."""
+"""The households of ALFWorld in plain Python: find things, treat them, and put them where they belong."""
 
 import hashlib
 import re
 from collections.abc import Sequence
 from string import ascii_lowercase
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
 
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
+from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig, require
 from antiphon_envs.alfworld.expert import next_command
-from antiphon_envs.alfworld.rooms import NEEDED, TASK_TYPES, Household, draw_household
-from antiphon_envs.alfworld.world import HELP, NOTHING, HouseholdState
-
-Commands = Literal["unlisted", "listed", "lettered"]
+from antiphon_envs.alfworld.households import MIN_RECEPTACLES, TASK_TYPES, Household, draw_household
+from antiphon_envs.alfworld.state import HELP, NOTHING, HouseholdState
 
 _NAME = r"[a-z]+ \d+"
-_FORMS = re.compile(
+_COMMAND = re.compile(
     rf"look|inventory|help|(?:go to|open|close|use|examine) {_NAME}|take {_NAME} from {_NAME}|move {_NAME} to {_NAME}"
     rf"|(?:clean|heat|cool|slice) {_NAME} with {_NAME}"
 )
-_OLDER = re.compile(rf"put ({_NAME}) (?:in/on|in|on) ({_NAME})")
+_PUT = re.compile(rf"put ({_NAME}) (?:in/on|in|on) ({_NAME})")  # the older form of `move`
 
 
-class AlfWorld:
-    """A task of ALFRED in a room of text, with the commands and the answers of ALFWorld (Shridhar et al. 2021).
+class AlfWorld(BaseEnvironment):
+    """A task of ALFRED in a room of text, with the commands and answers of ALFWorld (Shridhar et al. 2021).
 
-    `task_types` are those that a seed draws from: `pick_and_place`, `look_in_light`, `clean_and_place`, `heat_and_place`,
-    `cool_and_place`, `pick_two_and_place`; all by default. A room has at most `receptacles` places, of which some must be
-    opened, and at most `objects` things, one or two of them those that the task is about. Rooms are drawn from tables of ours:
-    success rates do not compare to those published for ALFWorld's games, which `textworld` plays where they are at hand. What
-    may be done and what it does is as there (`benchmarks/alfworld_transcripts.py` compares).
-
-    Actions are `go to X`, `take O from X`, `move O to X` (or the older `put O in/on X`), `open X`, `close X`, `use O`,
-    `clean O with X`, `heat O with X`, `cool O with X`, `slice O with O`, `examine X`, `look`, `inventory`, `help`. With
-    `commands: listed` an observation names all that may be done, with `lettered` a letter before each, which is an action too:
-    for models that cannot spell. What cannot be done is answered `Nothing happens.`
-
-    Chance, that is who draws from what may be done, does 1 in 100 of the default tasks, and 1 in 3 of `look_in_light` with 4
-    receptacles and 3 things. A step takes some 50 microseconds.
-
-    The done task is worth 1 and ends the episode, as does the last of `turns`. From what cannot be read as a command
-    `format_penalty` is taken off. `info` also has `admissible`, the commands that do something now.
+    The done task earns 1 and ends the episode; running out of turns earns 0. `info["admissible"]` lists the commands that do
+    something now. README.md describes the commands and what differs from ALFWorld.
     """
 
-    inline = True
+    class Config(EnvironmentConfig):
+        """Options of `alfworld`."""
 
-    def __init__(
-        self,
-        *,
-        task_types: Sequence[str] = tuple(TASK_TYPES),
-        receptacles: int = 12,
-        objects: int = 12,
-        turns: int = 50,
-        commands: Commands = "unlisted",
-        format_penalty: float = 0.0,
-        household: Household | None = None,
-    ) -> None:
-        """`household` is one to play in whatever the seed. `ValueError` if an option is not what it must be."""
-        unknown = [name for name in task_types if name not in TASK_TYPES]
-        if unknown or not task_types or isinstance(task_types, str):
-            raise ValueError(f"task_types is a list of {', '.join(TASK_TYPES)}, not {task_types!r}")
-        if receptacles < NEEDED or objects < 2 or turns < 1:
-            raise ValueError(
-                f"a household needs receptacles >= {NEEDED}, objects >= 2 and turns >= 1, "
-                f"not receptacles={receptacles}, objects={objects}, turns={turns}"
-            )
-        if commands not in get_args(Commands):
-            raise ValueError(f"commands is one of {', '.join(get_args(Commands))}, not {commands!r}")
-        self._draw = tuple(task_types), receptacles, objects
-        self._turns = turns
-        self._commands = commands
-        self._penalty = format_penalty
+        task_types: Sequence[str] = tuple(TASK_TYPES)
+        """Task types that a seed draws from."""
+        receptacles: int = Field(12, ge=MIN_RECEPTACLES)
+        """Most receptacles in a room."""
+        objects: int = Field(12, ge=2)
+        """Most things in a room, one or two of which the task is about."""
+        turns: int = Field(50, ge=1)
+        """Turns after which the episode is truncated."""
+        commands: Literal["unlisted", "listed", "lettered"] = "unlisted"
+        """List the admissible commands in observations; `lettered` puts a letter before each, which is an action too."""
+        format_penalty: float = Field(0.0, ge=0)
+        """Cost of an action that cannot be parsed as a command."""
+
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            known = bool(self.task_types) and set(self.task_types) <= set(TASK_TYPES)
+            require(known, "task_types", list(self.task_types), f"a list of {', '.join(TASK_TYPES)}")
+            return self
+
+    config: Config
+    name: ClassVar[str] = "alfworld"
+    inline: ClassVar[bool] = True
+
+    def __init__(self, *, household: Household | None = None, **options: Any) -> None:
+        """With a `household`, every seed plays in it."""
+        super().__init__(**options)
         self._household = household
-        self._world: HouseholdState | None = None
-        self._left = turns
 
     def reset(self, seed: int) -> Reset:
-        """Begin; the room and the task depend on `seed` only."""
-        household = self._household or draw_household(generator(seed, "alfworld"), *self._draw)
-        self._world = HouseholdState(household)
+        """Begin a task; room and task depend on `seed` only."""
+        config = self.config
+        household = self._household or draw_household(
+            generator(seed, "alfworld"), tuple(config.task_types), config.receptacles, config.objects
+        )
+        self._state = HouseholdState(household)
         self._room = repr(household)
-        self._left = self._turns
-        self._possible = self._world.commands()
-        self._key = self._world.key()
-        return self._told(f"{self._world.around()}\n\nYour task is to: {household.text}."), self._info()
+        self._turns_left = config.turns
+        self._commands = self._state.commands()
+        self._key = self._state.key()
+        return self._observation(f"{self._state.around()}\n\nYour task is to: {household.text}."), self._info()
 
     def step(self, action: str) -> Step:
-        """Do what `action` says, if it can be done."""
-        world = self._running()
-        self._left -= 1
-        command = self._read(action)
-        act = self._possible.get(command)
-        readable = act is not None or _FORMS.fullmatch(command) is not None
-        valid = act is not None or command == "help"
-        answer = act() if act else HELP if valid else NOTHING
-        before, self._key = self._key, world.key()
-        self._possible = world.commands()
-        won = self._key != before and world.won()
-        over = won or not self._left
+        """Run a command, if it is admissible."""
+        self._check_running()
+        self._turns_left -= 1
+        command = self._parse(action)
+        run = self._commands.get(command)
+        readable = run is not None or _COMMAND.fullmatch(command) is not None
+        valid = run is not None or command == "help"
+        answer = run() if run else HELP if valid else NOTHING
+        before, self._key = self._key, self._state.key()
+        self._commands = self._state.commands()
+        done = self._key != before and self._state.is_done()
+        over = done or not self._turns_left
         info = self._info() | {"valid": valid, "effective": self._key != before}
         if over:
-            info["success"] = won
-            self._left = 0
-        reward = float(won) - (0.0 if readable else self._penalty)
-        return answer if over else self._told(answer), reward, won, over and not won, info
+            info["success"] = done
+            self._turns_left = 0
+        reward = float(done) - (0.0 if readable else self.config.format_penalty)
+        return answer if over else self._observation(answer), reward, done, over and not done, info
 
     def actions(self) -> Sequence[str]:
-        """All commands that do something now, or their letters if commands are `lettered`."""
-        self._running()
-        return self._labels() if self._commands == "lettered" else self._admissible()
+        """Return the admissible commands, or their letters if commands are `lettered`."""
+        self._check_running()
+        return self._letters() if self.config.commands == "lettered" else self._admissible()
 
     def expert(self) -> str:
-        """What to do now to have the task done within `2 * receptacles + 12` turns, knowing only what was told so far."""
-        command = next_command(self._running())
-        return self._labels()[self._admissible().index(command)] if self._commands == "lettered" else command
+        """Return the command of a script that needs at most `2 * receptacles + 12` turns and knows what was seen only."""
+        self._check_running()
+        command = next_command(self._state)
+        lettered = self.config.commands == "lettered"
+        return self._letters()[self._admissible().index(command)] if lettered else command
 
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _running(self) -> HouseholdState:
-        if self._world is None or not self._left:
-            raise RuntimeError("the task is over, or was never begun: call reset first")
-        return self._world
-
-    def _read(self, action: str) -> str:
-        """The command that was said, in one form; whatever was said if it is none."""
+    def _parse(self, action: str) -> str:
+        """Return the command in its usual form; any other text as it is."""
         text = " ".join(extract_answer(action).casefold().rstrip(".").split())
-        if self._commands == "lettered" and text in (labels := self._labels()):
-            return self._admissible()[labels.index(text)]
-        return _OLDER.sub(r"move \1 to \2", text)
+        if self.config.commands == "lettered" and text in (letters := self._letters()):
+            return self._admissible()[letters.index(text)]
+        return _PUT.sub(r"move \1 to \2", text)
 
     def _admissible(self) -> list[str]:
-        return sorted(self._possible)
+        return sorted(self._commands)
 
-    def _labels(self) -> list[str]:
-        return [_label(i) for i in range(len(self._possible))]
+    def _letters(self) -> list[str]:
+        return [_letter(number) for number in range(len(self._commands))]
 
-    def _told(self, answer: str) -> str:
-        """An answer, and what may be done next if that is wanted."""
-        if self._commands == "unlisted":
+    def _observation(self, answer: str) -> str:
+        """Return an answer, with the admissible commands if the options ask for them."""
+        if self.config.commands == "unlisted":
             return answer
         listed = self._admissible()
-        if self._commands == "lettered":
-            listed = [f"{label}: {command}" for label, command in zip(self._labels(), listed, strict=True)]
+        if self.config.commands == "lettered":
+            listed = [f"{letter}: {command}" for letter, command in zip(self._letters(), listed, strict=True)]
         return "\n".join([answer, "", "You can:", *listed])
 
     def _info(self) -> dict[str, Any]:
@@ -151,7 +134,7 @@ class AlfWorld:
         return {"state_key": key, "admissible": self._admissible()}
 
 
-def _label(number: int) -> str:
-    """A letter, or more of them: a, ..., z, aa, ab, ..."""
+def _letter(number: int) -> str:
+    """Return the label of a number: a, ..., z, aa, ab, ..."""
     rest, last = divmod(number, len(ascii_lowercase))
-    return (_label(rest - 1) if rest else "") + ascii_lowercase[last]
+    return (_letter(rest - 1) if rest else "") + ascii_lowercase[last]

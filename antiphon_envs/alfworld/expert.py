@@ -1,81 +1,81 @@
-"""Who does the tasks of `alfworld` by script, knowing only what was told so far."""
+"""The expert of ALFWorld: a script that knows only what the agent has seen."""
 
 from collections.abc import Iterator
 
-from antiphon_envs.alfworld.rooms import APPLIANCES, HOLDS, LAMP, OPENABLE, kind_of
-from antiphon_envs.alfworld.world import HouseholdState
+from antiphon_envs.alfworld.kinds import APPLIANCES, HOLDS, LAMP, OPENABLE, kind_of
+from antiphon_envs.alfworld.state import HouseholdState
 
 
-def next_command(world: HouseholdState) -> str:
-    """What brings the task nearer to its end, from whatever state: look for the thing, treat it, put it where it belongs."""
-    if world.household.task.light:
-        return _light(world)
-    target = _target(world)
-    if world.held is None:
-        return _fetch(world, without=target)
-    if kind_of(world.held) != world.household.object:
-        return _put_away(world, world.held)
-    treatment = world.household.task.treatment
-    if not world.is_ready(world.held):
-        appliance = _first(world, APPLIANCES[treatment])
-        return _at(world, appliance) or f"{treatment} {world.held} with {appliance}"
-    return _reach(world, target) or f"move {world.held} to {target}"
+def next_command(state: HouseholdState) -> str:
+    """Return the next command: find the thing, treat it, put it where it belongs."""
+    if state.household.task.light:
+        return _look_in_light(state)
+    target = _target(state)
+    if state.held is None:
+        return _fetch(state, without=target)
+    if kind_of(state.held) != state.household.object:
+        return _put_away(state, state.held)
+    treatment = state.household.task.treatment
+    if not state.is_ready(state.held):
+        appliance = _first_of_kind(state, APPLIANCES[treatment])
+        return _go_to(state, appliance) or f"{treatment} {state.held} with {appliance}"
+    return _reach(state, target) or f"move {state.held} to {target}"
 
 
-def _light(world: HouseholdState) -> str:
-    if world.held is None:
-        return _fetch(world)
-    if kind_of(world.held) != world.household.object:
-        return _put_away(world, world.held)
-    for place in _known(world, LAMP):
-        return _at(world, place) or f"use {next(name for name in world.contents[place] if kind_of(name) == LAMP)}"
-    return _explore(world, LAMP)
+def _look_in_light(state: HouseholdState) -> str:
+    if state.held is None:
+        return _fetch(state)
+    if kind_of(state.held) != state.household.object:
+        return _put_away(state, state.held)
+    for place in _seen_with(state, LAMP):
+        return _go_to(state, place) or f"use {next(name for name in state.contents[place] if kind_of(name) == LAMP)}"
+    return _explore(state, LAMP)
 
 
-def _target(world: HouseholdState) -> str:
-    """Where to put things: the place that has most of them already."""
-    places = [place for place in world.contents if kind_of(place) == world.household.receptacle]
-    return max(places, key=lambda place: sum(map(world.is_ready, world.contents[place])) if place in world.seen else 0)
+def _target(state: HouseholdState) -> str:
+    """Return the receptacle to put things into: the one that has most of them already."""
+    places = [place for place in state.contents if kind_of(place) == state.household.receptacle]
+    return max(places, key=lambda place: sum(map(state.is_ready, state.contents[place])) if place in state.seen else 0)
 
 
-def _fetch(world: HouseholdState, without: str = "") -> str:
-    """Take a thing of the kind that the task is about, if it is not done `without` moving it."""
-    for place in _known(world, world.household.object):
-        for name in world.contents[place]:
-            if kind_of(name) == world.household.object and not (place == without and world.is_ready(name)):
-                return _reach(world, place) or f"take {name} from {place}"
-    return _explore(world, world.household.object)
+def _fetch(state: HouseholdState, without: str = "") -> str:
+    """Take a thing of the task's kind, except ready ones in the receptacle `without`."""
+    for place in _seen_with(state, state.household.object):
+        for name in state.contents[place]:
+            if kind_of(name) == state.household.object and not (place == without and state.is_ready(name)):
+                return _reach(state, place) or f"take {name} from {place}"
+    return _explore(state, state.household.object)
 
 
-def _put_away(world: HouseholdState, name: str) -> str:
-    """Where it may be put: here, if it can be."""
-    places = [place for place in world.contents if kind_of(name) in HOLDS[kind_of(place)]]
-    place = world.at if world.at in places else places[0]
-    return _reach(world, str(place)) or f"move {name} to {place}"
+def _put_away(state: HouseholdState, name: str) -> str:
+    """Put a thing down: here, if possible."""
+    places = [place for place in state.contents if kind_of(name) in HOLDS[kind_of(place)]]
+    place = state.at if state.at in places else places[0]
+    return _reach(state, str(place)) or f"move {name} to {place}"
 
 
-def _known(world: HouseholdState, kind: str) -> Iterator[str]:
-    """The places where the agent was told that something of a kind is."""
-    return (place for place in world.contents if place in world.seen and kind in map(kind_of, world.contents[place]))
+def _seen_with(state: HouseholdState, kind: str) -> Iterator[str]:
+    """Return the receptacles where the agent has seen a thing of a kind."""
+    return (place for place in state.contents if place in state.seen and kind in map(kind_of, state.contents[place]))
 
 
-def _explore(world: HouseholdState, kind: str) -> str:
-    """Go and see a place that nobody looked into: where things of this kind belong first, and what need not be opened."""
-    unseen = [place for place in world.contents if place not in world.seen]
+def _explore(state: HouseholdState, kind: str) -> str:
+    """Look into an unseen receptacle: first where things of this kind belong, and those that need no opening."""
+    unseen = [place for place in state.contents if place not in state.seen]
     place = min(
-        unseen, key=lambda place: (place != world.at, kind not in HOLDS[kind_of(place)], kind_of(place) in OPENABLE)
+        unseen, key=lambda place: (place != state.at, kind not in HOLDS[kind_of(place)], kind_of(place) in OPENABLE)
     )
-    return _reach(world, place)  # an open one that is at hand was told
+    return _reach(state, place)  # an open one within reach was seen
 
 
-def _first(world: HouseholdState, kind: str) -> str:
-    return next(place for place in world.contents if kind_of(place) == kind)
+def _first_of_kind(state: HouseholdState, kind: str) -> str:
+    return next(place for place in state.contents if kind_of(place) == kind)
 
 
-def _at(world: HouseholdState, place: str) -> str:
-    return "" if world.at == place else f"go to {place}"
+def _go_to(state: HouseholdState, place: str) -> str:
+    return "" if state.at == place else f"go to {place}"
 
 
-def _reach(world: HouseholdState, place: str) -> str:
-    """What is to be done before one can reach into a place; empty if one can."""
-    return _at(world, place) or ("" if world.is_open(place) else f"open {place}")
+def _reach(state: HouseholdState, place: str) -> str:
+    """Return the command that makes a receptacle reachable; empty if it is."""
+    return _go_to(state, place) or ("" if state.is_open(place) else f"open {place}")

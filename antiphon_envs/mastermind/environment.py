@@ -1,21 +1,22 @@
-"""Mastermind in text: find a code by what is said about guesses. What to do depends on all that was said before."""
+"""Mastermind in text: find a code from the answers to guesses. The best guess depends on all earlier answers."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations, product
-from typing import ClassVar
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.actions import extract_answer
-from antiphon.tasks.environments.options import require, require_whole
+from antiphon.tasks.environments.base import require
 from antiphon.tasks.environments.turns import TurnBasedGame
 
-_MOST_CODES = 20_000  # that the expert goes through
+MOST_CODES = 20_000  # that the expert searches
 
 
 def score_guess(guess: str, code: str) -> tuple[int, int]:
-    """Digits of `guess` that stand in their place in `code`, and others that it has elsewhere.
+    """Return how many digits of `guess` are in their place in `code`, and how many others are elsewhere in it.
 
     >>> judged("1123", "2143")
     (2, 1)
@@ -24,70 +25,81 @@ def score_guess(guess: str, code: str) -> tuple[int, int]:
     return placed, sum((Counter(guess) & Counter(code)).values()) - placed
 
 
-@dataclass(kw_only=True, eq=False)
 class Mastermind(TurnBasedGame):
-    """Guess a code of digits, worth 1. The state is the set of guesses with what was said about them."""
+    """Guess a code of digits, which earns 1. The state is the set of guesses with their answers."""
 
-    length: int = 4
-    digits: int = 6
-    """From 1 to this."""
-    repeats: bool = True
-    """Whether a digit may come twice in a code."""
-    row_separator: str = "\n"
-    turns: int = 10
+    class Config(TurnBasedGame.Config):
+        """Options of `mastermind`."""
 
-    NAME: ClassVar[str] = "mastermind"
+        length: int = Field(4, ge=1)
+        """Digits of a code."""
+        digits: int = Field(6, ge=2, le=9)
+        """Highest digit; the lowest is 1."""
+        repeats: bool = True
+        """Allow a digit to occur twice in a code."""
+        row_separator: str = "\n"
+        turns: int = Field(10, ge=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole(self.NAME, "digits", self.digits, 2, 9)
-        require_whole(self.NAME, "length", self.length, 1, 9 if self.repeats else self.digits)
-        fits = self.digits**self.length <= _MOST_CODES
-        require(fits, self.NAME, "length", self.length, f"such that digits ** length is at most {_MOST_CODES}")
-        digits = "123456789"[: self.digits]
-        drawn = product(digits, repeat=self.length) if self.repeats else permutations(digits, self.length)
-        self._codes = tuple(map("".join, drawn))
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            most = 9 if self.repeats else self.digits
+            require(self.length <= most, "length", self.length, f"a whole number from 1 to {most}")
+            few = self.digits**self.length <= MOST_CODES
+            require(few, "length", self.length, f"such that digits ** length is at most {MOST_CODES}")
+            return self
+
+    config: Config
+    name: ClassVar[str] = "mastermind"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        config = self.config
+        self._digits = "123456789"[: config.digits]
+        codes = (
+            product(self._digits, repeat=config.length) if config.repeats else permutations(self._digits, config.length)
+        )
+        self._codes = tuple(map("".join, codes))
 
     def actions(self) -> Sequence[str]:
-        """All codes."""
+        """Return all codes."""
         return self._codes
 
-    def _begin(self, seed: int) -> None:
-        self._code = self._codes[int(generator(seed, self.NAME).integers(len(self._codes)))]
-        self._said: dict[str, tuple[int, int]] = {}
-        self._possible: Sequence[str] = self._codes  # to the expert, who has looked at so many guesses
-        self._looked = 0
+    def _start(self, seed: int) -> None:
+        self._code = self._codes[int(generator(seed, self.name).integers(len(self._codes)))]
+        self._answers: dict[str, tuple[int, int]] = {}  # by guess
+        self._possible: Sequence[str] = self._codes  # that the answers seen by the expert allow
+        self._answers_seen = 0
 
     def _rules(self) -> str:
-        repeats = "may come more than once" if self.repeats else "come once at most"
+        repeats = "may come more than once" if self.config.repeats else "come once at most"
         return (
-            f"Find a code of {self.length} digits from 1 to {self.digits}, which {repeats}. After each guess you are told how "
-            "many digits are in their place, and how many others are in the code, but elsewhere."
+            f"Find a code of {self.config.length} digits from 1 to {self.config.digits}, which {repeats}. After each guess you "
+            "are told how many digits are in their place, and how many others are in the code, but elsewhere."
         )
 
-    def _choice(self) -> str:
-        return f"Say {self.length} digits, like {self._codes[len(self._codes) // 2]}."
+    def _describe_actions(self) -> str:
+        return f"Say {self.config.length} digits, like {self._codes[len(self._codes) // 2]}."
 
-    def _act(self, action: str) -> float | None:
+    def _apply(self, action: str) -> float | None:
         guess = extract_answer(action).replace(" ", "")
-        if len(guess) != self.length or not set(guess) <= set("123456789"[: self.digits]):
+        if len(guess) != self.config.length or not set(guess) <= set(self._digits):
             return None
-        self._said[guess] = score_guess(guess, self._code)
-        return float(self._won())
+        self._answers[guess] = score_guess(guess, self._code)
+        return float(self._is_won())
 
-    def _text(self) -> str:
-        told = (f"{guess} {placed} {elsewhere}" for guess, (placed, elsewhere) in self._said.items())
-        return self.row_separator.join(["?" * self.length, *told])
+    def _render(self) -> str:
+        lines = (f"{guess} {placed} {elsewhere}" for guess, (placed, elsewhere) in self._answers.items())
+        return self.config.row_separator.join(["?" * self.config.length, *lines])
 
-    def _key(self) -> str:
-        return ",".join(f"{guess}:{placed}+{elsewhere}" for guess, (placed, elsewhere) in sorted(self._said.items()))
+    def _state_key(self) -> str:
+        return ",".join(f"{guess}:{placed}+{elsewhere}" for guess, (placed, elsewhere) in sorted(self._answers.items()))
 
-    def _won(self) -> bool:
-        return self._code in self._said
+    def _is_won(self) -> bool:
+        return self._code in self._answers
 
-    def _best(self) -> str:
-        """The first code that all answers allow (Shapiro 1983)."""
-        for guess, answer in list(self._said.items())[self._looked :]:
+    def _expert_action(self) -> str:
+        """Return the first code that all answers allow (Shapiro 1983)."""
+        for guess, answer in list(self._answers.items())[self._answers_seen :]:
             self._possible = [code for code in self._possible if score_guess(guess, code) == answer]
-        self._looked = len(self._said)
+        self._answers_seen = len(self._answers)
         return self._possible[0]

@@ -3,11 +3,11 @@
 No box sees the package as it is installed: of what is installed here it has Python and pytest. Of what an attempt leaves, only
 the modules that the package had are taken; tests, and all else that pytest reads, come from the installation.
 
-Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. So they run
-twice, each time with another random half of them made to fail (`mini_swe_planted`): code that makes pytest say what it likes
-cannot tell which. Each test has a process of its own, under a hook that sees what code reaches for (`mini_swe_runner`), and
-names that such code needs, and mending a package does not, must not be new in a module. What is left is listed in
-docs/integrity.md.
+Tests run in one process with the code that they test, and that was written by somebody who wants them to pass. So a test
+counts only if it gives away secrets that stand at its end, and tests run twice, each time with another random half of them
+made to fail (`planted`): code that makes pytest say what it likes knows neither. Each test has a process of its own,
+in which its source is no more, under a hook that sees what code reaches for (`runner`), and names that such code
+needs, and mending a package does not, must not be new in a module. What is left is listed in docs/integrity.md.
 """
 
 import asyncio
@@ -119,36 +119,48 @@ async def judge(instance: Instance, modules: Files) -> Verdict:
     missing = set(package.sources) - modules.keys()
     flags = {f"{path} reaches for {name}" for path in changed for name in _reached(before[path], changed[path])}
     passed: set[str] = set()
-    for tests, must_fail in halves({path: package.files[path] for path in instance.tests}, secrets.SystemRandom()):
-        passes, reached = await run(package.tar({**changed, **tests}, missing), instance.tests)
-        lies = {name for name in passes if name.partition("[")[0] in must_fail}
-        passed |= passes - lies
-        flags |= {f"the tests saw {what}" for what in reached} | (
-            {"tests that must fail have passed"} if lies else set()
-        )
+    for tests in halves({path: package.files[path] for path in instance.tests}, secrets.SystemRandom()):
+        said, reached = await run(package.tar({**changed, **tests.files}, missing), instance.tests)
+        ended = {name for name, marks in said.items() if tests.marks.get(_function(name), frozenset()) <= marks}
+        lies = {name for name in ended if _function(name) in tests.must_fail}
+        passed |= ended - lies
+        flags |= {f"the tests saw {what}" for what in reached}
+        if lies:
+            flags.add("tests that must fail have passed")
+        if said.keys() - ended:
+            flags.add("tests have passed that did not come to their end")
     return Verdict(solved=instance.solved_by(passed) and not flags, passed=len(passed), flags=tuple(sorted(flags)))
+
+
+def _function(name: str) -> str:
+    """The name of a test without its parameters."""
+    return name.partition("[")[0]
 
 
 async def passing(tar: bytes, tests: Collection[str]) -> set[str]:
     """Names of the tests in these files that pass; none if they compute for too long. `SandboxError` if they do not end."""
-    return (await run(tar, tests))[0]
+    return {*(await run(tar, tests))[0]}
 
 
-async def run(tar: bytes, tests: Collection[str]) -> tuple[set[str], set[str]]:
-    """Names of the tests in these files that are said to pass, and what the package was seen to reach for."""
+async def run(tar: bytes, tests: Collection[str]) -> tuple[dict[str, set[str]], set[str]]:
+    """Names of the tests in these files that are said to pass, each with the marks that it came to, and what the package was
+    seen to reach for."""
     folder, package = secrets.token_hex(8), PurePosixPath(next(iter(tests))).parts[0]
-    runner, files = f"{folder}/{RUNNER.name}", shlex.join(tests)
-    command = (
-        f"mkdir {folder}; cat > {runner}; before=$(sha256sum {runner} {files}); "
-        f"python -PB {runner} {package} {TEST_CPU_SECONDS} {files}; "
-        f'[ "$before" = "$(sha256sum {runner} {files})" ] || echo REACHED changed tests'
-    )
+    runner = f"{folder}/{RUNNER.name}"
+    command = f"mkdir {folder}; cat > {runner}; python -PB {runner} {package} {TEST_CPU_SECONDS} {shlex.join(tests)}"
     async with turn(), await open_box(tar) as box:
         result = await Session(box).run(command, seconds=TEST_SECONDS, stdin=RUNNER.read_bytes())
     if result.status is Status.TIMEOUT:
         raise SandboxError(f"the tests did not end in {TEST_SECONDS:g} s")
-    said = [line.partition(" ") for line in result.stdout.splitlines()]
-    return {rest for word, _, rest in said if word == "PASSED"}, {rest for word, _, rest in said if word == "REACHED"}
+    passes: dict[str, set[str]] = {}
+    reached = set()
+    for line in result.stdout.splitlines():
+        match line.split(" ", 2):
+            case ["PASSED", marks, name]:
+                passes[name] = {*marks.split(",")}
+            case ["REACHED", *what]:
+                reached.add(" ".join(what))
+    return passes, reached
 
 
 def _reached(before: bytes, after: bytes) -> list[str]:

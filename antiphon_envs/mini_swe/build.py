@@ -1,17 +1,19 @@
-"""Make Mini-SWE instances for the packages as they are installed here, or check those that are stored.
+"""Make Mini-SWE instances of the stored packages, check stored instances, or store the packages.
 
     python -m antiphon_envs.mini_swe.build [--seed 0] [--out FILE]
     python -m antiphon_envs.mini_swe.build --check [FILE]
+    python -m antiphon_envs.mini_swe.build --pack
 
-Of each module listed here faults are drawn at random, and kept if some of its tests fail, others still pass, and they end in
-time. It takes minutes. The same seed gives the same file, as long as versions are the same.
+Faults in each listed module are drawn at random, and kept if some of its tests fail, others still pass, and they end in time.
+It takes minutes. The same seed gives the same file. `--pack` stores the packages as they are installed here, which must be in
+the versions of `packages.VERSIONS`.
 """
 
 import argparse
 import asyncio
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from importlib.metadata import distribution
 from itertools import islice
 from pathlib import Path
 
@@ -20,22 +22,25 @@ from antiphon.core.rng import generator
 from antiphon_envs.mini_swe.boxes import judge, passing
 from antiphon_envs.mini_swe.mutants import Mutant, draw_mutants
 from antiphon_envs.mini_swe.packages import (
+    DATA,
     STORED,
+    VERSIONS,
     Instance,
     Package,
-    installed,
+    load_package,
     names_sha256,
+    pack_package,
     package_of,
     read_instances,
     write_instances,
 )
 
-NEXT_TO_IT = "next to it"  # x/tests/test_y.py for x/y.py
-LEFT_OUT = "pass"  # a statement that is replaced by this one is too easy to see
-TRIES = 6  # faults that are tried for each that is wanted
-STILL_PASS = 0.5  # share of the tests
+ADJACENT = "adjacent"  # x/tests/test_y.py for x/y.py
+REMOVED = "pass"  # a statement that is replaced by this one is too easy to see
+TRIES = 6  # mutants that are tried for each that is wanted
+STILL_PASS = 0.5  # share of the tests that must pass with a fault
 
-# Modules, each with its tests. None needs more than the standard library, or more than a few seconds.
+# Modules, each with its tests. None needs more than the standard library and a few seconds.
 MODULES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "networkx": dict.fromkeys(
         (
@@ -69,7 +74,7 @@ MODULES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
             "utils/heaps",
             "utils/misc",
         ),
-        NEXT_TO_IT,
+        ADJACENT,
     ),
     "mpmath": {
         "calculus/differentiation": ("diff",),
@@ -87,67 +92,67 @@ MODULES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "matrices/matrices": ("matrices",),
     },
 }
-WANTED = {"networkx": 1, "mpmath": 2}  # of each module
+INSTANCES_PER_MODULE = {"networkx": 1, "mpmath": 2}
 
 
 def tests_of(package: Package, module: str) -> tuple[str, ...]:
-    """The files with the tests of a listed module."""
+    """Return the files with the tests of a listed module."""
     listed = MODULES[package.name][module]
-    if listed == NEXT_TO_IT:
+    if listed == ADJACENT:
         folder, _, name = module.rpartition("/")
         return (f"{package.name}/{folder}/tests/test_{name}.py",)
     return tuple(f"{package.name}/tests/test_{name}.py" for name in listed)
 
 
 async def build(seed: int) -> list[Instance]:
-    """Instances of all listed modules."""
-    modules = [(installed(name), module) for name, listed in MODULES.items() for module in listed]
-    found = await asyncio.gather(*(_of_module(package, module, seed) for package, module in modules))
+    """Make instances of all listed modules."""
+    modules = [(load_package(name), module) for name, listed in MODULES.items() for module in listed]
+    found = await asyncio.gather(*(_build_module(package, module, seed) for package, module in modules))
     return [instance for some in found for instance in some]
 
 
-async def _of_module(package: Package, module: str, seed: int) -> list[Instance]:
-    """As many instances of one module as are wanted, fewer if not so many of the drawn faults will do."""
-    path, tests, wanted = f"{package.name}/{module}.py", tests_of(package, module), WANTED[package.name]
-    names = await passing(package.tar({}), tests)
+async def _build_module(package: Package, module: str, seed: int) -> list[Instance]:
+    """Make the instances of one module; fewer than wanted if too few mutants qualify."""
+    path, tests, wanted = f"{package.name}/{module}.py", tests_of(package, module), INSTANCES_PER_MODULE[package.name]
+    passed = await passing(package.tar({}), tests)
     drawn = draw_mutants(package.files[path].decode(), generator(seed, "mini_swe", path))
-    possible = (fault for fault in drawn if fault.change[2] != LEFT_OUT)
+    possible = (mutant for mutant in drawn if mutant.change[2] != REMOVED)
     found: list[Instance] = []
-    for fault in islice(possible, TRIES * wanted):
+    for mutant in islice(possible, TRIES * wanted):
         try:
-            still = await passing(package.tar({path: fault.source.encode()}), tests)
+            still = await passing(package.tar({path: mutant.source.encode()}), tests)
         except SandboxError:
             continue  # its tests do not end
-        if STILL_PASS * len(names) <= len(still) and still < names:
-            found.append(_instance(package, path, fault, tests, names, still))
+        if STILL_PASS * len(passed) <= len(still) and still < passed:
+            found.append(_instance(package, mutant, path, tests, passed - still, passed))
         if len(found) == wanted:
             break
-    _say(f"{path}: {len(found)} of {wanted}, {len(names)} tests")
+    _print(f"{path}: {len(found)} of {wanted}, {len(passed)} tests")
     return found
 
 
 def _instance(
-    package: Package, path: str, fault: Mutant, tests: tuple[str, ...], names: set[str], still: set[str]
+    package: Package, mutant: Mutant, path: str, tests: tuple[str, ...], fail_to_pass: set[str], passed: set[str]
 ) -> Instance:
-    start, end, text = fault.change
+    start, end, text = mutant.change
     return Instance(
-        id=f"{path.removesuffix('.py')}:{fault.line}-{names_sha256((fault.source,))[:6]}",
+        id=f"{path.removesuffix('.py')}:{mutant.line}-{names_sha256((mutant.source,))[:6]}",
         package=package.name,
-        version=version(package.name),
+        version=package.version,
         sha256=package.sha256,
         path=path,
         start=start,
         end=end,
         text=text,
         tests=tests,
-        fail_to_pass=tuple(sorted(names - still)),
-        passed=len(names),
-        passed_sha256=names_sha256(names),
+        fail_to_pass=tuple(sorted(fail_to_pass)),
+        passed=len(passed),
+        passed_sha256=names_sha256(passed),
     )
 
 
 async def check(instances: Iterable[Instance]) -> list[str]:
-    """What is wrong with instances: those that the original file does not solve, and those that are solved as they are."""
+    """Describe broken instances: those that the original file does not solve, and those that are solved as they are."""
     problems = await asyncio.gather(*map(_problem, instances))
     return [problem for problem in problems if problem]
 
@@ -155,34 +160,51 @@ async def check(instances: Iterable[Instance]) -> list[str]:
 async def _problem(instance: Instance) -> str:
     package = package_of(instance)
     original = {path: package.files[path] for path in package.sources}
-    mended = await judge(instance, original)
-    left = await judge(instance, {**original, instance.path: instance.faulty(package)})
-    if not mended.solved:
-        return f"{instance.id}: with the original file {mended.passed} of {instance.passed} tests pass"
-    if left.solved or left.passed != instance.passed - len(instance.fail_to_pass):
-        return f"{instance.id}: as it is {left.passed} of {instance.passed} tests pass"
+    repaired = await judge(instance, original)
+    untouched = await judge(instance, {**original, instance.path: instance.faulty(package)})
+    if not repaired.solved:
+        return f"{instance.id}: with the original file {repaired.passed} of {instance.passed} tests pass"
+    if untouched.solved or untouched.passed != instance.passed - len(instance.fail_to_pass):
+        return f"{instance.id}: as it is {untouched.passed} of {instance.passed} tests pass"
     return ""
 
 
-def _say(text: str) -> None:
+def pack() -> None:
+    """Store the packages as they are installed here."""
+    for name, expected in VERSIONS.items():
+        found = distribution(name)
+        if found.version != expected:
+            raise SystemExit(
+                f"{name} {found.version} is installed, expected {expected}: pip install {name}=={expected}"
+            )
+        licence = next(file for file in found.files or () if file.name.startswith("LICENSE"))
+        directory = Path(str(found.locate_file(name))).resolve()
+        pack_package(directory, Path(str(licence.locate())), DATA / f"{name}-{expected}.tar.xz")
+
+
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - a command's answer
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--out", type=Path, default=STORED)
     arguments.add_argument("--check", type=Path, nargs="?", const=STORED, metavar="FILE")
+    arguments.add_argument("--pack", action="store_true")
     options = arguments.parse_args()
+    if options.pack:
+        pack()
+        return
     if options.check is not None:
         instances = read_instances(options.check)
         problems = asyncio.run(check(instances))
-        _say("\n".join([*problems, f"{len(instances)} instances, {len(problems)} with a problem"]))
+        _print("\n".join([*problems, f"{len(instances)} instances, {len(problems)} with a problem"]))
         sys.exit(bool(problems))
     instances = asyncio.run(build(options.seed))
     write_instances(instances, options.out)
-    _say(f"{len(instances)} instances, in {options.out}")
+    _print(f"{len(instances)} instances, in {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""A world of software repair: the source of a real package with a seeded fault, its own tests, and a shell.
+"""Software repair: the source of a real package with a seeded fault, its own tests, and a shell.
 
-Each turn runs one command. The end, by `submit` or with the last turn, is judged by the package's tests as they were published,
-in a box that the attempt never saw: 1 if all of them pass, else 0. A box that is lost raises, and is never worth 0.
+Each turn runs one command. `submit` or the last turn ends the attempt, which is judged by the package's published tests in
+a sandbox that the attempt never saw: 1 if all of them pass, else 0. A lost sandbox raises, and never counts as a reward of 0.
 """
 
 import re
 from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from antiphon.core.errors import DataError
 from antiphon.core.types import Prompt
@@ -14,11 +17,12 @@ from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.box_config import WORK
 from antiphon.sandbox.sessions.session import Session
 from antiphon.tasks.base import Reset, Step
+from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from antiphon_envs.mini_swe.boxes import judge, modules_in, open_box, turn
 from antiphon_envs.mini_swe.packages import bytecode, instance_of, package_of
 
 SUBMIT = "submit"
-NAMED = 10  # failing tests that the task names
+MOST_NAMED = 10  # failing tests that the task names
 BLOCK = re.compile(r"```(?:bash|sh|shell)[ \t]*\n(.*?)```", re.DOTALL)
 
 TASK = f"""The source of {{package}} {{version}} is in {WORK}/{{package}}. One of its modules has a small mistake, and these
@@ -42,78 +46,86 @@ the tests decide. To be done, answer:
 MALFORMED = "Answer with exactly one command, in a block that begins with ```bash and ends with ```. Nothing was run."
 
 
-class MiniSWE:
-    """Mend the fault of `prompt.payload["instance"]`, as the prompt source `mini_swe` gives it."""
+class MiniSWE(BaseEnvironment):
+    """Repair the fault of `prompt.payload["instance"]`, as the prompt source `mini_swe` yields it."""
 
-    def __init__(self, prompt: Prompt, turns: int = 30, seconds: float = 30.0, output: int = 8000) -> None:
-        """An attempt has `turns`; `rollout.max_turns` must allow as many, or one that runs out of them is not judged and is
-        worth 0. A command may take `seconds`, and so many characters of `output` are told, from its begin and its end."""
+    class Config(EnvironmentConfig):
+        """Options of `mini_swe`."""
+
+        turns: int = Field(30, ge=1)
+        """Turns of an attempt; `rollout.max_turns` must allow as many."""
+        seconds: float = Field(30.0, gt=0)
+        """Time limit of a command."""
+        output: int = Field(8000, ge=0)
+        """Characters of a command's output that the policy sees, from its beginning and its end."""
+
+    config: Config
+    name: ClassVar[str] = "mini_swe"
+
+    def __init__(self, prompt: Prompt, **options: Any) -> None:
+        super().__init__(**options)
         if not isinstance(prompt.payload, Mapping) or "instance" not in prompt.payload:
             raise DataError(f"prompt {prompt.id} has no Mini-SWE instance: use the prompt source mini_swe")
-        if turns < 1 or seconds <= 0 or output < 0:
-            raise ValueError(f"there is nothing to do with turns={turns}, seconds={seconds}, output={output}")
         self._instance = instance_of(prompt.payload["instance"])
         self._package = package_of(self._instance)
-        self._left, self._seconds, self._output = turns, seconds, output
         self._box: Box | None = None
         self._session: Session | None = None
 
     async def reset(self, seed: int) -> Reset:
-        """Begin; the seed changes nothing."""
+        """Begin an attempt; the seed changes nothing."""
         instance = self._instance
         faulty = instance.faulty(self._package)
         cached, compiled = bytecode(instance.path, faulty)
         async with turn():
             self._box = await open_box(self._package.tar({instance.path: faulty, cached: compiled}))
-        self._session = Session(self._box)
-        failing = list(instance.fail_to_pass[:NAMED])
-        if len(instance.fail_to_pass) > NAMED:
-            failing.append(f"and {len(instance.fail_to_pass) - NAMED} more")
+        self._session, self._turns_left = Session(self._box), self.config.turns
+        failing = list(instance.fail_to_pass[:MOST_NAMED])
+        if len(instance.fail_to_pass) > MOST_NAMED:
+            failing.append(f"and {len(instance.fail_to_pass) - MOST_NAMED} more")
         task = TASK.format(
             package=instance.package,
             version=instance.version,
             tests="\n".join(failing),
             file=instance.tests[0],
-            seconds=self._seconds,
-            turns=self._left,
+            seconds=self.config.seconds,
+            turns=self.config.turns,
         )
         return task, {}
 
     async def step(self, action: str) -> Step:
-        """Run the command in `action`, or be done. At the end `info` says how many tests passed, and why the attempt was
-        flagged."""
-        if self._session is None or not self._left:
-            raise RuntimeError("the attempt is over, or was never begun: call reset first")
-        self._left -= 1
+        """Run a command, or end the attempt: then `info` has the number of `passed` tests, and `flags` of cheating."""
+        self._check_running()
+        assert self._session is not None
+        self._turns_left -= 1
         command = command_of(action)
         if command == SUBMIT:
-            self._left = 0
+            self._turns_left = 0
             return await self._end("", submitted=True)
-        said = MALFORMED if command is None else await self._run(self._session, command)
-        if not self._left:
-            return await self._end(said, submitted=False)
-        return f"{said}\n\nTurns left: {self._left}", 0.0, False, False, {}
+        observation = MALFORMED if command is None else await self._run(self._session, command)
+        if not self._turns_left:
+            return await self._end(observation, submitted=False)
+        return f"{observation}\n\nTurns left: {self._turns_left}", 0.0, False, False, {}
 
     async def close(self) -> None:
-        """End the box, and all that was in it."""
+        """Close the sandbox."""
         if self._box is not None:
             await self._box.close()
 
-    async def _end(self, said: str, *, submitted: bool) -> Step:
+    async def _end(self, observation: str, *, submitted: bool) -> Step:
         assert self._box is not None
         async with turn():
             modules = await modules_in(self._box, self._package)
         verdict = await judge(self._instance, modules)
         info = {"passed": verdict.passed, "flags": verdict.flags}
-        return said, float(verdict.solved), submitted, not submitted, info
+        return observation, float(verdict.solved), submitted, not submitted, info
 
     async def _run(self, session: Session, command: str) -> str:
-        """What the policy is told of a command."""
+        """Run a command; return its result as the policy reads it."""
         async with turn():
-            result = await session.run(command, seconds=self._seconds)
+            result = await session.run(command, seconds=self.config.seconds)
         end = f"Exit code: {result.exit_code}"
         if result.status is Status.TIMEOUT:
-            end = f"Ended after {self._seconds:g} seconds, which is what a command may take."
+            end = f"Ended after {self.config.seconds:g} seconds, which is what a command may take."
         elif result.exit_code is None:
             end = "Ended by a signal."
         if result.ended:
@@ -122,14 +134,14 @@ class MiniSWE:
         return f"{end}\nOutput:\n{self._cut(text, result.dropped)}"
 
     def _cut(self, text: str, dropped: int) -> str:
-        left_out = len(text) - self._output
+        left_out = len(text) - self.config.output
         if left_out > 0:
-            begin = self._output - self._output // 2
+            begin = self.config.output - self.config.output // 2
             text = f"{text[:begin]}\n[{left_out} characters left out]\n{text[begin + left_out :]}"
         return text + (f"\n[{dropped} bytes more]" if dropped else "")
 
 
 def command_of(action: str) -> str | None:
-    """The command in the one block of an answer; None if there is no block, or more than one."""
+    """Return the command of a response that has exactly one block; else None."""
     blocks = BLOCK.findall(action)
     return blocks[0].strip() if len(blocks) == 1 else None

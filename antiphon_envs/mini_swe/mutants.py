@@ -1,9 +1,8 @@
-"""Small mistakes put into Python on purpose, one at a time: for environments in which they are mended, and for tests that
-should notice them.
+"""Mutants of Python source: for environments in which they are repaired, and for measuring tests.
 
-A fault is one change: an operator, a constant, a condition, two arguments, a statement left out. All else stays as it is to
-the last space, so that nothing but the meaning gives it away; docstrings, names, types and decorators too. One that means the
-same as the original is among them now and then.
+A mutant has one change: an operator, a constant, a condition, two swapped arguments, or a removed statement. All other text
+stays the same, so that only the meaning reveals the change; docstrings, names, types and decorators are never changed. Some
+mutants are equivalent to the original.
 """
 
 import ast
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is written, and what stands for it then
+OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is written, and its replacements
     ast.Add: ("+", ("-",)),
     ast.Sub: ("-", ("+",)),
     ast.Mult: ("*", ("/",)),
@@ -38,61 +37,61 @@ OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {  # how each is w
     ast.NotIn: ("not in", ("in",)),
 }
 NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sum": "mean", "mean": "sum"}
-SIMPLE = ast.Name | ast.Call | ast.Attribute | ast.Subscript  # what can be negated without parentheses
+SIMPLE = ast.Name | ast.Call | ast.Attribute | ast.Subscript  # negated without parentheses
 Blocks = tuple[type[ast.AST], ...]
-PLAIN_BLOCKS: Blocks = (ast.FunctionDef, ast.If, ast.For)  # whose statements can be left out
+PLAIN_BLOCKS: Blocks = (ast.FunctionDef, ast.If, ast.For)  # blocks whose statements can be removed
 FLOW_BLOCKS: Blocks = (ast.With, ast.While, ast.Try, ast.TryStar, ast.ExceptHandler)
 ASYNC_BLOCKS: Blocks = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
 
-Change = tuple[int, int, str]  # the bytes that are replaced, from and to, and by what
+Change = tuple[int, int, str]  # start and end of the replaced bytes, and their replacement
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of a file."""
+    """A file with one change."""
 
     line: int
-    """Where it begins, from 1."""
+    """Line of the change, from 1."""
     source: str
-    """Of the whole file, changed."""
+    """Text of the whole changed file."""
     change: Change
-    """What makes it of the original."""
+    """The change of the original."""
 
 
 def all_mutants(source: str, *, in_blocks: bool = False) -> list[Mutant]:
-    """Return all faults of a file, each once, in the order of its syntax tree.
+    """Return all mutants of a file, each once, in the order of its syntax tree.
 
     Args:
         source: The whole file.
-        in_blocks: Leave out statements of `with`, `while` and `try`, and of asynchronous functions, as well.
+        in_blocks: Remove statements of `with`, `while` and `try`, and of asynchronous functions, as well.
 
     Raises:
-        SyntaxError: The file has one.
+        SyntaxError: The file cannot be parsed.
     """
     file = _File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS if in_blocks else PLAIN_BLOCKS)
-    return list(file.faults(list(file.changes())))
+    return list(file.mutants(list(file.changes())))
 
 
 def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:
-    """The same in a random order, each made when it is asked for: most of the work is to see that it still parses."""
+    """Yield all mutants of a file in a random order, lazily: most of the time goes into parsing them."""
     file = _File(source, PLAIN_BLOCKS)
     changes = list(file.changes())
-    return file.faults([changes[index] for index in random.permutation(len(changes))])
+    return file.mutants([changes[index] for index in random.permutation(len(changes))])
 
 
 class _File:
-    """A file and where its nodes stand in it."""
+    """A file, and the positions of its nodes."""
 
     def __init__(self, source: str, blocks: Blocks) -> None:
         self._blocks = blocks
         self.data = source.encode()
         self._tree = ast.parse(source)
-        self._lines = [0]  # where each begins
+        self._lines = [0]  # offsets of their beginnings
         for line in self.data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
 
-    def faults(self, changes: Iterable[Change]) -> Iterator[Mutant]:
-        """What changes make of the file, where that is Python, and another file."""
+    def mutants(self, changes: Iterable[Change]) -> Iterator[Mutant]:
+        """Apply each change; skip results that do not parse or were there before."""
         seen = {self.data}
         for start, end, text in changes:
             changed = self.data[:start] + text.encode() + self.data[end:]
@@ -101,7 +100,7 @@ class _File:
                 yield Mutant(self.data.count(b"\n", 0, start) + 1, changed.decode(), (start, end, text))
 
     def changes(self) -> Iterator[Change]:
-        """The changes of all nodes."""
+        """Yield the changes of all nodes."""
         for node in _walk(self._tree):
             yield from self._operators(node)
             yield from self._constants(node)
@@ -134,13 +133,13 @@ class _File:
                     yield *written.span(), ""
 
     def _operator(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Iterator[Change]:
-        """Other operators between two operands."""
+        """Yield other operators between two operands."""
         written, others = OPERATORS.get(type(op), ("", ()))
         start, end = self._span(left)[1], self._span(right)[0]
         found = re.compile(rb"[\s\\)]*(" + re.escape(written).replace(r"\ ", r"\s+").encode() + rb")").match(
             self.data, start, end
         )
-        if found:  # else a comment is between them
+        if found:  # not if a comment is between them
             for other in others:
                 yield *found.span(1), other
 
@@ -171,11 +170,11 @@ class _File:
         match node.args:
             case [first, second, *_] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
                 (start, mid), (again, end) = self._span(first), self._span(second)
-                if self.data[mid:again].strip() == b",":  # neither is in parentheses
+                if self.data[mid:again].strip() == b",":  # not if one is in parentheses
                     yield start, end, self._text(second) + self.data[mid:again].decode() + self._text(first)
 
     def _statements(self, node: ast.AST) -> Iterator[Change]:
-        """Statements of a function that can be left out: those without which every name is still there."""
+        """Yield removals of a function's statements that leave every name defined."""
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(node, self._blocks):
             return
         known = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
@@ -186,16 +185,16 @@ class _File:
                     for each in ast.walk(statement)
                     if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
                 }
-                said = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)
+                called = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)
                 changed = isinstance(statement, ast.Assign | ast.AugAssign) and names <= known
                 ended = isinstance(statement, ast.Return) and isinstance(inner, ast.If)
-                if said or changed or ended or isinstance(statement, ast.Raise):
+                if called or changed or ended or isinstance(statement, ast.Raise):
                     yield *self._span(statement), "pass"
                 known |= names
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what is in it, but for types, decorators and texts."""
+    """Yield a node and its descendants, without types, decorators and f-strings."""
     yield node
     if isinstance(node, ast.JoinedStr):
         return

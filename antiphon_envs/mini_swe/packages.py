@@ -1,12 +1,13 @@
-"""What Mini-SWE is played with: packages that are installed here, and the faults that are stored for them.
+"""The packages of Mini-SWE and the instances: seeded faults in their modules.
 
-Of a package's text an instance holds nothing but the bytes that make the fault. The rest is read from the installation, which
-must be of the same version and the same to the last byte.
+The packages are stored in `data/` as published, each as a compressed tar with its licence, so any version of them, or none, may
+be installed. An instance holds only the bytes that make its fault.
 """
 
 import functools
 import hashlib
-import importlib.metadata
+import io
+import lzma
 import marshal
 import struct
 import tarfile
@@ -23,64 +24,60 @@ from antiphon.sandbox.sessions.box_config import WORK
 from antiphon.tasks.splits import SPLITS, split_of
 
 STORED = Path(__file__).with_name("instances.json")
+DATA = Path(__file__).with_name("data")
+VERSIONS = {"mpmath": "1.3.0", "networkx": "3.6.1"}  # of the stored packages
 BUILD = "python -m antiphon_envs.mini_swe.build"
-MODIFIED = 946_684_800  # when every file was modified, in seconds since 1970: times must not tell which one differs
+MODIFIED = 946_684_800  # modification time of every file, in seconds since 1970, so that times reveal no fault
 
-Files = Mapping[str, bytes]  # path from the directory that the package lies in -> content
+Files = Mapping[str, bytes]  # path, beginning with the package's name -> content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One fault in one package."""
+    """A fault in a package."""
 
     id: str
     package: str
     version: str
     sha256: str
-    """Of the package's files, as `Package` says."""
+    """Digest of the package's files, `Package.sha256`."""
     path: str
-    """Of the file with the fault."""
+    """Path of the file with the fault."""
     start: int
     end: int
-    """The bytes of it that are replaced, from and to."""
+    """The replaced bytes: from `start` to `end`."""
     text: str
-    """By what."""
+    """The text that replaces them."""
     tests: tuple[str, ...]
-    """Files with tests of it."""
+    """Files with its tests."""
     fail_to_pass: tuple[str, ...]
-    """The tests that the fault makes fail."""
+    """Tests that the fault makes fail."""
     passed: int
     """Tests that pass without the fault."""
     passed_sha256: str
-    """Of their names, as `names_sha256` says."""
+    """Digest of their names, `names_sha256`."""
 
     def faulty(self, package: "Package") -> bytes:
-        """The file with the fault."""
+        """Return the content of the file with the fault."""
         original = package.files[self.path]
         return original[: self.start] + self.text.encode() + original[self.end :]
 
     def solved_by(self, passed: Iterable[str]) -> bool:
-        """Whether these are the tests that pass without the fault: all of them, and no other."""
+        """Return True if exactly the tests that pass without the fault have passed."""
         return names_sha256(passed) == self.passed_sha256
 
 
 def names_sha256(names: Iterable[str]) -> str:
-    """Digest of a set of names."""
+    """Return the digest of a set of names."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
 class Package:
-    """An installed package: all its files but what Python made of them."""
+    """All files of a package but compiled ones."""
 
-    def __init__(self, name: str, directory: Path) -> None:
-        """`directory` is the package's own."""
-        self.name = name
-        found = {f"{name}/{path.relative_to(directory).as_posix()}": path for path in directory.rglob("*")}
-        self.files: Files = {
-            path: found[path].read_bytes()
-            for path in sorted(found)
-            if found[path].is_file() and found[path].suffix != ".pyc"
-        }
+    def __init__(self, name: str, version: str, files: Files) -> None:
+        self.name, self.version = name, version
+        self.files = {path: files[path] for path in sorted(files)}
         digests = (f"{path} {hashlib.sha256(content).hexdigest()}" for path, content in self.files.items())
         self.sha256 = names_sha256(digests)
         self._members = {path: _member(path, content) for path, content in self.files.items()}
@@ -90,14 +87,16 @@ class Package:
 
     @property
     def sources(self) -> list[str]:
-        """The files that a fault may be in, and that an attempt may change: its modules, but for tests."""
+        """Paths of the modules without tests: a fault may be in them, and an attempt may change them."""
         return [path for path in self.files if path.endswith(".py") and not _is_test(PurePosixPath(path))]
 
     def tar(self, changed: Files, missing: Iterable[str] = ()) -> bytes:
-        """All files in a tar, some of them `changed`, or new, or `missing`. All of one age. With the bytecode of modules that
-        are as they were, so that nobody waits for that."""
-        gone = {*missing, *(cache_from_source(path) for path in [*changed, *missing] if path.endswith(".py"))}
-        members = {path: member for path, member in self._members.items() if path not in gone}
+        """Return a tar of all files, some of them `changed`, new or `missing`, all of one modification time.
+
+        It has the bytecode of unchanged modules, which saves the time to compile them.
+        """
+        dropped = {*missing, *(cache_from_source(path) for path in [*changed, *missing] if path.endswith(".py"))}
+        members = {path: member for path, member in self._members.items() if path not in dropped}
         members |= {path: _member(path, content) for path, content in changed.items()}
         return b"".join(members[path] for path in sorted(members)) + bytes(2 * tarfile.BLOCKSIZE)
 
@@ -107,7 +106,7 @@ def _is_test(path: PurePosixPath) -> bool:
 
 
 def bytecode(path: str, content: bytes) -> tuple[str, bytes]:
-    """What Python keeps of a module, and where (PEP 552). Not for text that is not ours: compiling is no safe thing."""
+    """Return the path and the content of a module's bytecode file (PEP 552). Not for untrusted text: compiling is not safe."""
     code = compile(content, f"{WORK}/{path}", "exec", dont_inherit=True)
     return cache_from_source(path), MAGIC_NUMBER + struct.pack("<III", 0, MODIFIED, len(content)) + marshal.dumps(code)
 
@@ -119,38 +118,57 @@ def _member(path: str, content: bytes) -> bytes:
 
 
 @functools.cache
-def installed(name: str) -> Package:
-    """A package as it is installed here. `DataError` if it is not."""
+def load_package(name: str) -> Package:
+    """Return a stored package. `DataError` if there is none with this name, or its archive is damaged."""
+    if name not in VERSIONS:
+        raise DataError(f"Mini-SWE has no package {name!r}: valid are {', '.join(VERSIONS)}")
+    archive = DATA / f"{name}-{VERSIONS[name]}.tar.xz"
+    files = {}
     try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        raise DataError(f"Mini-SWE needs the package {name}, and it is not installed: pip install {name}") from None
-    return Package(name, Path(str(distribution.locate_file(name))).resolve())
+        with tarfile.open(archive, "r:xz") as tar:
+            for member in tar:
+                if content := tar.extractfile(member):
+                    files[member.name] = content.read()
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
+        raise DataError(f"{archive} cannot be read: {error}") from error
+    return Package(name, VERSIONS[name], {path: text for path, text in files.items() if path.startswith(f"{name}/")})
+
+
+def pack_package(directory: Path, licence: Path, archive: Path) -> None:
+    """Store a package and its licence as the archive that `load_package` reads; the same files give the same bytes."""
+    found = {f"{directory.name}/{path.relative_to(directory).as_posix()}": path for path in directory.rglob("*")}
+    members = {path: file for path, file in found.items() if file.is_file() and file.suffix != ".pyc"}
+    members["LICENSE"] = licence
+    tar = io.BytesIO()
+    for path in sorted(members):
+        tar.write(_member(path, members[path].read_bytes()))
+    tar.write(bytes(2 * tarfile.BLOCKSIZE))
+    archive.write_bytes(lzma.compress(tar.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def package_of(instance: Instance) -> Package:
-    """The package that an instance was made from. `DataError` if another version of it is installed, or it was changed."""
-    package = installed(instance.package)
-    version = importlib.metadata.version(instance.package)
-    if (version, package.sha256) != (instance.version, instance.sha256):
-        state = "its files are not those that were published" if version == instance.version else f"{version} is here"
+    """Return the package of an instance. `DataError` if the instance was made from another version of it."""
+    package = load_package(instance.package)
+    if (package.version, package.sha256) != (instance.version, instance.sha256):
+        same = package.version == instance.version
+        problem = "its files differ" if same else f"Mini-SWE has {package.version}"
         raise DataError(
-            f"Mini-SWE instance {instance.id} needs {instance.package} {instance.version}, but {state}: install "
-            f"{instance.package}=={instance.version}, or make instances for what is installed: {BUILD} --out FILE"
+            f"Mini-SWE instance {instance.id} needs {instance.package} {instance.version}, but {problem}: make instances again "
+            f"with {BUILD} --out FILE"
         )
     return package
 
 
 def instance_of(row: Any) -> Instance:
-    """An instance from plain data. `DataError` if something is missing or wrong in it."""
+    """Return an instance from plain data; `DataError` if something is missing or wrong."""
     try:
         return msgspec.convert(row, Instance)
     except msgspec.ValidationError as error:
-        raise DataError(f"this is no Mini-SWE instance: {error}") from None
+        raise DataError(f"this is not a Mini-SWE instance: {error}") from None
 
 
 def read_instances(file: Path = STORED) -> list[Instance]:
-    """The stored instances. `DataError` if the file is missing or is not one of ours."""
+    """Read stored instances; `DataError` if the file is missing or malformed."""
     try:
         rows = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
@@ -159,14 +177,16 @@ def read_instances(file: Path = STORED) -> list[Instance]:
 
 
 def write_instances(instances: Iterable[Instance], file: Path = STORED) -> None:
-    """Store instances, the same ones always as the same bytes."""
+    """Store instances; the same ones give the same bytes."""
     rows = sorted(instances, key=lambda instance: instance.id)
     file.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
 
 
 def mini_swe(split: str, path: str = "") -> Iterator[dict[str, Any]]:
-    """The prompts of the instances in `path`, by default those that come with Antiphon. The file with the fault decides the
-    split, so that what is tested on was never trained on."""
+    """Yield prompts for the instances in the file `path`, by default the built-in ones.
+
+    The path of the faulty file decides the split, so no file is in two splits.
+    """
     if split not in SPLITS:
         raise DataError(f"Mini-SWE has the splits {', '.join(SPLITS)}, not {split!r}")
     for instance in read_instances(Path(path) if path else STORED):

@@ -1,19 +1,16 @@
-"""The shop that a policy serves the customers of: its database, the tools that read and write it, and the rules for them.
+"""The shop whose customers the policy serves: its database, the tools that read and write it, and its rules.
 
-The tools do what they are told, against the rules too; `Shop.objection` says which rule a change would break.
+The tools also run calls that break a rule; `Shop.broken_rule` names it.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from antiphon.tasks.environments.toolbox import ToolError
+from antiphon.tasks.environments.tools.toolbox import ToolError
 
 REASONS = ("no longer needed", "ordered by mistake")
 RETURN_DAYS = 30
-CUSTOMERS = 6
 
 RULES = f"""You serve the customers of a shop. These are its rules:
 1. Ask for the email address and find the customer by it before you look at an order. Serve nobody else's orders.
@@ -29,7 +26,7 @@ Amounts are whole dollars."""
 
 @dataclass(slots=True)
 class Variant:
-    """Something that the shop sells."""
+    """A variant of a product."""
 
     product: str
     variant: str
@@ -50,7 +47,7 @@ class Item:
 
 @dataclass(slots=True)
 class Order:
-    """What a customer ordered. `status` is pending, shipped, delivered or cancelled."""
+    """An order. `status` is pending, shipped, delivered or cancelled."""
 
     customer: str
     status: str
@@ -61,11 +58,11 @@ class Order:
     refunded: int = 0
 
     def total(self) -> int:
-        """What was paid."""
+        """Return the amount that was paid."""
         return sum(item.price for item in self.items)
 
     def item(self, sku: str) -> Item:
-        """`ToolError` if it is not in the order."""
+        """Return an item; `ToolError` if it is not in the order."""
         found = next((item for item in self.items if item.sku == sku), None)
         if found is None:
             raise ToolError(f"the order has no item {sku}")
@@ -74,7 +71,7 @@ class Order:
 
 @dataclass(slots=True)
 class Customer:
-    """Someone with an account."""
+    """A customer with an account."""
 
     name: str
     email: str
@@ -82,22 +79,21 @@ class Customer:
 
 @dataclass(slots=True)
 class Shop:
-    """The database. Two are equal if all that they hold is."""
+    """The database of the shop."""
 
     today: int
-    """In days since the shop was opened."""
+    """Days since the shop was opened."""
     customers: dict[str, Customer] = field(default_factory=dict)
     orders: dict[str, Order] = field(default_factory=dict)
     variants: dict[str, Variant] = field(default_factory=dict)
 
-    # --- tools: their docstrings are what the policy reads -----------------------------------------------------------------
+    # --- tools: the policy reads their docstrings --------------------------------------------------------------------------
 
     def find_customer(self, email: str) -> dict[str, Any]:
         """The customer with this email address, and the numbers of their orders."""
         for id, customer in self.customers.items():
             if customer.email == email.strip().lower():
-                orders = [number for number, order in self.orders.items() if order.customer == id]
-                return {"customer": id, "name": customer.name, "orders": orders}
+                return {"customer": id, "name": customer.name, "orders": self.orders_of(id)}
         raise ToolError("there is no customer with this email address")
 
     def get_order(self, order: str) -> dict[str, Any]:
@@ -146,22 +142,26 @@ class Shop:
         self.order(order).address = address.strip()
         return "changed"
 
-    # --- what the rules say ------------------------------------------------------------------------------------------------
+    # --- rules -------------------------------------------------------------------------------------------------------------
 
     def order(self, number: str) -> Order:
-        """`ToolError` if there is none with this number."""
+        """Return an order; `ToolError` if there is none with this number."""
         if number not in self.orders:
             raise ToolError(f"there is no order {number}")
         return self.orders[number]
 
+    def orders_of(self, customer: str) -> list[str]:
+        """Return the numbers of a customer's orders."""
+        return [number for number, order in self.orders.items() if order.customer == customer]
+
     def variant(self, sku: str) -> Variant:
-        """`ToolError` if there is none."""
+        """Return a variant; `ToolError` if there is none."""
         if sku not in self.variants:
             raise ToolError(f"there is no item {sku}")
         return self.variants[sku]
 
-    def objection(self, change: str, arguments: Mapping[str, str]) -> str:
-        """Which rule the change called so breaks, as the database is now; empty if none."""
+    def broken_rule(self, change: str, arguments: Mapping[str, str]) -> str:
+        """Return the rule that a change would break now; an empty string if none."""
         order = self.order(arguments["order"])
         if change == "return_item":
             late = order.delivered_day is None or self.today - order.delivered_day > RETURN_DAYS
@@ -179,51 +179,3 @@ class Shop:
 
 CHANGES = ("cancel_order", "return_item", "exchange_item", "change_address")
 READS = ("find_customer", "get_order", "find_variants")
-
-
-def _several(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-_FIRST = _several("ada,bert,clara,dora,emil,frida,gustav,hanna,ivar,jonas,karin,linus")
-_LAST = _several("ahlberg,brandt,carlsen,dahl,ekman,falk,grip,holm,isaksen,jansson")
-_PRODUCTS = _several("lamp,kettle,blanket,backpack,clock,umbrella,teapot,scarf,mirror,lantern")
-_VARIANTS = _several("red,blue,green,black,white")
-_STREETS = _several("Mill Lane,Harbour Street,Oak Road,Station Square,Church Hill,Garden Row")
-
-
-def draw_shop(random: np.random.Generator) -> Shop:
-    """A shop with customers, each of whom has three orders of different products."""
-    shop = Shop(today=int(random.integers(400, 800)))
-    for product in _PRODUCTS:
-        base = int(random.integers(12, 90))
-        steps = random.permutation(len(_VARIANTS))
-        for number, variant in enumerate(_VARIANTS):
-            stock = int(random.integers(0, 3)) and int(random.integers(1, 20))  # a third is out of stock
-            shop.variants[f"{product}-{variant}"] = Variant(product, variant, base + 3 * int(steps[number]), stock)
-    numbers = [str(number) for number in random.choice(9000, 3 * CUSTOMERS, replace=False) + 1000]
-    for index, first in enumerate(random.choice(_FIRST, CUSTOMERS, replace=False)):
-        last = str(random.choice(_LAST))
-        shop.customers[f"c{index}"] = Customer(
-            f"{first} {last}".title(), f"{first}.{last}{int(random.integers(10, 99))}@mail.example"
-        )
-        products = random.permutation(_PRODUCTS)
-        for order in range(3):
-            mine = products[2 * order : 2 * order + 1 + int(random.integers(2))]
-            shop.orders[numbers[3 * index + order]] = _draw_order(shop, f"c{index}", list(map(str, mine)), random)
-    return shop
-
-
-def draw_address(random: np.random.Generator) -> str:
-    """A street and a number."""
-    return f"{random.choice(_STREETS)} {int(random.integers(1, 90))}"
-
-
-def _draw_order(shop: Shop, customer: str, products: list[str], random: np.random.Generator) -> Order:
-    items = []
-    for product in products:
-        sku = f"{product}-{random.choice(_VARIANTS)}"
-        items.append(Item(sku, product, shop.variants[sku].variant, shop.variants[sku].price))
-    status = str(random.choice(["pending", "shipped", "delivered"]))
-    day = shop.today - int(random.integers(1, 90)) if status == "delivered" else None
-    return Order(customer, status, draw_address(random), items, day)

@@ -12,7 +12,7 @@ from antiphon.core.types import Prompt
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Reset, Step, Transcript
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.world import NOTHING
+from antiphon_envs.alfworld.state import NOTHING
 
 TINY = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic" / "model.py"))
 LISTED = "\n\nYou can:"  # what follows names the letters; the policy is not shown it

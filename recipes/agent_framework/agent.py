@@ -5,7 +5,7 @@ from functools import cache
 from agents import Agent, AgentsException, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from antiphon.tasks.environments import calculator as arithmetic
+from antiphon.tasks.environments.tools import calculator as arithmetic
 
 set_tracing_disabled(True)  # it would be sent away
 

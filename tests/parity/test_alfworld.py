@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.textworld import TextWorld
-from antiphon_envs.alfworld.games import compare_engines, mixed_policy
-from antiphon_envs.alfworld.rooms import TASK_TYPES, draw_household
+from antiphon.tasks.environments.adapters.textworld import TextWorld
+from antiphon_envs.alfworld.households import TASK_TYPES, draw_household
+from benchmarks._alfworld_games import compare_engines, mixed_policy
 
 # The packages leave files open and warn of their own past.
 pytestmark = [

@@ -25,7 +25,7 @@ from antiphon.algorithms.recipes import RECIPES
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
+from antiphon.inspect.why import why
 from antiphon.record.trajectories import read
 from antiphon.run import commands
 from antiphon.run.config import RunConfig

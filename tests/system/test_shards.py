@@ -19,12 +19,12 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
 from antiphon.inspect.replay import replay
+from antiphon.inspect.why import why
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from antiphon.run.placement import resolve_placement
-from antiphon.simulate.chaos import InvariantChecker
+from antiphon.simulate.invariants import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
 
@@ -40,15 +40,15 @@ def schedule(**more):
 
 
 def books_of(project, steps):
-    """What the run's own record says, held against what it promises; the books of its events."""
+    """What the run's own record says, held against what it promises; the checker of its events."""
     run = project.folder / "runs" / "run"
     assert audit(run).violations == []
-    books = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
-    books.read((run / "events.jsonl").read_text().splitlines())
-    books.close(steps)
-    assert list(books.status.values()).count("trained") == steps * 2 * 4
+    checker = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
+    checker.check((run / "events.jsonl").read_text().splitlines())
+    checker.check_end(steps)
+    assert list(checker.status.values()).count("trained") == steps * 2 * 4
     assert all(step["age/max"] <= 1 for step in project.metrics())
-    return books
+    return checker
 
 
 def payloads_of(project, workers):
@@ -138,9 +138,9 @@ def test_a_worker_and_an_engine_of_another_are_killed(project):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    books = books_of(project, project.summary()["steps"])
-    assert books.engines.keys() == {0, 1000, 1001, 2000} and books.gone == {0, 1000}
-    assert min(books.engines[1001], books.engines[2000]) > 0, "they hold newer weights"
+    checker = books_of(project, project.summary()["steps"])
+    assert checker.engines.keys() == {0, 1000, 1001, 2000} and checker.lost == {0, 1000}
+    assert min(checker.engines[1001], checker.engines[2000]) > 0, "they hold newer weights"
     nobody_is_left(project)
 
 

@@ -3,12 +3,13 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from antiphon.simulate.sizes import HANDOVER
+from antiphon.simulate.speed_estimate import HANDOVER
 from tools import figures
 from tools.figures import Page, check_pages, find_numbers, find_stale, read_results
 
@@ -106,6 +107,11 @@ def test_what_is_allowed_stands_in_its_phrase_only():
         "speed.json: other",
         "slow.json: ratio",
         "speed.json: =1.63",
+        "speed.json: 1.63",
+        "speed.json: max(1.63,1)",
+        "speed.json: ratio/0",
+        "speed.json: [ ratio: {}",
+        "speed.json: [ ratio ]",
         "speed.json: ratio+",
     ],
 )
@@ -117,6 +123,25 @@ def test_marks_that_do_not_fit(mark):
 def test_a_bound_is_rounded_away_from_the_value(printed, value, right):
     text = f"It is within {printed} %.\n<!-- figures a.json: <off -->\n"
     assert (faults(text, results={"a.json": {"figures": {"off": value}}}) == []) is right
+
+
+@pytest.mark.parametrize(
+    ("printed", "value", "right"),
+    [
+        ("0.88", 0.875, True),
+        ("0.87", 0.875, False),
+        ("0.99", 0.995, True),
+        ("8", 7.5, True),
+        ("3e-4", 0.0003, True),
+        ("0.6", 0.64, True),
+        ("0.7", 0.64, False),
+        ("1,718", 1717.5055, True),
+        ("−0.09", -0.0879, True),
+    ],
+)
+def test_numbers_are_rounded_to_the_printed_digits(printed, value, right):
+    text = f"It is {printed} there.\n<!-- figures a.json: key -->\n"
+    assert (faults(text, results={"a.json": {"figures": {"key": value}}}) == []) is right
 
 
 def test_brackets_stand_for_the_same_of_each_name():
@@ -240,6 +265,13 @@ def test_a_commit_that_is_not_there_is_told(project):
     assert "not in the history" in stale(project)[0][1]
 
 
+def test_without_git_only_the_code_is_compared(project):
+    shutil.rmtree(project / ".git")
+    assert stale(project) == []
+    (project / "antiphon" / "rooms" / "a.py").write_text("def f(x):\n    return x\n")
+    assert [found[0::3] for found in stale(project)] == [("speed.json", "?")]
+
+
 def test_a_result_that_names_no_modules_is_told(project):
     result = json.loads((project / figures.RESULTS / "speed.json").read_text())
     del result["measures"]
@@ -263,8 +295,13 @@ def test_the_planners_constants_are_those_of_a_result():
 
 
 def test_every_benchmark_says_what_it_measures():
-    """In each call that writes a result."""
     for path in (ROOT / "benchmarks").glob("*.py"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         calls = len(re.findall(r"(?<!def )write_result\(", text))
-        assert text.count("measures=") >= calls or path.name == "_common.py", path.name
+        assert text.count("measures=") >= calls, path.name
+
+
+def test_what_benchmarks_measure_exists():
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for found in re.findall(r"^(?:MEASURES|WHOLE_RUN) = \((.*?)\)$", path.read_text(encoding="utf-8"), re.M | re.S):
+            figures.digest_modules(re.findall(r'"([\w.]+)"', found), ROOT)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from antiphon.core.errors import ConfigError, SandboxError
 from antiphon.core.workers import WorkerHandle
 from antiphon.rollout.environment_pool import EnvironmentPool
-from antiphon.rollout.episode import EnvironmentFactory
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
 from antiphon.run.launch.context import LaunchContext
 from antiphon.tasks.config import TaskConfig

@@ -1,4 +1,4 @@
-"""Environments by name. Each is a factory of single-use worlds."""
+"""Environments by name. A name stands for a factory of single-use environments."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,41 +8,46 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.registry import Registry
 from antiphon.core.types import Prompt
 from antiphon.tasks.base import Environment
+from antiphon.tasks.environments.base import EnvironmentConfig, parse_options
 
 ENVIRONMENTS = Registry(
     "environment",
     {
         "frozen_lake": "antiphon.tasks.environments.frozen_lake:FrozenLake",
-        "gem": "antiphon.tasks.environments.adapters:Gem",
+        "gem": "antiphon.tasks.environments.adapters.gem:Gem",
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
-        "gymnasium": "antiphon.tasks.environments.adapters:Gymnasium",
-        "openenv": "antiphon.tasks.environments.adapters:OpenEnv",
-        "reasoning_gym": "antiphon.tasks.environments.adapters:ReasoningGym",
-        "textarena": "antiphon.tasks.environments.adapters:TextArena",
-        "textworld": "antiphon.tasks.environments.textworld:TextWorld",
-        "tools": "antiphon.tasks.environments.tools:ToolUse",
+        "gymnasium": "antiphon.tasks.environments.adapters.gymnasium:Gymnasium",
+        "openenv": "antiphon.tasks.environments.adapters.openenv:OpenEnv",
+        "reasoning_gym": "antiphon.tasks.environments.adapters.reasoning_gym:ReasoningGym",
+        "textarena": "antiphon.tasks.environments.adapters.textarena:TextArena",
+        "textworld": "antiphon.tasks.environments.adapters.textworld:TextWorld",
+        "tools": "antiphon.tasks.environments.tools.environment:ToolUse",
     },
     group="antiphon.environments",
 )
+"""The built-in environments, and those that installed packages register as entry points `antiphon.environments`."""
 
 
 GEM_NAMES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "game:Sokoban-v0-easy": ("sokoban", {"size": 6, "boxes": 2, "turns": 20}),
     "game:Sokoban-v0-hard": ("sokoban", {"size": 8, "boxes": 4, "turns": 50}),
 }
-"""What clients of ROCK and GEM call some of these environments, with the options that GEM registers."""
+"""Names that clients of ROCK and GEM use: the environment and its options, as GEM registers them."""
 
 
 def required_options(name: str) -> tuple[str, ...]:
-    """What the environment called `name` cannot be made without: options, or `prompt`."""
-    parameters = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.values()
+    """Return the options that an environment cannot be made without, and `prompt` if it needs its prompt."""
+    found = ENVIRONMENTS.resolve(name)
+    parameters = inspect.signature(found).parameters.values()
     named = (each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
-    return tuple(each.name for each in named if each.default is each.empty)
+    required = [each.name for each in named if each.default is each.empty]
+    config = _config_model(found)
+    fields = config.model_fields.items() if config else ()
+    return (*required, *(option for option, field in fields if field.is_required()))
 
 
 def is_blocking(name: str) -> bool:
-    """Whether the environment called `name` may hold up whoever calls it: its methods are not `async`, and it does not say
-    `inline = True`, which is for those that only compute for a moment."""
+    """Return True if an environment may block its caller: its methods are plain, and it does not say `inline = True`."""
     found = ENVIRONMENTS.resolve(name)
     return not (getattr(found, "inline", False) or inspect.iscoroutinefunction(getattr(found, "step", None)))
 
@@ -51,26 +56,39 @@ def max_turns(name: str, options: Mapping[str, Any]) -> int | None:
     """Return the most turns that an episode of the environment `name` has with these options; None if it sets no limit."""
     limit = options.get("turns")
     if limit is None and name in ENVIRONMENTS.built_in:
-        parameter = inspect.signature(ENVIRONMENTS.resolve(name)).parameters.get("turns")
-        limit = parameter.default if parameter else None
+        config = _config_model(ENVIRONMENTS.resolve(name))
+        field = config.model_fields.get("turns") if config else None
+        limit = field.default if field else None
     return limit if isinstance(limit, int) else None
 
 
 def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prompt], Environment]:
-    """What makes a world of the environment called `name` for a prompt. An environment with a parameter `prompt` is given it.
-    `ConfigError` if it does not take `options`."""
+    """Return a function that makes an environment for a prompt; one with a parameter `prompt` is given the prompt.
+
+    Raises:
+        ConfigError: The environment does not exist or does not take `options`.
+    """
     found = ENVIRONMENTS.resolve(name)
     signature = inspect.signature(found)
-    asks = "prompt" in signature.parameters
-    try:
-        signature.bind(**options, **({"prompt": None} if asks else {}))
-    except TypeError as error:
-        raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
-    if getattr(found, "inline", False) and not asks:
-        found(**options)  # so that what is wrong with a value is said before anything begins
+    takes_prompt = "prompt" in signature.parameters
+    if config := _config_model(found):
+        parse_options(name, config, options)
+    else:
+        try:
+            signature.bind(**options, **({"prompt": None} if takes_prompt else {}))
+        except TypeError as error:
+            raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
+    if getattr(found, "inline", False) and not takes_prompt:
+        found(**options)  # so that an error in making one is raised before the run
 
     def make(prompt: Prompt) -> Environment:
-        world: Environment = found(**options, **({"prompt": prompt} if asks else {}))
-        return world
+        environment: Environment = found(**options, **({"prompt": prompt} if takes_prompt else {}))
+        return environment
 
     return make
+
+
+def _config_model(environment: Any) -> type[EnvironmentConfig] | None:
+    """Return the model of an environment's options; None if it declares none."""
+    config = getattr(environment, "Config", None)
+    return config if isinstance(config, type) and issubclass(config, EnvironmentConfig) else None

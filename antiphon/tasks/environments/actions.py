@@ -1,4 +1,4 @@
-"""What a policy means to do, from the words that it says."""
+"""Read the action from a response."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
 def extract_answer(text: str) -> str:
-    """What is to be taken as the action: the inside of the last `<answer>...</answer>`, or all of the text if it has none.
+    """Return the inside of the last `<answer>...</answer>`; all of the text if it has none.
 
     >>> extract_answer("The goal is below. <answer> Down </answer>")
     'Down'
@@ -17,10 +17,10 @@ def extract_answer(text: str) -> str:
 
 
 def match_action(text: str, allowed: Iterable[str]) -> str | None:
-    """The one of `allowed` that a policy said, whatever the case of its letters; None if it said something else.
+    """Return the allowed action that the response names, ignoring case; None if it names none.
 
     >>> match_action("<answer>DOWN</answer>", ("up", "down"))
     'down'
     """
     word = extract_answer(text).casefold()
-    return next((each for each in allowed if each.casefold() == word), None)
+    return next((action for action in allowed if action.casefold() == word), None)

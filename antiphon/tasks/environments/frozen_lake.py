@@ -1,111 +1,115 @@
-"""FrozenLake in text: cross the ice, keep off the holes.
+"""FrozenLake in text: cross the ice and keep off the holes.
 
-Boards and dynamics are those of Gymnasium's FrozenLake-v1: a board of which each cell but start and goal is frozen with a
-given probability, drawn again until the goal can be reached, and ice that carries one off sideways if it is slippery.
+Boards and dynamics are those of Gymnasium's FrozenLake-v1: every cell but start and goal is frozen with a given probability,
+boards are drawn until the goal can be reached, and slippery ice may move the player sideways.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, model_validator
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
+from antiphon.tasks.environments.base import require
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
-from antiphon.tasks.environments.options import require, require_number, require_whole
 
-_DRAWS = 10_000  # of boards, before one that can be won is given up
+MOST_DRAWS = 10_000  # boards that are drawn before the options are refused
+TURN_COST = 1e-7  # to the expert: of two policies that win as often it takes the shorter
 _SIDEWAYS = {"up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down")}
-_HASTE = 1e-7  # what a turn costs the expert: of two ways that win as often it takes the shorter
 
 
-@dataclass(kw_only=True, eq=False)
 class FrozenLake(GridGame):
-    """Reach the goal, worth 1; a hole ends the game, worth 0. `ConfigError` for options that no lake has."""
+    """Reach the goal, which earns 1; a hole ends the game and earns 0."""
 
-    size: int = 4
-    """Cells on a side."""
-    frozen: float = 0.8
-    """Probability that a cell is no hole."""
-    slippery: bool = False
-    success_rate: float = 1 / 3
-    """Probability that one moves as meant on slippery ice; either side has half of the rest."""
-    random_places: bool = False
-    """Start and goal anywhere, rather than top left and bottom right."""
-    board: Sequence[str] | None = None
-    """Rows of S (start), F (frozen), H (hole) and G (goal), instead of a board that is drawn."""
-    turns: int = 20
+    class Config(GridGame.Config):
+        """Options of `frozen_lake`."""
 
-    NAME: ClassVar[str] = "frozen_lake"
-    SYMBOLS: ClassVar[Mapping[str, str]] = {"you": "P", "ice": "_", "hole": "O", "goal": "G"}
+        SYMBOLS: ClassVar[Mapping[str, str]] = {"you": "P", "ice": "_", "hole": "O", "goal": "G"}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole(self.NAME, "size", self.size, 2, 32)
-        require_number(self.NAME, "frozen", self.frozen, 0, 1)
-        require_number(self.NAME, "success_rate", self.success_rate, 0, 1)
-        shortest = 1 if self.board or self.random_places else 2 * (self.size - 1)
-        require_whole(self.NAME, "turns", self.turns, shortest)
-        if self.board is not None:
-            self._check_board(self.board)
+        size: int = Field(4, ge=2, le=32)
+        """Cells on a side."""
+        frozen: float = Field(0.8, ge=0, le=1)
+        """Probability that a cell is frozen, not a hole."""
+        slippery: bool = False
+        success_rate: float = Field(1 / 3, ge=0, le=1)
+        """Probability of the intended move on slippery ice; each side has half of the rest."""
+        random_places: bool = False
+        """Draw start and goal anywhere, instead of top left and bottom right."""
+        board: Sequence[str] | None = None
+        """Rows of S (start), F (frozen), H (hole) and G (goal), instead of a drawn board."""
+        turns: int = Field(20, ge=1)
+
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            shortest = 1 if self.board or self.random_places else 2 * (self.size - 1)
+            require(self.turns >= shortest, "turns", self.turns, f"a whole number from {shortest}")
+            if self.board is not None:
+                text, widths = "".join(self.board), {len(row) for row in self.board}
+                readable = len(widths) == 1 and set(text) <= set("SFHG") and "S" in text and "G" in text
+                valid = "rows of one length of S, F, H, G, with an S and a G"
+                require(readable, "board", list(self.board), valid)
+                unused = sorted({"size", "frozen", "random_places"} & self.model_fields_set)
+                require(not unused, "board", list(self.board), f"left out where {', '.join(unused)} are given")
+            return self
+
+    config: Config
+    name: ClassVar[str] = "frozen_lake"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._policy: npt.NDArray[np.intp] | None = None
 
     def outcomes(self, cell: int, direction: str) -> list[tuple[float, int]]:
-        """Where a move from `cell` leads to, and how probably; cells are counted along rows, ends are left no more."""
+        """Return the probability and the cell of each outcome of a move; cells are numbered along rows."""
         if self._cells[cell] in "HG":
             return [(1.0, cell)]
-        if not self.slippery:
-            return [(1.0, self._beside(cell, direction))]
-        aside = (1 - self.success_rate) / 2
-        ways = ((self.success_rate, direction), *((aside, side) for side in _SIDEWAYS[direction]))
-        return [(probability, self._beside(cell, way)) for probability, way in ways]
+        if not self.config.slippery:
+            return [(1.0, self._neighbor(cell, direction))]
+        rate = self.config.success_rate
+        ways = ((rate, direction), *(((1 - rate) / 2, side) for side in _SIDEWAYS[direction]))
+        return [(probability, self._neighbor(cell, way)) for probability, way in ways]
 
-    def _check_board(self, board: Sequence[str]) -> None:
-        text, widths = "".join(board), {len(row) for row in board}
-        kept = len(widths) == 1 and set(text) <= set("SFHG") and "S" in text and "G" in text
-        require(kept, self.NAME, "board", list(board), "rows of one length of S, F, H, G, with an S and a G")
-        drawing = {"size": 4, "frozen": 0.8, "random_places": False}
-        unused = [option for option, default in drawing.items() if getattr(self, option) != default]
-        require(not unused, self.NAME, "board", list(board), f"left out where {', '.join(unused)} are given")
-
-    def _begin(self, seed: int) -> None:
-        random = generator(seed, self.NAME)
+    def _start(self, seed: int) -> None:
+        random = generator(seed, self.name)
         self._random, self._policy = random, None
-        if self.board is None:
-            self._draw(random)
+        board = self.config.board
+        if board is None:
+            self._draw_board(random)
             return
-        self._cells, self._width = "".join(self.board), len(self.board[0])
+        self._cells, self._width = "".join(board), len(board[0])
         self._at = int(random.choice([cell for cell, kind in enumerate(self._cells) if kind == "S"]))
 
-    def _draw(self, random: np.random.Generator) -> None:
-        self._width, cells = self.size, self.size**2
-        for _ in range(_DRAWS):
-            places = random.choice(cells, 2, replace=False) if self.random_places else (0, cells - 1)
-            kinds = np.where(random.random(cells) < self.frozen, "F", "H")
+    def _draw_board(self, random: np.random.Generator) -> None:
+        config = self.config
+        self._width, cells = config.size, config.size**2
+        for _ in range(MOST_DRAWS):
+            places = random.choice(cells, 2, replace=False) if config.random_places else (0, cells - 1)
+            kinds = np.where(random.random(cells) < config.frozen, "F", "H")
             kinds[places[0]], kinds[places[1]] = "S", "G"
             self._cells, self._at = "".join(kinds), int(places[0])
-            if self._reaches_goal(self.turns):
+            if self._can_reach_goal(config.turns):
                 return
         raise ConfigError(
-            f"environment {self.NAME!r}: no board of {_DRAWS} drawn can be won with size {self.size}, frozen {self.frozen} "
-            f"and turns {self.turns}: raise frozen or turns"
+            f"environment {self.name!r}: none of {MOST_DRAWS} drawn boards can be won with size {config.size}, frozen "
+            f"{config.frozen} and turns {config.turns}: raise frozen or turns"
         )
 
-    def _reaches_goal(self, moves: int) -> bool:
-        """Whether so many moves can lead from here to a goal."""
+    def _can_reach_goal(self, moves: int) -> bool:
+        """Return True if at most so many moves lead from here to a goal."""
         edge, seen = {self._at}, {self._at}
         for _ in range(moves):
-            edge = {self._beside(cell, direction) for cell in edge for direction in DIRECTIONS} - seen
+            edge = {self._neighbor(cell, direction) for cell in edge for direction in DIRECTIONS} - seen
             if any(self._cells[cell] == "G" for cell in edge):
                 return True
             edge = {cell for cell in edge if self._cells[cell] != "H"}
             seen |= edge
         return False
 
-    def _beside(self, cell: int, direction: str) -> int:
-        """The next cell that way; the same at the edge of the lake."""
+    def _neighbor(self, cell: int, direction: str) -> int:
+        """Return the next cell in a direction; the same cell at the edge of the lake."""
         row, column = divmod(cell, self._width)
         match direction:
             case "up":
@@ -117,51 +121,49 @@ class FrozenLake(GridGame):
             case _:
                 return cell + 1 if column + 1 < self._width else cell
 
-    def _aim(self) -> str:
-        slippery = " The ice is slippery: you may move sideways instead." if self.slippery else ""
+    def _goal(self) -> str:
+        slippery = " The ice is slippery: you may move sideways instead." if self.config.slippery else ""
         return f"You cross a frozen lake. Reach the goal; a hole ends the game.{slippery}"
 
-    def _rows(self) -> list[str]:
+    def _board_rows(self) -> list[str]:
         signs = self._cells.translate(str.maketrans("SFH", "__O"))
         signs = f"{signs[: self._at]}P{signs[self._at + 1 :]}"
         return [signs[start : start + self._width] for start in range(0, len(signs), self._width)]
 
     def _move(self, direction: str) -> float:
-        ways = self.outcomes(self._at, direction)
-        drawn = self._random.random() if len(ways) > 1 else 0.0
-        for probability, cell in ways:
+        outcomes = self.outcomes(self._at, direction)
+        drawn = self._random.random() if len(outcomes) > 1 else 0.0
+        for probability, cell in outcomes:
             self._at = cell
             drawn -= probability
             if drawn < 0:
                 break
-        return float(self._won())
+        return float(self._is_won())
 
-    def _won(self) -> bool:
+    def _is_won(self) -> bool:
         return self._cells[self._at] == "G"
 
-    def _lost(self) -> bool:
+    def _is_lost(self) -> bool:
         return self._cells[self._at] == "H"
 
-    def _way(self) -> str:
+    def _expert_direction(self) -> str:
         if self._policy is None:
-            self._policy = self._planned()
-        return DIRECTIONS[self._policy[self._left - 1, self._at]]
+            self._policy = self._solve()
+        return DIRECTIONS[self._policy[self._turns_left - 1, self._at]]
 
-    def _planned(self) -> npt.NDArray[np.intp]:
-        """The direction that wins most often, by backward induction: [turns, cells], the last turn first."""
+    def _solve(self) -> npt.NDArray[np.intp]:
+        """Find the direction that wins most often by backward induction: [turns, cells], the last turn first."""
         cells = range(len(self._cells))
-        leads = np.zeros(
-            (len(cells), len(DIRECTIONS), len(cells))
-        )  # probability to get from a cell, by a direction, to a cell
+        transitions = np.zeros((len(cells), len(DIRECTIONS), len(cells)))  # probability of cell -> cell by a direction
         for cell in cells:
             for way, direction in enumerate(DIRECTIONS):
                 for probability, to in self.outcomes(cell, direction):
-                    leads[cell, way, to] += probability
-        ends = np.array([kind in "HG" for kind in self._cells])
+                    transitions[cell, way, to] += probability
+        terminal = np.array([kind in "HG" for kind in self._cells])
         value = goal = np.array([float(kind == "G") for kind in self._cells])
         policy = []
-        for _ in range(self.turns):
-            worth = leads @ value - _HASTE  # [cells, directions]
-            policy.append(worth.argmax(axis=1))
-            value = np.where(ends, goal, worth.max(axis=1))
+        for _ in range(self.config.turns):
+            action_values = transitions @ value - TURN_COST  # [cells, directions]
+            policy.append(action_values.argmax(axis=1))
+            value = np.where(terminal, goal, action_values.max(axis=1))
         return np.stack(policy)

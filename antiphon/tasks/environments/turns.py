@@ -1,105 +1,103 @@
-"""What games of turns share: they are counted, what cannot be read is worth a penalty, and the state has a name."""
+"""The base of turn-based games: turns are counted, an unreadable action costs a penalty, and every state has a key."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from antiphon.tasks.base import Reset, Step
-from antiphon.tasks.environments.options import require_number, require_whole
+from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 
 
-@dataclass(kw_only=True, eq=False)
-class TurnBasedGame(ABC):
-    """A game whose whole state the policy sees. A turn is one call of `step`.
+class TurnBasedGame(BaseEnvironment):
+    """A fully observed game of which each call of `step` is one turn.
 
-    What cannot be read or is not allowed does nothing, and costs the turn and `format_penalty`. Games end with `terminated`
-    when they are won or lost, with `truncated` after the last turn. `info["state_key"]` names the state, but for the turns
-    that are left: who comes back to a state later finds the same key, as GiGPO (Feng et al. 2025) has it.
+    An action that cannot be read or is not allowed changes nothing and costs the turn and `format_penalty`. A game that is
+    won or lost ends with `terminated`; one that runs out of turns with `truncated`. `info["state_key"]` names the state
+    without the turns that are left, so a policy that returns to a state finds the same key, as GiGPO (Feng et al. 2025) needs.
     """
 
-    turns: int = 30
-    format_penalty: float = 0.0
-    """What an action that cannot be read or is not allowed costs."""
-    instructions: bool = True
-    """Whether the first observation has the rules, and others say what was wrong; otherwise they are states and no more."""
+    class Config(EnvironmentConfig):
+        """Options that all turn-based games have."""
 
-    NAME: ClassVar[str]
+        turns: int = Field(30, ge=1)
+        """Turns after which the episode is truncated."""
+        format_penalty: float = Field(0.0, ge=0)
+        """Cost of an action that cannot be read or is not allowed."""
+        instructions: bool = True
+        """Put the rules into the first observation and explain rejected actions; without, observations are bare states."""
+
+    config: Config
     inline: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        require_whole(self.NAME, "turns", self.turns, 1)
-        require_number(self.NAME, "format_penalty", self.format_penalty, 0)
-        self._left = 0  # turns; none before the game begins
-        self._before = ""  # the key of the state that the next action is taken in
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._last_key = ""  # of the state that the next action is taken in
 
     def reset(self, seed: int) -> Reset:
-        """Begin; the game depends on `seed` and options only."""
-        self._begin(seed)
-        self._left, self._before = self.turns, self._key()
-        rules = f"{self._rules()}\n{self._choice()} You have {self.turns} turns.\n\n" if self.instructions else ""
-        return rules + self._text(), {"state_key": self._before, "valid": True, "effective": False}
+        """Begin a game that depends on `seed` and the options only."""
+        self._start(seed)
+        self._turns_left, self._last_key = self.config.turns, self._state_key()
+        rules = f"{self._rules()}\n{self._describe_actions()} You have {self.config.turns} turns.\n\n"
+        observation = (rules if self.config.instructions else "") + self._render()
+        return observation, {"state_key": self._last_key, "valid": True, "effective": False}
 
     def step(self, action: str) -> Step:
-        """Do what `action` says."""
-        self._check_playing()
-        before, reward = self._before, self._act(action)
-        key = self._before = self._key()
-        ended, valid = self._won() or self._lost(), reward is not None
-        self._left = 0 if ended else self._left - 1
+        """Apply an action."""
+        self._check_running()
+        before, reward = self._last_key, self._apply(action)
+        key = self._last_key = self._state_key()
+        ended, valid = self._is_won() or self._is_lost(), reward is not None
+        self._turns_left = 0 if ended else self._turns_left - 1
         info: dict[str, Any] = {"state_key": key, "valid": valid, "effective": key != before}
-        if not self._left:
-            info["success"] = self._won()
-        wrong = "" if valid or not self.instructions else f"That cannot be done. {self._choice()}\n\n"
-        worth = 0.0 - self.format_penalty if reward is None else reward
-        return wrong + self._text(), worth, ended, not ended and not self._left, info
-
-    def close(self) -> None:  # noqa: B027 - no game has anything to add
-        """Nothing is held."""
+        if not self._turns_left:
+            info["success"] = self._is_won()
+        rejected = (
+            "" if valid or not self.config.instructions else f"That cannot be done. {self._describe_actions()}\n\n"
+        )
+        paid = 0.0 - self.config.format_penalty if reward is None else reward
+        return rejected + self._render(), paid, ended, not ended and not self._turns_left, info
 
     @abstractmethod
     def actions(self) -> Sequence[str]:
-        """What may be said now."""
+        """Return the actions that are allowed now."""
 
     def expert(self) -> str:
-        """The best that can be said now; anything if all is lost."""
-        self._check_playing()
-        return self._best()
-
-    def _check_playing(self) -> None:
-        if not self._left:
-            raise RuntimeError("the game is over, or was never begun: call reset first")
+        """Return the best action; any action if the game cannot be won any more."""
+        self._check_running()
+        return self._expert_action()
 
     @abstractmethod
-    def _begin(self, seed: int) -> None:
-        """Draw the game."""
+    def _start(self, seed: int) -> None:
+        """Draw a game."""
 
     @abstractmethod
     def _rules(self) -> str:
-        """What the game is about."""
+        """Return the rules of the game."""
 
     @abstractmethod
-    def _choice(self) -> str:
-        """What may be said, in a sentence."""
+    def _describe_actions(self) -> str:
+        """Return one sentence about the allowed actions."""
 
     @abstractmethod
-    def _act(self, action: str) -> float | None:
-        """Do what `action` says and return the reward; None if it cannot be read or is not allowed."""
+    def _apply(self, action: str) -> float | None:
+        """Apply an action and return its reward; None if it cannot be read or is not allowed."""
 
     @abstractmethod
-    def _text(self) -> str:
-        """The state as the policy sees it."""
+    def _render(self) -> str:
+        """Return the state as the policy sees it."""
 
     @abstractmethod
-    def _key(self) -> str:
-        """The name of the state: equal for equal states, and for no others."""
+    def _state_key(self) -> str:
+        """Return the key of the state: equal for equal states only."""
 
     @abstractmethod
-    def _won(self) -> bool: ...
+    def _is_won(self) -> bool: ...
 
-    def _lost(self) -> bool:
+    def _is_lost(self) -> bool:
         return False
 
     @abstractmethod
-    def _best(self) -> str:
-        """See `expert`."""
+    def _expert_action(self) -> str:
+        """Return the best action of a running game."""

@@ -1,4 +1,4 @@
-"""An environment in a process of its own, for whoever cannot wait for it."""
+"""A process that holds one environment, for callers that cannot wait for it themselves."""
 
 import asyncio
 import inspect
@@ -13,40 +13,41 @@ from antiphon.tasks.environments import GEM_NAMES, environment_factory
 
 
 class EnvironmentWorker(Worker):
-    """Holds one environment; what it raises is told as one message."""
+    """Holds one environment; its errors become `SandboxError`."""
 
     def __init__(self, name: str) -> None:
-        # A world that hangs does not see that whoever started it has gone.
+        # An environment that hangs would not notice that its parent is gone.
         kernel.die_with_parent()
         self._runner = asyncio.Runner()
-        nothing = Prompt(id=name, task=name, messages=())  # clients have none
-        self._world: Any = self._do("be made", environment_factory(*GEM_NAMES.get(name, (name, {}))), nothing)
+        empty_prompt = Prompt(id=name, task=name, messages=())  # clients have none
+        make = environment_factory(*GEM_NAMES.get(name, (name, {})))
+        self._environment: Any = self._run("be made", make, empty_prompt)
 
     def ready(self) -> None:
-        """Answers once the environment is made."""
+        """Return once the environment is made."""
 
     def reset(self, seed: int) -> Reset:
-        """See `Environment.reset`."""
-        return self._do("reset", self._world.reset, seed)
+        """Begin an episode."""
+        return self._run("reset", self._environment.reset, seed)
 
     def step(self, action: str) -> Step:
-        """See `Environment.step`."""
-        return self._do("step", self._world.step, action)
+        """Take one action."""
+        return self._run("step", self._environment.step, action)
 
     def close(self) -> None:
-        """See `Environment.close`."""
-        self._do("close", self._world.close)
+        """Close the environment."""
+        self._run("close", self._environment.close)
         self._runner.close()
 
-    def _do(self, what: str, method: Any, *args: Any) -> Any:
+    def _run(self, what: str, method: Any, *args: Any) -> Any:
         try:
             result = method(*args)
             if inspect.isawaitable(result):
-                result = self._runner.run(_result(result))
-        except Exception as error:  # the boundary at which what an environment raises becomes a message
+                result = self._runner.run(_await(result))
+        except Exception as error:  # named boundary: an environment raises anything
             raise SandboxError(f"it cannot {what}: {type(error).__name__}: {error}") from error
         return result
 
 
-async def _result(awaitable: Any) -> Any:
+async def _await(awaitable: Any) -> Any:
     return await awaitable

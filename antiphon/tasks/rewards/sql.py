@@ -9,8 +9,9 @@ import itertools
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from antiphon.core.types import Prompt, Score
@@ -19,12 +20,18 @@ from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
 
 Row = tuple[Any, ...]
 
-MEMORY = 256 << 20  # bytes, of all of SQLite in the process
-LONGEST = 1 << 20  # bytes of one value, or of a query
+MEMORY = 64 << 20  # bytes, of all of SQLite in the process
+LONGEST = 1 << 20  # bytes of a query
+LONGEST_VALUE = (
+    1 << 14
+)  # bytes of one value in a query: a step takes longer the longer they are. Or as many as the script has
+LONGEST_PATTERN = 100  # bytes, of LIKE and GLOB
 _STEPS_AT_ONCE = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_DENIED = {"random", "randomblob", "load_extension", "fts3_tokenizer"}
+_DENIED = frozenset({"random", "randomblob", "load_extension", "fts3_tokenizer"})
+# One step of these takes as long as the width in the format says. They are allowed where the right query uses them.
+_FORMATTING = frozenset({"printf", "format"})
 
 _BLOCK = r"```(?:sql|sqlite)?\s*\n(.*?)```"
 _TOKEN = re.compile(
@@ -43,7 +50,7 @@ def sql(
     answer: str = "query",
     databases: str = "databases",
     columns_in_order: bool = True,
-    steps: int = 5_000_000,
+    steps: int = 1_000_000,
     rows: int = 10_000,
 ) -> Score:
     """Whether the response's last code block, or without one all of it, finds the same rows as the payload's `answer` in every
@@ -59,9 +66,11 @@ def sql(
     right, scripts = ground_truth(prompt, answer), _scripts(prompt, databases)
     query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
     ordered = orders(right)
+    denied = _DENIED | (_FORMATTING - {token.lower() for token in _TOKEN.findall(right)})
     matches, found_any, problem = [], False, ""
     for number, script in enumerate(scripts):
         with closing(_database(script, prompt, number)) as database:
+            database.set_authorizer(partial(_authorize, denied))
             try:
                 expected = _find(database, right, steps, rows)
             except WrongQuery as error:
@@ -97,14 +106,14 @@ def _database(script: str, prompt: Prompt, number: int) -> sqlite3.Connection:
     except (sqlite3.Error, MemoryError) as error:
         database.close()
         raise ValueError(f"prompt {prompt.id}, database {number} cannot be made: {error}") from None
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(LONGEST_VALUE, len(script.encode())))
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
-    database.set_authorizer(_authorize)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
     return database
 
 
-def _authorize(action: int, table: str | None, name: str | None, *_: str | None) -> int:
-    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in _DENIED)
+def _authorize(denied: Collection[str], action: int, table: str | None, name: str | None, *_: str | None) -> int:
+    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in denied)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 

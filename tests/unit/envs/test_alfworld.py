@@ -17,9 +17,11 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments import environment_factory
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.games import digest_commands
-from antiphon_envs.alfworld.rooms import HOLDS, LAMP, TASK_TYPES, Household, draw_household, kind_of
-from antiphon_envs.alfworld.world import HouseholdState
+from antiphon_envs.alfworld.households import TASK_TYPES, Household, draw_household
+from antiphon_envs.alfworld.kinds import HOLDS, LAMP, kind_of
+from antiphon_envs.alfworld.state import HouseholdState
+from benchmarks._alfworld_games import digest_commands
+from tests.unit.tasks.worlds import check_option_error
 
 TRANSCRIPTS = json.loads(Path(__file__).with_name("alfworld_transcripts.json").read_text())
 
@@ -102,7 +104,7 @@ def test_a_drawn_household_is_in_order_and_its_task_is_not_done(
         assert place in drawn.receptacles
         assert kind_of(name) == LAMP or kind_of(name) in HOLDS[kind_of(place)]
         assert (kind_of(name), kind_of(place)) != (drawn.object, drawn.receptacle)
-    assert not HouseholdState(drawn).won()
+    assert not HouseholdState(drawn).is_done()
 
 
 def test_seeds_draw_all_task_types_and_only_those_wanted() -> None:
@@ -117,7 +119,6 @@ def test_seeds_draw_all_task_types_and_only_those_wanted() -> None:
 HISTORY = """
 import json
 from antiphon_envs.alfworld.environment import AlfWorld
-from antiphon_envs.alfworld.games import digest
 world = AlfWorld()
 told = [world.reset(11)]
 for _ in range(4):
@@ -227,20 +228,19 @@ def test_letters_stand_for_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "key"),
     [
-        ({"task_types": ["sleep"]}, "pick_and_place, .* not .'sleep'"),
-        ({"task_types": "heat_and_place"}, "list of"),
-        ({"task_types": []}, "list of"),
-        ({"receptacles": 2}, "receptacles >= 3"),
-        ({"objects": 1}, "objects >= 2"),
-        ({"turns": 0}, "turns=0"),
-        ({"commands": "shouted"}, "unlisted, listed, lettered, not 'shouted'"),
+        ({"task_types": ["sleep"]}, "task_types"),
+        ({"task_types": "heat_and_place"}, "task_types"),
+        ({"task_types": []}, "task_types"),
+        ({"receptacles": 2}, "receptacles"),
+        ({"objects": 1}, "objects"),
+        ({"turns": 0}, "turns"),
+        ({"commands": "shouted"}, "commands"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AlfWorld(**options)
+def test_invalid_options_are_refused(options: dict[str, Any], key: str) -> None:
+    check_option_error(lambda: AlfWorld(**options), key)
 
 
 def test_it_is_found_by_its_name_and_must_begin() -> None:

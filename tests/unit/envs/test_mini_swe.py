@@ -12,13 +12,15 @@ import msgspec
 import pytest
 
 from antiphon.core.errors import DataError
+from antiphon.core.types import Prompt
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
-from antiphon_envs.mini_swe.environment import MiniSWE, command_of
-from antiphon_envs.mini_swe.packages import package_of, read_instances, write_instances
-from antiphon_envs.mini_swe.planted import halves
 from antiphon.tasks.prompts import load_prompts
-from antiphon.core.types import Prompt
+from antiphon.tasks.splits import split_of
+from antiphon_envs.mini_swe.environment import MiniSWE, command_of
+from antiphon_envs.mini_swe import packages
+from antiphon_envs.mini_swe.packages import VERSIONS, package_of, read_instances, write_instances
+from antiphon_envs.mini_swe.planted import halves
 
 needs_boxes = pytest.mark.commands("bwrap")
 
@@ -122,14 +124,14 @@ def test_a_package_that_patches_pytest_is_seen():
 @pytest.mark.parametrize("path", sorted({i.tests[0] for i in INSTANCES if i.package == "mpmath"}))
 def test_planted_tests_fail_and_others_pass(path, tmp_path):
     """In plain pytest, with the package as it is installed."""
-    for files, must_fail in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
+    for planted in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
         file = tmp_path / "test_planted.py"
-        file.write_bytes(files[path])
+        file.write_bytes(b"__reached__ = [].append\n" + planted.files[path])
         options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, file.name]
         said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
         of = {word: set(re.findall(rf"^{word} \S+::(\w+)", said, re.M)) for word in ("PASSED", "FAILED", "XFAIL")}
-        assert of["FAILED"] == {name.partition("::")[2] for name in must_fail} - of["XFAIL"] and of["PASSED"]
+        assert of["FAILED"] == {name.partition("::")[2] for name in planted.must_fail} - of["XFAIL"] and of["PASSED"]
 
 
 @needs_boxes
@@ -220,12 +222,62 @@ def test_splits_share_no_file():
     assert sum(map(len, rows.values())) == len(INSTANCES)
 
 
+def test_stored_packages_are_those_of_the_instances():
+    assert {(i.package, i.version) for i in INSTANCES} == set(VERSIONS.items())
+    for instance in INSTANCES:
+        assert package_of(instance).sha256 == instance.sha256
+
+
+def test_installed_packages_do_not_matter():
+    """Neither package can be imported, found or read where it is installed: the environment does not notice."""
+    script = """
+import sys
+from pathlib import Path
+class Missing:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in ("networkx", "mpmath"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing)
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from antiphon_envs.mini_swe.packages import VERSIONS, load_package, mini_swe
+print(len(list(mini_swe("train"))), *(len(load_package(name).tar({})) > 10**6 for name in VERSIONS))
+assert not [path for path in opened if "site-packages/networkx" in path or "site-packages/mpmath" in path]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(sum(split_of(i.path) == "train" for i in INSTANCES)), "True", "True"]
+
+
+def test_packed_files_are_loaded_again(tmp_path, monkeypatch):
+    folder = tmp_path / "tiny"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text("x = 1\n")
+    (folder / "tests" / "test_x.py").write_text("def test(): pass\n")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (tmp_path / "LICENSE").write_text("free")
+    monkeypatch.setattr(packages, "DATA", tmp_path)
+    monkeypatch.setitem(packages.VERSIONS, "tiny", "1")
+    for _ in range(2):
+        packages.pack_package(folder, tmp_path / "LICENSE", tmp_path / "tiny-1.tar.xz")
+        written = (tmp_path / "tiny-1.tar.xz").read_bytes()
+    packages.pack_package(folder, tmp_path / "LICENSE", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == written
+    loaded = packages.load_package.__wrapped__("tiny")
+    assert loaded.files == {"tiny/__init__.py": b"x = 1\n", "tiny/tests/test_x.py": b"def test(): pass\n"}
+    assert loaded.sources == ["tiny/__init__.py"]
+    (tmp_path / "tiny-1.tar.xz").write_bytes(written[:100])
+    with pytest.raises(DataError, match="cannot be read"):
+        packages.load_package.__wrapped__("tiny")
+
+
 def test_instances_are_for_one_version_of_a_package(tmp_path):
     file = tmp_path / "instances.json"
     for changed, expected in (
-        ({"version": "1.2.3"}, r"needs mpmath 1\.2\.3, but .* is here: install mpmath==1\.2\.3, or make instances"),
-        ({"sha256": "0"}, "its files are not those that were published"),
-        ({"package": "no_such_package"}, "pip install no_such_package"),
+        ({"version": "1.2.3"}, r"needs mpmath 1\.2\.3, but Mini-SWE has 1\.3\.0"),
+        ({"sha256": "0"}, "its files differ"),
+        ({"package": "no_such_package"}, "valid are mpmath, networkx"),
     ):
         write_instances([replace(INSTANCE, **changed)], file)
         prompts = PromptsConfig(source="mini_swe", path=str(file))

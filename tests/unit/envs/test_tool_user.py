@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ConfigError
-from antiphon.tasks.environments import environment_factory, required_options
-from antiphon_envs.tool_user.environment import ToolUser
-from antiphon_envs.tool_user.cases import KINDS, draw_case, mentions_fact
-from antiphon_envs.tool_user.shop import REASONS, RETURN_DAYS
 from antiphon.core.types import ToolCall
+from antiphon.tasks.environments import environment_factory, required_options
+from antiphon_envs.tool_user.cases import KINDS, draw_case
+from antiphon_envs.tool_user.customer import mentions_fact
+from antiphon_envs.tool_user.environment import ToolUser
+from antiphon_envs.tool_user.shop import REASONS, RETURN_DAYS
+from tests.unit.tasks.worlds import check_option_error
 
 SEEDS = range(150)
 CASES = {seed: draw_case(seed) for seed in SEEDS}
@@ -39,7 +41,7 @@ def converse(seed, act, **options):
 def seed_of(action, allowed=True, **differs):
     """A case about this."""
     for seed, case in CASES.items():
-        if case.wish.action == action and (case.wish.change is not None) == allowed:
+        if case.request.action == action and (case.request.change is not None) == allowed:
             order = case.shop.orders[case.number]
             if all(getattr(order, name) == value for name, value in differs.items()):
                 return seed
@@ -54,7 +56,7 @@ def test_the_expert_wins(format):
 
 
 def test_all_kinds_of_wishes_occur_allowed_and_not():
-    seen = Counter((case.wish.action, case.wish.change is not None) for case in CASES.values())
+    seen = Counter((case.request.action, case.request.change is not None) for case in CASES.values())
     changes = {"cancel", "return", "exchange", "address"}
     assert set(seen) == {(action, allowed) for action in changes for allowed in (True, False)} | {("", False)}
     assert min(seen.values()) >= 5 and len(KINDS) == 5
@@ -75,9 +77,9 @@ def test_the_seed_alone_decides():
 
 def test_the_goal_differs_from_the_beginning_exactly_where_something_is_allowed():
     for case in map(draw_case, SEEDS):
-        assert (case.shop != case.goal) == (case.wish.change is not None)
-        if case.wish.change:
-            assert case.shop.objection(case.wish.change.name, case.wish.change.arguments) == ""
+        assert (case.shop != case.goal) == (case.request.change is not None)
+        if case.request.change:
+            assert case.shop.broken_rule(case.request.change.name, case.request.change.arguments) == ""
 
 
 # --- what makes it 0 ---------------------------------------------------------------------------------------------------------
@@ -98,11 +100,11 @@ def asked(seed):
 
 
 def yes(seed):
-    return f"I will {CASES[seed].wish.action} it, order {CASES[seed].number}. Do you confirm?"
+    return f"I will {CASES[seed].request.action} it, order {CASES[seed].number}. Do you confirm?"
 
 
 def told(seed):
-    return "So: " + " and ".join(CASES[seed].wish.facts)
+    return "So: " + " and ".join(CASES[seed].request.facts)
 
 
 def play(seed, *texts):
@@ -113,7 +115,7 @@ def play(seed, *texts):
 
 def test_the_right_conversation_by_hand_and_everything_that_spoils_it():
     seed = seed_of("cancel")
-    change = hermes(CASES[seed].wish.change)
+    change = hermes(CASES[seed].request.change)
     assert play(seed, *asked(seed), yes(seed), change, told(seed), end()) == (1.0, ())
     assert play(seed, *asked(seed), yes(seed), told(seed), change, end()) == (0.0, ("cancel_order: rule 2",))
     assert play(seed, *asked(seed), yes(seed), change + end()) == (0.0, ())  # the refund was not told
@@ -154,7 +156,7 @@ def test_returns_that_come_too_late_and_twice():
     assert play(seed, *asked(seed), refusal, end()) == (1.0, ())
     assert play(seed, *asked(seed), yes(seed), change, refusal, end()) == (0.0, ("return_item: rule 4",))
     seed = seed_of("return")
-    change = hermes(CASES[seed].wish.change)
+    change = hermes(CASES[seed].request.change)
     again = [*asked(seed), yes(seed), change, yes(seed), change, told(seed), end()]
     assert play(seed, *again) == (0.0, ("return_item: rule 4",))
 
@@ -187,7 +189,7 @@ def test_what_does_not_matter():
     seed = seed_of("address")
     wrong = hermes("change_address", order="1", address="x") + hermes("find_customer", email="x@y") + hermes("nothing")
     noise = ["Hello!", wrong, "What is the weather like?", "<tool_call>"]
-    change = hermes(CASES[seed].wish.change)
+    change = hermes(CASES[seed].request.change)
     assert play(seed, *noise, *asked(seed), *noise, yes(seed), change, told(seed), end()) == (1.0, ())
 
 
@@ -199,7 +201,7 @@ def test_the_customer_answers_what_is_asked():
     case = CASES[seed]
     world = ToolUser()
     text, info = world.reset(seed)
-    assert text.endswith(f"Customer: {case.wish.text}") and "exchange_item" in text and info["valid"]
+    assert text.endswith(f"Customer: {case.request.text}") and "exchange_item" in text and info["valid"]
 
     def say(message):
         return world.step(message)[0]
@@ -217,7 +219,7 @@ def test_the_customer_answers_what_is_asked():
 
 def test_thoughts_are_not_heard():
     seed = seed_of("", allowed=False)
-    fact = CASES[seed].wish.facts[0]
+    fact = CASES[seed].request.facts[0]
     assert play(seed, *asked(seed), f"<think>It is {fact}.</think> Well.", end())[0] == 0.0
     assert play(seed, *asked(seed), f"It is {fact}." + asked(seed)[2], end())[0] == 0.0
 
@@ -244,7 +246,7 @@ def test_facts(fact, message, expected):
 
 
 def test_state_keys_name_what_is_known():
-    seed = next(seed for seed in SEEDS if not CASES[seed].wish.action and not CASES[seed].insistent)
+    seed = next(seed for seed in SEEDS if not CASES[seed].request.action and not CASES[seed].insistent)
     world, other = ToolUser(), ToolUser()
     keys = [world.reset(seed)[1]["state_key"]]
     for action in asked(seed):
@@ -276,7 +278,7 @@ def test_any_text_is_taken(seed, texts, random):
     world = ToolUser(turns=99)
     world.reset(seed)
     calls = [
-        hermes(name, order=text, email=text, sku=text) for name, text in zip(world._box.tools, texts, strict=False)
+        hermes(name, order=text, email=text, sku=text) for name, text in zip(world._toolbox.tools, texts, strict=False)
     ]
     for action in [*texts, *calls, *random.sample(list(world.actions()), 3)]:
         _, reward, terminated, _, info = world.step(action)
@@ -287,7 +289,5 @@ def test_any_text_is_taken(seed, texts, random):
 
 def test_options_are_checked():
     assert "prompt" not in required_options("tool_user")
-    with pytest.raises(ConfigError, match="turns=0"):
-        ToolUser(turns=0)
-    with pytest.raises(ConfigError, match="unexpected keyword"):
-        environment_factory("tool_user", {"formats": "hermes"})
+    check_option_error(lambda: ToolUser(turns=0), "turns")
+    check_option_error(lambda: environment_factory("tool_user", {"formats": "hermes"}), "formats", "format, turns")

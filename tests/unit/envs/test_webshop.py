@@ -9,11 +9,13 @@ pytest.importorskip("bm25s")
 pytest.importorskip("rapidfuzz")
 
 from antiphon.core.errors import ConfigError
-from antiphon.tasks.environments import environment_factory
-from antiphon_envs.webshop.environment import WebShop
-from antiphon_envs.webshop.catalogue import CATALOGUES, Goal, Product, load_catalogue
-from antiphon_envs.webshop.reward import score_purchase, similarity
 from antiphon.core.types import Prompt
+from antiphon.tasks.environments import environment_factory
+from antiphon_envs.webshop.catalogue import Goal, Product
+from antiphon_envs.webshop.catalogues import CATALOGUES, load_catalogue
+from antiphon_envs.webshop.environment import WebShop
+from antiphon_envs.webshop.reward import score_purchase, similarity
+from tests.unit.tasks.worlds import check_option_error
 
 COLOURS = ("blue", "green")
 GREEN_8 = {"color": "dark green", "size": "8"}
@@ -156,7 +158,7 @@ def randomly(random):
 @pytest.mark.parametrize("size", CATALOGUES)
 def test_the_expert_wins(size):
     for seed in range(100):
-        *_, (reward, info) = visit(WebShop(size), seed, WebShop.expert)
+        *_, (reward, info) = visit(WebShop(size=size), seed, WebShop.expert)
         assert reward == 1.0 and info["success"], seed
 
 
@@ -165,7 +167,7 @@ def test_the_expert_wins(size):
 )
 def test_what_chance_is_worth(size, won, reward):
     random = np.random.default_rng(0)
-    ends = [visit(WebShop(size), seed, randomly(random))[-1] for seed in range(300)]
+    ends = [visit(WebShop(size=size), seed, randomly(random))[-1] for seed in range(300)]
     assert won[0] <= np.mean([info["success"] for _, info in ends]) <= won[1]
     assert reward[0] <= np.mean([value for value, _ in ends]) <= reward[1]
 
@@ -182,7 +184,7 @@ def test_the_seed_alone_decides():
 
 def test_a_tiny_visit_is_short():
     for seed in range(50):
-        texts, actions, _ = visit(WebShop("tiny"), seed, WebShop.expert)
+        texts, actions, _ = visit(WebShop(size="tiny"), seed, WebShop.expert)
         assert max(map(len, actions)) <= 24 and len(actions) == 5
         assert max(map(len, texts)) <= 60
         assert sum(map(len, texts + actions)) <= 300
@@ -211,9 +213,9 @@ def test_pages():
 
 def test_choosing_again_replaces_and_adds_to_the_price():
     world = WebShop()
-    goal = next(seed for seed in range(99) if len(world._shop.goal(seed).product.options["size"]) == 2)
+    goal = next(seed for seed in range(99) if len(world._catalogue.goal(seed).product.options["size"]) == 2)
     world.reset(goal)
-    wanted = world._shop.goal(goal).product
+    wanted = world._catalogue.goal(goal).product
     world.step(world.expert())
     world.step(f"click[{wanted.id}]")
     (small, _), (large, more) = wanted.options["size"].items()
@@ -261,7 +263,7 @@ def test_turns_run_out():
     )
 )
 def test_any_text_is_taken(actions):
-    world = WebShop("tiny", turns=99)
+    world = WebShop(size="tiny", turns=99)
     world.reset(0)
     for action in [*actions, world.expert()]:
         text, reward, *_, info = world.step(action)
@@ -276,18 +278,21 @@ def test_buttons_of_a_page_are_all_different():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "key"),
     [
-        ({"size": "big"}, "size='big': valid are full, tiny"),
-        ({"size": "tiny", "products": 25}, "products=25: a tiny shop has 1 to 24"),
-        ({"products": -1}, "products=-1"),
-        ({"turns": 0}, "turns=0"),
-        ({"nouns": "no_such_module:nouns"}, "no_such_module"),
+        ({"size": "big"}, "size"),
+        ({"size": "tiny", "products": 25}, "products"),
+        ({"products": -1}, "products"),
+        ({"turns": 0}, "turns"),
     ],
 )
-def test_options_are_checked(options, message):
-    with pytest.raises(ConfigError, match=message):
-        environment_factory("webshop", options)(Prompt(id="p", task="t", messages=()))
+def test_invalid_options_are_refused(options, key):
+    check_option_error(lambda: environment_factory("webshop", options), key)
+
+
+def test_a_function_for_nouns_must_exist():
+    with pytest.raises(ConfigError, match="no_such_module"):
+        WebShop(nouns="no_such_module:nouns")
 
 
 def test_nouns_can_be_found_by_another():

@@ -6,12 +6,12 @@ import pytest
 
 from antiphon.core import failpoints as points
 from antiphon.core.errors import RecordError
+from antiphon.inspect.export import export
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
     checkpoint_name,
     convert_save_errors,
-    export,
     newest_checkpoint,
     prune_checkpoints,
     publish_checkpoint,

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from antiphon.core.errors import StateError
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion
-from antiphon.rollout.admission import Admission, GroupState
+from antiphon.rollout.admission import Admission
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.live_group import GroupState
 
 RATIOS = [
     Fraction(0),
@@ -189,7 +190,7 @@ def run_step(admission: Admission) -> list[int]:
             admission.finish(attempt, usable=True)
     result = admission.take()
     assert result is not None
-    ages = [admission.version.n - admission.started(AttemptId(group, 0, 0)).n for group in result[0]]
+    ages = [admission.version.n - admission.start_version(AttemptId(group, 0, 0)).n for group in result[0]]
     admission.publish(admission.version.next())
     return ages
 

@@ -23,7 +23,8 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler
@@ -185,7 +186,7 @@ def test_a_failed_attempt_is_tried_again():
         stage.running[victim].set_result(None)
         await settle()
         assert any(a.sibling == victim.sibling and a.attempt == 1 for a in stage.running if a.group == 0)
-        assert scheduler.failures == {"environment": 1}
+        assert scheduler.progress.failures == {"environment": 1}
         scheduler.stop()
 
     run(main)

@@ -50,7 +50,7 @@ def test_deadlines_are_virtual():
     assert run(main()) == 600
 
 
-def test_waiting_for_what_nobody_will_do_is_an_error_and_not_a_hang():
+def test_waiting_without_timers_raises_stall_error():
     async def main():
         await asyncio.get_running_loop().create_future()
 

@@ -15,7 +15,12 @@ import pytest
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
-from antiphon.tasks.environments.adapters import Gem, GlobalRandom, Gymnasium, OpenEnv, ReasoningGym, TextArena
+from antiphon.tasks.environments.adapters.gem import Gem
+from antiphon.tasks.environments.adapters.global_random import GlobalRandom
+from antiphon.tasks.environments.adapters.gymnasium import Gymnasium
+from antiphon.tasks.environments.adapters.openenv import OpenEnv
+from antiphon.tasks.environments.adapters.reasoning_gym import ReasoningGym
+from antiphon.tasks.environments.adapters.textarena import TextArena
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 from tests.unit.tasks.worlds import at_random, expert, follow, play, success_rate
 
@@ -95,7 +100,7 @@ def test_gymnasiums_frozen_lake_is_ours():
     pytest.importorskip("gymnasium")
     for seed in range(20):
         ours = FrozenLake(board=HARD_ICE["desc"], turns=100)
-        theirs = Gymnasium("FrozenLake-v1", HARD_ICE, words=WORDS)
+        theirs = Gymnasium(id="FrozenLake-v1", options=HARD_ICE, words=WORDS)
         assert theirs.reset(seed)[0].startswith("Say one of Left, Down, Right, Up.\n\n[S]FFF\nFHFH")
         ours.reset(seed)
         policy = at_random(seed)
@@ -114,21 +119,21 @@ def test_gymnasiums_frozen_lake_is_ours():
 
 def test_gymnasium_in_numbers():
     pytest.importorskip("gymnasium")
-    pole = Gymnasium("CartPole-v1", format_penalty=0.5)
+    pole = Gymnasium(id="CartPole-v1", format_penalty=0.5)
     text, info = pole.reset(3)
     assert text.startswith("Say one of 0, 1.\n\n[") and len(info["state_key"].strip("[]").split()) == 4
     assert pole.actions() == ("0", "1")
     refused = pole.step("2")
     assert refused == (info["state_key"], -0.5, False, False, {**info, "valid": False, "effective": False})
     assert pole.step("<answer>1</answer>")[1:4] == (1.0, False, False)
-    assert follow(Gymnasium("CartPole-v1"), 5, ["1"] * 99) == follow(Gymnasium("CartPole-v1"), 5, ["1"] * 99)
-    cards = Gymnasium("Blackjack-v1", words=["stick", "hit"], instructions="Come near 21.")
+    assert follow(Gymnasium(id="CartPole-v1"), 5, ["1"] * 99) == follow(Gymnasium(id="CartPole-v1"), 5, ["1"] * 99)
+    cards = Gymnasium(id="Blackjack-v1", words=["stick", "hit"], instructions="Come near 21.")
     assert cards.reset(0)[0].startswith("Come near 21.\n\n(")
 
 
 def test_actions_that_gymnasium_masks_cannot_be_said():
     pytest.importorskip("gymnasium")
-    taxi = Gymnasium("Taxi", words=["south", "north", "east", "west", "pickup", "dropoff"])
+    taxi = Gymnasium(id="Taxi", words=["south", "north", "east", "west", "pickup", "dropoff"])
     taxi.reset(0)
     assert "dropoff" not in taxi.actions() and set(taxi.actions()) < {"south", "north", "east", "west", "pickup"}
     assert taxi.step("dropoff")[4]["valid"] is False
@@ -166,7 +171,7 @@ def test_text_in_gymnasium():
 
     gymnasium.register("Parrot-v0", Parrot)
     try:
-        parrot = Gymnasium("Parrot-v0")
+        parrot = Gymnasium(id="Parrot-v0")
         assert parrot.reset(0) == ("speak", {"state_key": "speak"}) and parrot.actions() == ()
         assert parrot.step("much too long")[4]["valid"] is False
         assert parrot.step("hi")[:4] == ("you say hi", 0.0, False, False)
@@ -184,7 +189,7 @@ def test_text_in_gymnasium():
 
 
 def test_a_problem_with_a_second_try():
-    make = lambda: ReasoningGym("leg_counting", {"max_animals": 3})  # noqa: E731
+    make = lambda: ReasoningGym(name="leg_counting", options={"max_animals": 3})  # noqa: E731
     assert success_rate(make, expert, 50) == 1.0
     world = make()
     question, info = world.reset(7)
@@ -198,7 +203,7 @@ def test_a_problem_with_a_second_try():
 
 
 def test_the_last_answer_counts():
-    steps = play(ReasoningGym("leg_counting", tries=3), 0, lambda world: "no idea")
+    steps = play(ReasoningGym(name="leg_counting", tries=3), 0, lambda world: "no idea")
     assert len(steps) == 3 and steps[-1][1] < 1.0 and steps[-1][4]["success"] is False
 
 
@@ -221,7 +226,7 @@ def test_options_that_reasoning_gym_has_not(options, message):
 
 def test_gem():
     pytest.importorskip("gem")
-    make = lambda: Gem("game:GuessTheNumber-v0-easy")  # noqa: E731
+    make = lambda: Gem(id="game:GuessTheNumber-v0-easy")  # noqa: E731
     actions = [rf"\boxed{{{number}}}" for number in (5, 3, 8)]
     first = follow(make(), 3, actions)
     random.seed(0)
@@ -231,13 +236,13 @@ def test_gem():
     won = [follow(make(), 3, [rf"\boxed{{{number}}}"])[-1] for number in range(1, 11)]
     assert sum(step[4].get("success", False) for step in won) == 1
     with pytest.raises(ConfigError, match="cannot make 'game:Nothing'"):
-        Gem("game:Nothing")
+        Gem(id="game:Nothing")
 
 
 def test_games_of_gem_that_take_turns_do_not_share_their_chances():
     pytest.importorskip("gem")
-    alone = [follow(Gem("game:Game2048-v0-easy"), seed, [r"\boxed{up}", r"\boxed{left}"] * 5) for seed in (1, 2)]
-    worlds = [Gem("game:Game2048-v0-easy") for _ in range(2)]
+    alone = [follow(Gem(id="game:Game2048-v0-easy"), seed, [r"\boxed{up}", r"\boxed{left}"] * 5) for seed in (1, 2)]
+    worlds = [Gem(id="game:Game2048-v0-easy") for _ in range(2)]
     mixed = [[world.reset(seed)] for world, seed in zip(worlds, (1, 2), strict=True)]
     for turn in range(max(map(len, alone)) - 1):
         for world, said, wanted in zip(worlds, mixed, alone, strict=True):
@@ -251,7 +256,7 @@ def test_games_of_gem_that_take_turns_do_not_share_their_chances():
 
 def test_textarena_alone():
     pytest.importorskip("textarena")
-    make = lambda: TextArena("GuessTheNumber-v0")  # noqa: E731
+    make = lambda: TextArena(id="GuessTheNumber-v0")  # noqa: E731
     rates = [follow(make(), 4, [f"[{number}]"])[-1] for number in range(1, 21)]
     assert [step[1] for step in rates].count(1.0) == 1
     said = follow(make(), 4, ["[1]", "[20]", "[19]", "[2]"])
@@ -259,7 +264,7 @@ def test_textarena_alone():
     assert "Guess The Number" in said[0][0]
     assert all("Guess The Number" not in step[0] for step in said[1:])  # is not told again
     with pytest.raises(ConfigError, match="cannot make 'Nothing-v0'"):
-        TextArena("Nothing-v0")
+        TextArena(id="Nothing-v0")
 
 
 def take_all(observation, random):
@@ -277,7 +282,7 @@ def test_textarena_against_an_opponent(monkeypatch):
     monkeypatch.setitem(sys.modules, "opponents", module)
 
     def make(seat=0):
-        return TextArena("Nim-v0", {"piles": [1, 2]}, players=2, seat=seat, opponent="opponents:take_all")
+        return TextArena(id="Nim-v0", options={"piles": [1, 2]}, players=2, seat=seat, opponent="opponents:take_all")
 
     first = make()
     first.reset(0)
@@ -303,7 +308,7 @@ def test_textarena_against_an_opponent(monkeypatch):
 def test_options_that_textarena_has_not(options, message):
     pytest.importorskip("textarena")
     with pytest.raises(ConfigError, match=message):
-        TextArena("Nim-v0", **options)
+        TextArena(id="Nim-v0", **options)
 
 
 # --- OpenEnv --------------------------------------------------------------------------------------------------------------
@@ -358,21 +363,21 @@ def openenv_server():
 
 def test_openenv():
     async def episodes(url):
-        ours = [OpenEnv(url, observation_field="total") for _ in range(2)]
+        ours = [OpenEnv(url=url, observation_field="total") for _ in range(2)]
         assert [(await world.reset(seed))[0] for world, seed in zip(ours, (1, 2), strict=True)] == ["1", "2"]
         assert (await ours[0].step("<answer>4</answer>"))[:4] == ("5", 0.0, False, False)
         assert (await ours[1].step("8"))[:3] == ("10", 1.0, True)
         observation, reward, over, _, info = await ours[0].step("9")
         assert (observation, reward, over, info["success"]) == ("14", 0.0, True, False)
-        structured = OpenEnv(url, action_field=None, format_penalty=0.5)
+        structured = OpenEnv(url=url, action_field=None, format_penalty=0.5)
         assert '"total": 0' in (await structured.reset(0))[0]
         assert (await structured.step("7"))[1] == -0.5
         assert (await structured.step('{"message": "10"}'))[1] == 1.0
-        wrong = OpenEnv(url)
+        wrong = OpenEnv(url=url)
         await wrong.reset(0)
         with pytest.raises(RuntimeError, match="OpenEnv server at ws://"):
             await wrong.step("no number")
-        missing = OpenEnv(url, observation_field="sum")
+        missing = OpenEnv(url=url, observation_field="sum")
         with pytest.raises(ConfigError, match=r"no observation_field 'sum' in: .*total"):
             await missing.reset(0)
         for world in (*ours, structured, wrong, missing):
@@ -384,4 +389,4 @@ def test_openenv():
 
 def test_an_address_that_is_none():
     with pytest.raises(ConfigError, match="url is 'localhost', but must be of the form http"):
-        OpenEnv("localhost")
+        OpenEnv(url="localhost")

@@ -10,6 +10,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 from antiphon.tasks.environments.guess_number import GuessNumber
+from tests.unit.tasks.worlds import check_option_error
 
 
 def secret(seed: int) -> int:
@@ -58,10 +59,8 @@ def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
     prompt = Prompt(id="p", task="t", messages=(), seed=0)
     assert make(prompt) is not make(prompt)
     assert "1 to 3" in make(prompt).reset(0)[0]
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'higest'"):
-        environment_factory("guess_number", {"higest": 3})
-    with pytest.raises(ConfigError, match="'guess_number': highest is 0, but must be a whole number from 1"):
-        environment_factory("guess_number", {"highest": 0})
+    check_option_error(lambda: environment_factory("guess_number", {"higest": 3}), "higest", "highest, guesses")
+    check_option_error(lambda: environment_factory("guess_number", {"highest": 0}), "highest", "equal to 1")
     with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
         environment_factory("guess_numbers", {})
 

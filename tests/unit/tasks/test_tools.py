@@ -20,12 +20,13 @@ from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.core.types import Message, Prompt, ToolCall
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory, required_options
-from antiphon.tasks.environments.calculator import calculator
-from antiphon.tasks.environments.extras import import_optional
-from antiphon.tasks.environments.toolbox import Tool, Toolbox, ToolError
-from antiphon.tasks.environments.tools import ToolUse
+from antiphon.tasks.environments.optional_packages import import_optional
+from antiphon.tasks.environments.tools.calculator import calculator
+from antiphon.tasks.environments.tools.environment import ToolUse
+from antiphon.tasks.environments.tools.toolbox import Tool, Toolbox, ToolError
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.tool_calls import Hermes
+from tests.unit.tasks.worlds import check_option_error
 
 # --- the calculator --------------------------------------------------------------------------------------------------------
 
@@ -342,17 +343,17 @@ def test_options_are_checked():
     for options, message in [
         ({"tools": ["calculater"]}, "did you mean 'calculator'"),
         ({"format": "hermess"}, "did you mean 'hermes'"),
-        ({"turns": 0}, "turns=0"),
     ]:
         with pytest.raises(ConfigError, match=message):
             ToolUse(prompt_of(answer=1), **ONLY | options)
+    check_option_error(lambda: ToolUse(prompt_of(answer=1), turns=0), "turns")
     world = ToolUse(prompt_of(answer=1), **ONLY)
     with pytest.raises(RuntimeError, match="reset"):
         asyncio.run(world.step("1"))
 
 
 def test_a_package_that_is_missing_is_named():
-    with pytest.raises(ConfigError, match=r"search needs the package no_such_one: .*\[envs\]"):
+    with pytest.raises(ConfigError, match=r"search needs the package no_such_one, .*\[envs\]"):
         import_optional("no_such_one", "search")
 
 
@@ -364,7 +365,7 @@ SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 @pytest.fixture
 def mcp():
     pytest.importorskip("mcp")
-    from antiphon.tasks.environments.mcp_tools import stop_servers
+    from antiphon.tasks.environments.tools.mcp import stop_servers
 
     yield {"mcp": SERVER, "tools": [], "seconds": 20.0}
     stop_servers()
@@ -412,9 +413,9 @@ def test_a_server_that_does_not_start(mcp):
 
 
 def test_a_server_that_hangs_while_it_starts(mcp, monkeypatch):
-    from antiphon.tasks.environments import mcp_tools
+    from antiphon.tasks.environments.tools import mcp as mcp_tools
 
-    monkeypatch.setattr(mcp_tools, "PATIENCE", 0.5)
+    monkeypatch.setattr(mcp_tools, "START_SECONDS", 0.5)
     hanging = [sys.executable, "-c", "import time; time.sleep(1000)"]
     with pytest.raises(StallError, match=r"did not answer in 0\.5 s"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": hanging}), saying())

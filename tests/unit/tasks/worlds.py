@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+import pytest
+
 from antiphon.tasks.base import Step
+from antiphon.tasks.environments.base import OptionError
 
 World = Any
 Policy = Callable[[World], str]
@@ -58,3 +61,12 @@ def check_contract(make: Callable[[], World], seed: int, actions: Sequence[str])
         assert after["valid"] or not after["effective"]
         info = after
     return steps
+
+
+def check_option_error(make: Callable[[], World], key: str, valid: str = "") -> None:
+    """An option is refused by an error that names the environment, the option, its value, and what is valid."""
+    with pytest.raises(OptionError) as raised:
+        make()
+    error = raised.value
+    assert error.key == key and valid in error.valid
+    assert all(part in str(error) for part in (repr(error.environment), key, valid))

@@ -1,0 +1,56 @@
+"""Messages to prompt tokens. What cannot be encoded is a failure of one attempt, not of the run."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from antiphon.core.errors import DataError
+from antiphon.core.types import IntArray, Message, Prompt
+
+
+class Tokenizer(Protocol):
+    """The part of `tasks.rendering.Renderer` that episodes need."""
+
+    eos_ids: tuple[int, ...]
+
+    def encode_prompt(self, messages: list[Message]) -> IntArray: ...
+
+    def encode_observation(self, messages: list[Message], observation: Message, *, closed: bool = True) -> IntArray: ...
+
+    def decode(self, tokens: IntArray) -> str: ...
+
+
+class PromptFailed(Exception):
+    """Messages that cannot become a prompt; becomes a `Failure`, never a score."""
+
+
+class PromptEncoder:
+    """Encodes prompts and observations; raises `PromptFailed` for what the tokenizer or its chat template refuses."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._last: tuple[Prompt, IntArray] | None = None
+
+    def encode_task(self, prompt: Prompt) -> IntArray:
+        """Return the tokens of a task's prompt. The last is cached: siblings begin one after another."""
+        if self._last is None or self._last[0] is not prompt:
+            self._last = prompt, self.encode(list(prompt.messages))
+        return self._last[1]
+
+    def encode(self, messages: list[Message]) -> IntArray:
+        """Return the tokens of a prompt, at least one."""
+        tokens = _encode(self.tokenizer.encode_prompt, messages)
+        if not len(tokens):
+            raise PromptFailed(f"the prompt has no tokens: its {len(messages)} messages are empty")
+        return tokens
+
+    def encode_observation(self, messages: list[Message], observation: Message, last_token: int | None) -> IntArray:
+        """Return the tokens to append for an observation after a reply whose last token is `last_token`."""
+        closed = last_token in self.tokenizer.eos_ids
+        return _encode(self.tokenizer.encode_observation, messages, observation, closed=closed)
+
+
+def _encode(encode: Callable[..., IntArray], *args: Any, **options: Any) -> IntArray:
+    try:
+        return encode(*args, **options)
+    except DataError as error:
+        raise PromptFailed(str(error)) from error
