@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from antiphon.algorithms.config import DistillationConfig, PreferenceConfig
+from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
 from antiphon.core.config import Config

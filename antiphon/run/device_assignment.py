@@ -23,6 +23,6 @@ def device_assigner(cluster: Cluster, config: RunConfig, role: str, first: int =
 
     def assign(number: int) -> DeviceAssignment:
         placement = resolve_placement(cluster.nodes(), config, least=0)
-        return DeviceAssignment(placement.place(role, first + number), placement.lends(role, first + number))
+        return DeviceAssignment(placement.place(role, first + number), placement.shares_devices(role, first + number))
 
     return assign

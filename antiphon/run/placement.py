@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from antiphon.cluster.base import Node, Place
-from antiphon.cluster.placement import ANYWHERE, BESIDE, GENERATING, TRAINING, Placement, resolve
+from antiphon.cluster.placement import ALWAYS_RUNNING, ANYWHERE, GENERATING, TRAINING, Placement, assign_devices
 from antiphon.core.errors import ConfigError
 from antiphon.engines.base import ENGINES
 from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS
@@ -34,13 +34,13 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     engines = {"engine": len(kinds), "judge": judges}
     optional: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
     if not least:  # the lost devices of other roles are noticed by those who use them
-        optional += GENERATING + BESIDE
-    found = resolve(config.placement, nodes, model_ranks | engines, optional)
+        optional += GENERATING + ALWAYS_RUNNING
+    found = assign_devices(config.placement, nodes, model_ranks | engines, optional)
     threads = dict.fromkeys(model_ranks, config.learner.threads) | dict.fromkeys(
         engines, max(kind.threads for kind in kinds)
     )
     for role in found.places:
-        places = found.there(role)
+        places = found.known_places(role)
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=f"placement.{role}")
@@ -72,7 +72,7 @@ def _check_graders(config: RunConfig, reward: Place | None) -> None:
 def _check_rendezvous(config: RunConfig, found: Placement) -> None:
     """Raise `ConfigError` unless the ranks of each model reach each other."""
     for role in TRAINING:
-        places, ranks = found.there(role), config.learner_of(role).mesh.world
+        places, ranks = found.known_places(role), config.learner_of(role).mesh.world
         for number in range(0, len(places), ranks):
             nodes = {place.node for place in places[number : number + ranks]}
             if len(nodes) > 1 and config.weights.host == LOOPBACK:
@@ -85,7 +85,7 @@ def _check_rendezvous(config: RunConfig, found: Placement) -> None:
 
 def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
     """Raise `ConfigError` unless the engines are enough, of the classes that tasks prefer, and where weights reach them."""
-    places = found.there("engine") if "engine" in found.places else [beside]
+    places = found.known_places("engine") if "engine" in found.places else [beside]
     if config.placement.engine not in ("", ANYWHERE) and len(places) < least:
         raise ConfigError(
             f"{len(places)} engines have their devices, and the run begins with {least} (engine.minimum)",
@@ -129,7 +129,7 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
     """Raise `ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
-    on_gpus = any(place.gpus for role in found.places for place in found.there(role))
+    on_gpus = any(place.gpus for role in found.places for place in found.known_places(role))
     if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
         raise ConfigError(
             f"{config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)",
@@ -145,7 +145,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 key="placement.engine",
             )
     for role in TRAINING:
-        there, ranks = found.there(role), config.learner_of(role).mesh.world
+        there, ranks = found.known_places(role), config.learner_of(role).mesh.world
         for number in range(0, len(there), ranks):
             own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
             if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
@@ -158,7 +158,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
 
 def _check_colocated(config: RunConfig, found: Placement) -> None:
     """Raise `ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
-    for role, numbers in found.lent.items():
+    for role, numbers in found.time_shared.items():
         for number in numbers:
             kind = config.engine.engine_kinds[number].kind if role == "engine" else config.engine.kind
             place = found.places[role][number]
@@ -174,7 +174,7 @@ def _check_trainer_node(found: Placement, beside: Place) -> None:
     """Raise `ConfigError` unless all that the trainer starts is of one node."""
     home = (found.place("learner") or beside).node
     for role in TRAINING:
-        if any(place.node != home for place in found.there(role)):
+        if any(place.node != home for place in found.known_places(role)):
             raise ConfigError(
                 "with rollout.workers all models that are trained or asked are on one node, that of the "
                 "learner's first rank",

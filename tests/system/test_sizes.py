@@ -215,7 +215,7 @@ def test_placement_is_resolved_on_absent_devices(recipe, overrides, message):
 
 def test_engines_of_vllm_take_turns_with_what_trains_on_gpus():
     found = resolve_on_devices(config("placement.engine=gpu:0-3"), "h100")
-    assert found.lent["engine"] == {0, 1, 2, 3}
+    assert found.time_shared["engine"] == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -230,7 +230,7 @@ def test_the_recipes_for_clusters_can_be_planned(recipe):
     assert len(used) == gpus
     model = read_model_facts(run)
     assert list(find_misfits(model, run, device)) == []
-    lent = len(placement.lent.get("engine", ()))
+    lent = len(placement.time_shared.get("engine", ()))
     assert lent == (8 if "colocated" in recipe else 0)
     small = run.model_copy(update={"rollout": run.rollout.model_copy(update={"groups_per_step": 8})})
     plan = predict(small, estimate(run, model, device, lent), lent=lent, attempts=0)

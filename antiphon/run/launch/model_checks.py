@@ -31,7 +31,7 @@ def check_installed(kind: str) -> None:
 
 def check_mesh(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
     """Raise `ConfigError` unless the shape of a model fits the mesh that is configured under `key`."""
-    for inner, message in learner.misfits(model_shape(model)):
+    for inner, message in learner.incompatibilities(model_shape(model)):
         place = key + inner.removeprefix("mesh") if inner.startswith("mesh") else f"learner.{inner}"
         raise ConfigError(f"of the model at {model}, {message}", key=f"{place}")
 
@@ -40,7 +40,7 @@ def check_layers(model: Path, learner: LearnerConfig, key: str = "learner.mesh")
     """Raise `UnsupportedError` unless the layers of a model can be divided on a mesh; imports torch if it divides any."""
     if _divides_layers(learner):
         from antiphon.learning.model.loading import build_on_meta
-        from antiphon.learning.parallel.sharding import check_division
+        from antiphon.learning.parallel.tensor_parallel import check_division
 
         check_division(build_on_meta(model), learner.mesh, key)
 

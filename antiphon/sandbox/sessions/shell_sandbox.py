@@ -27,7 +27,7 @@ from antiphon.core.deadlines import Deadlines, succeed
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.sessions import bubblewrap, docker
-from antiphon.sandbox.sessions.box_config import CONTROL, RESERVED, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, RESERVED, Launched, ShellSandboxConfig
 from antiphon.sandbox.sessions.egress import FORWARDER, PORT, Egress
 from antiphon.sandbox.sessions.processes import Processes
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
@@ -57,12 +57,12 @@ done < {control}/keeper
 """
 
 
-class Box:
+class ShellSandbox:
     """One box. Use as `async with await Box.start(...)`; leaving it leaves nothing behind."""
 
     level = Level.ISOLATED
 
-    def __init__(self, rooms: RuntimeDirs, config: BoxConfig, deadlines: Deadlines) -> None:
+    def __init__(self, rooms: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> None:
         """See `start`."""
         self._egress = Egress(config.network)
         self.config = config
@@ -75,7 +75,7 @@ class Box:
         self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
 
     @classmethod
-    async def start(cls, rooms: RuntimeDirs, config: BoxConfig, deadlines: Deadlines) -> Self:
+    async def start(cls, rooms: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> Self:
         """A new box. `UnsupportedError` where there is no bubblewrap or docker, `SandboxError` if it fails."""
         box = cls(rooms, config, deadlines)
         try:
@@ -166,7 +166,7 @@ class Box:
         succeed(self.ended, None)
 
 
-def _keeper(config: BoxConfig, *, each: bool) -> str:
+def _keeper(config: ShellSandboxConfig, *, each: bool) -> str:
     """The program of process 1. It sets the limits for itself and so for all others, because only inside does the kernel count
     the processes of this box alone. `each`: whether memory is bounded for each process, not for all together."""
     limits = config.limits

@@ -57,7 +57,7 @@ class ForkedPython(PythonSandbox):
     ) -> None:
         config = config or SandboxConfig()
         self._modules = modules
-        self.level = level or levels.require(config.minimum_level)
+        self.level = level or levels.require_level(config.minimum_level)
         self._limits = config.limits.limits
         self._packages = locate(config.packages)
         self._lock = threading.Lock()

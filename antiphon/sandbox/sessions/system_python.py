@@ -22,11 +22,11 @@ from antiphon.sandbox.base import (
     Usage,
     linked_limits,
 )
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import CONTROL, WORK, BoxConfig
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.config import CONTROL, WORK, ShellSandboxConfig
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 T = TypeVar("T")
 
@@ -34,13 +34,13 @@ _PROGRAM = "/tmp/program.py"  # in a box
 _COMMAND = f"PYTHONPATH={WORK} exec python3 -X utf8 {_PROGRAM}"
 
 
-class BoxedPython(PythonSandbox):
+class SystemPython(PythonSandbox):
     """A `PythonSandbox` that runs each program in a box of its own, with the `python3` of the system."""
 
     level = Level.ISOLATED
 
-    def __init__(self, config: BoxConfig | None = None) -> None:
-        self._config = config or BoxConfig()
+    def __init__(self, config: ShellSandboxConfig | None = None) -> None:
+        self._config = config or ShellSandboxConfig()
         self._rooms = RuntimeDirs()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="boxes", daemon=True)
@@ -73,8 +73,8 @@ class BoxedPython(PythonSandbox):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _run(self, program: str, stdin: str, files: Mapping[str, bytes], limits: Limits) -> Result:
-        async with await Box.start(self._rooms, replace(self._config, limits=limits), Deadlines()) as box:
-            place = Files(box)
+        async with await ShellSandbox.start(self._rooms, replace(self._config, limits=limits), Deadlines()) as box:
+            place = SandboxFiles(box)
             for name, content in files.items():
                 await place.write(name, content)
             return await _run_in(box, program, _COMMAND, stdin)
@@ -82,8 +82,8 @@ class BoxedPython(PythonSandbox):
     async def _run_linked(self, judge: str, partner: str, stdin: str, limits: Limits) -> Result:
         configs = [replace(self._config, limits=each) for each in linked_limits(limits)]
         async with (
-            await Box.start(self._rooms, configs[0], Deadlines()) as ours,
-            await Box.start(self._rooms, configs[1], Deadlines()) as theirs,
+            await ShellSandbox.start(self._rooms, configs[0], Deadlines()) as ours,
+            await ShellSandbox.start(self._rooms, configs[1], Deadlines()) as theirs,
         ):
             for pipe in ("to_judge", "to_partner"):  # the same in both boxes
                 os.mkfifo(ours.room / pipe)
@@ -100,9 +100,9 @@ class BoxedPython(PythonSandbox):
                 await asyncio.wait([running])
 
 
-async def _run_in(box: Box, program: str, command: str, stdin: str) -> Result:
+async def _run_in(box: ShellSandbox, program: str, command: str, stdin: str) -> Result:
     """Run a program in a box to its end; more output than is kept ends it."""
-    await Files(box).write(_PROGRAM, program.encode("utf-8", "surrogateescape"))
+    await SandboxFiles(box).write(_PROGRAM, program.encode("utf-8", "surrogateescape"))
     written = Counter[int]()
 
     def count(stream: int, content: bytes) -> None:

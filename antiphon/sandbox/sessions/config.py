@@ -16,7 +16,7 @@ RESERVED = 16  # processes that only the keeper may add, so that a session can b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxConfig:
+class ShellSandboxConfig:
     """What a box is given."""
 
     limits: Limits = field(
