@@ -4,7 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, Problems
+from antiphon.core.config import Config
+from antiphon.core.errors import Problems
 from antiphon.sandbox.base import Level
 
 

@@ -1,4 +1,4 @@
-"""Files of a model that several ranks write: whatever is divided, all have together what one would write."""
+"""Files of a model that several ranks write: whatever is assign_blocks, all have together what one would write."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.hf_checkpoint import block_of, divided, in_files, sizes_in_files, write_config
+from antiphon.learning.model.hf_checkpoint import assign_blocks, block_name, file_sizes, to_file_format, write_config
 from antiphon.learning.model.loading import load_model
 
 from .conftest import SHAPE
@@ -24,9 +24,9 @@ def make(kind):
 
 
 def shares(named, ranks):
-    keepers = divided(named.items(), ranks)
+    keepers = assign_blocks(named.items(), ranks)
     return [
-        {name: tensor for name, tensor in named.items() if keepers[block_of(name)] == rank} for rank in range(ranks)
+        {name: tensor for name, tensor in named.items() if keepers[block_name(name)] == rank} for rank in range(ranks)
     ]
 
 
@@ -35,9 +35,9 @@ def shares(named, ranks):
 def test_what_is_one_tensor_in_files_is_not_divided(kind, ranks):
     model = make(kind)
     named = dict(model.named_parameters())
-    one, several = in_files(model, named), {}
+    one, several = to_file_format(model, named), {}
     for share in shares(named, ranks):
-        own = in_files(model, share) if share else {}
+        own = to_file_format(model, share) if share else {}
         assert not own.keys() & several.keys()
         several |= own
     assert {name: tensor.shape for name, tensor in several.items()} == {
@@ -51,18 +51,18 @@ def test_ranks_keep_about_as_much_and_adapters_are_with_their_weights():
     sizes = [sum(tensor.nbytes for tensor in share.values()) for share in shares(named, 2)]
     assert max(sizes) < 1.3 * min(sizes)
     model = make("qwen2").to_empty(device="cpu")
-    lora.adapt(model, LoraConfig(rank=2))
+    lora.add_adapters(model, LoraConfig(rank=2))
     for share in shares(dict(model.named_parameters()), 3):
-        assert lora.merged(share, 1.0).keys() == {lora.weight_of(name) for name in share}
+        assert lora.merge_adapters(share, 1.0).keys() == {lora.base_name(name) for name in share}
 
 
 def test_what_a_rank_will_write_is_known_from_outlines():
     model = make("qwen2").to_empty(device="cpu")
-    lora.adapt(model, LoraConfig(rank=2))
+    lora.add_adapters(model, LoraConfig(rank=2))
     state = dict(model.named_parameters())
-    outlines = lora.merged({name: tensor.to("meta") for name, tensor in state.items()}, 1.0)
-    written = in_files(model, lora.merged(state, 1.0))
-    assert sizes_in_files(model, outlines) == {name: tensor.nbytes for name, tensor in written.items()}
+    outlines = lora.merge_adapters({name: tensor.to("meta") for name, tensor in state.items()}, 1.0)
+    written = to_file_format(model, lora.merge_adapters(state, 1.0))
+    assert file_sizes(model, outlines) == {name: tensor.nbytes for name, tensor in written.items()}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

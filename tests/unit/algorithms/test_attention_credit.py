@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from antiphon.algorithms import rhythm
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.algorithms.rhythm import amplify, credit, deltas, factors, top_share
+from antiphon.algorithms import attention_credit as rhythm
+from antiphon.algorithms.attention_credit import (
+    amplification_factors,
+    amplify_advantages,
+    credit,
+    top_share,
+    waad_deltas,
+)
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     AttemptId,
@@ -105,7 +112,7 @@ def test_credit_is_the_papers(response, config):
 @given(response=responses, share=shares)
 def test_pieces(response, share):
     values = columns(response)[0]
-    assert deltas(values).tolist() == differences(values.tolist())
+    assert waad_deltas(values).tolist() == differences(values.tolist())
     assert set(np.flatnonzero(top_share(values, share)).tolist()) == best(values.tolist(), share)
 
 
@@ -115,7 +122,7 @@ def test_coupled_by_hand():
     it is 4, by a Delta of 4. Both are above the quantile of Delta, 2.2. 3 and 6 keep 0.75 each and give 0.25."""
     waad = np.float32([1, 1, 7, 1, 5, 1, 1, 1, 2, 1])
     fai = np.float32([0, 0.1, 0, 0.5, 0, 0, 0.4, 0, 0.3, 0])
-    assert deltas(waad).tolist() == [0, 6, 6, 4, 4, 0, 0, 1, 1, 0]
+    assert waad_deltas(waad).tolist() == [0, 6, 6, 4, 4, 0, 0, 1, 1, 0]
     config = RhythmConfig(kind="coupled", amplification=2.0, share=0.3, back=0.25, lookback=2)
     assert credit(waad, fai, config).tolist() == [1, 1.25, 1, 1.75, 1.25, 1, 1.75, 1, 2, 1]
 
@@ -174,35 +181,35 @@ def test_several_turns_are_one_response():
     mask, waad = [0, 1, 1, 0, 0, 1, 1], [9, 1, 2, 9, 0, 7, 7]
     given = sample(mask, waad=waad, fai=np.zeros(7))
     config = RhythmConfig(kind="local", share=0.25)  # Delta is 1, 5, 0, 0
-    assert amplify(given, np.float32([0, 2, 2, 0, 0, 2, 2]), config).tolist() == [0, 2, 3, 0, 0, 2, 2]
+    assert amplify_advantages(given, np.float32([0, 2, 2, 0, 0, 2, 2]), config).tolist() == [0, 2, 3, 0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("positive_only, wanted", [(False, [1, -3, 0.75, -1]), (True, [1, -2, 0.75, -1])])
 def test_signs(positive_only, wanted):
     config = RhythmConfig(kind="global", share=0.5, positive_only=positive_only)
     given = sample([1, 1, 1, 1], waad=[0, 0, 0, 0], fai=[0.1, 0.3, 0.2, 0])
-    assert amplify(given, np.float32([1, -2, 0.5, -1]), config).tolist() == wanted
+    assert amplify_advantages(given, np.float32([1, -2, 0.5, -1]), config).tolist() == wanted
 
 
 def test_no_kind_changes_nothing():
     advantages = np.float32([1, -1])
-    assert amplify(sample([1, 1]), advantages, RhythmConfig()) is advantages
+    assert amplify_advantages(sample([1, 1]), advantages, RhythmConfig()) is advantages
 
 
 def test_surprising_tokens():
     config = RhythmConfig(kind="entropy", share=0.5)
     given = sample([0, 1, 1, 1, 1], logprobs=[-9, -0.5, -2, 0, -1])
-    assert factors(given, config).tolist() == [1, 1.5, 1, 1.5]
+    assert amplification_factors(given, config).tolist() == [1, 1.5, 1, 1.5]
 
 
 def test_tokens_at_random():
     """... are the same for an attempt whenever they are drawn, others for its sibling, and as many as any rule chooses."""
     config = RhythmConfig(kind="random")
     mask = [False] * 10 + [True] * 50
-    first, again, sibling = (factors(sample(mask, sibling=number), config) for number in (0, 0, 1))
+    first, again, sibling = (amplification_factors(sample(mask, sibling=number), config) for number in (0, 0, 1))
     assert first.tolist() == again.tolist() != sibling.tolist()
     assert {*first.tolist()} == {1.0, 1.5} and np.count_nonzero(first == 1.5) == 20
-    chosen = sum(factors(sample(mask, sibling=number), config) == 1.5 for number in range(300))
+    chosen = sum(amplification_factors(sample(mask, sibling=number), config) == 1.5 for number in range(300))
     assert chosen.min() > 80 and chosen.max() < 160  # of 300 times 0.4: 120, give or take 4.7 deviations
 
 

@@ -1,7 +1,7 @@
 """Learning from pairs of responses to one prompt: a policy (DPO, IPO), or a reward model (Bradley and Terry).
 
 The two of a pair lie in one pack, and the coefficients of their tokens add up to one over the pairs of the update
-(`batch.pair_mean`), so that however an update is cut, its gradient is that of the mean over pairs.
+(`batch.pair_mean_batch`), so that however an update is cut, its gradient is that of the mean over pairs.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from antiphon.algorithms.config import PreferenceConfig
-from antiphon.algorithms.preference import bradley_terry, dpo, ipo
+from antiphon.algorithms.offline_config import PreferenceConfig
+from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.critic import ScalarLearner
 from antiphon.learning.model.logprobs import plain_logits
-from antiphon.learning.offline.scoring import OfflineLearner
+from antiphon.learning.objectives.base import OfflineLearner
+from antiphon.learning.objectives.critic import ScalarLearner
 from antiphon.learning.torch_learner import TorchLearner
 
 
@@ -62,7 +62,7 @@ class _PairLearner(OfflineLearner):
 
 
 class PreferenceLearner(_PairLearner, TorchLearner):
-    """Trains a policy on pairs. The reference's log-probs are a stream; see `algorithms/preference.py` for the losses."""
+    """Trains a policy on pairs by DPO or IPO, with the reference's log-probs as a stream."""
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int, preference: PreferenceConfig) -> None:
         super().__init__(model_path, config, seed)
@@ -106,5 +106,5 @@ class RewardLearner(_PairLearner, ScalarLearner):
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
         """Scores of the sequences at their last tokens, [N]."""
         with self._autocast():
-            hidden, _ = self._states(pack)
+            hidden, _ = self._hidden_states(pack)
         return (plain_logits(hidden[targets], self.model.score.weight)[:, 0],)

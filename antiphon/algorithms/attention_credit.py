@@ -1,6 +1,6 @@
 """Credit from the rhythm of attention: some tokens of a response have their advantage amplified. Pure numpy.
 
-Two numbers a token are read from the model's attention (`learning/model/attention_rhythm.py`):
+Two numbers a token are read from the model's attention (`learning/model/attention_stats.py`):
 
 - WAAD is how far back the local heads look from the token. It rises where a chunk of text begins, and falls inside it.
 - FAI is how much later tokens look back at the token through the global heads. It is high at anchors, on which the rest of
@@ -16,21 +16,21 @@ Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554,
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from antiphon.algorithms.config import RhythmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.rng import generator
 from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
 
 
-def amplify(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
+def amplify_advantages(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
     """The sample's advantages [L] times gamma where it was sampled; with `positive_only` those below 0 as they are."""
     if config.kind is None:
         return advantages
     gamma = np.ones(len(advantages), dtype=np.float32)
-    gamma[sample.segment.loss_mask] = factors(sample, config)
+    gamma[sample.segment.loss_mask] = amplification_factors(sample, config)
     return np.where(config.positive_only & (advantages < 0), advantages, advantages * gamma)
 
 
-def factors(sample: Sample, config: RhythmConfig) -> FloatArray:
+def amplification_factors(sample: Sample, config: RhythmConfig) -> FloatArray:
     """Gamma of the sampled tokens, [R], by `config.kind`, which is not null."""
     sampled = sample.segment.loss_mask
     match config.kind:
@@ -69,7 +69,7 @@ def local_chunk(waad: FloatArray, config: RhythmConfig) -> FloatArray:
     >>> local_chunk(np.float32([1, 5, 4, 4, 1]), RhythmConfig())  # Delta is 4, 1, 0, 3, 0; two of five are chosen
     array([1., 0., 0., 1., 0.], dtype=float32)
     """
-    return top_share(deltas(waad), config.share).astype(np.float32)
+    return top_share(waad_deltas(waad), config.share).astype(np.float32)
 
 
 def global_anchor(fai: FloatArray, config: RhythmConfig) -> FloatArray:
@@ -90,7 +90,7 @@ def coupled(waad: FloatArray, fai: FloatArray, config: RhythmConfig) -> FloatArr
     of both weights; one that begins a chunk for several anchors counts once. Source: the paper's coupled credit.
 
     >>> waad, fai = np.float32([1, 5, 1, 1, 3]), np.float32([0, 0, 0.4, 0, 0.3])
-    >>> deltas(waad)
+    >>> waad_deltas(waad)
     array([4., 4., 0., 2., 0.], dtype=float32)
     >>> coupled(waad, fai, RhythmConfig())  # anchors 2 and 4: WAAD is 1 at 2, the median, and 0 has begun its chunk
     array([0.5, 0. , 0.5, 0. , 1. ], dtype=float32)
@@ -100,7 +100,7 @@ def coupled(waad: FloatArray, fai: FloatArray, config: RhythmConfig) -> FloatArr
     weights = global_anchor(fai, config)
     if not len(waad):
         return weights
-    delta, lookback = deltas(waad), config.lookback
+    delta, lookback = waad_deltas(waad), config.lookback
     before = sliding_window_view(np.concatenate([np.full(lookback, -np.inf), delta]), lookback)[: len(delta)]
     inside = (waad <= np.quantile(waad, config.waad_quantile)) & (
         before.max(1) >= np.quantile(delta, config.delta_quantile)
@@ -114,10 +114,10 @@ def coupled(waad: FloatArray, fai: FloatArray, config: RhythmConfig) -> FloatArr
 # --- pieces --------------------------------------------------------------------------------------------------------------
 
 
-def deltas(waad: FloatArray) -> FloatArray:
+def waad_deltas(waad: FloatArray) -> FloatArray:
     """|WAAD of a token - WAAD of the next|, [R]; 0 for the last, which has none.
 
-    >>> deltas(np.float32([1, 5, 4]))
+    >>> waad_deltas(np.float32([1, 5, 4]))
     array([4., 1., 0.], dtype=float32)
     """
     found: FloatArray = np.abs(np.diff(waad, append=waad[-1:]))

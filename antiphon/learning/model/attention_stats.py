@@ -25,19 +25,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphon.algorithms.config import RhythmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import FloatArray, Pack
-from antiphon.learning.host_device_copy import sent
+from antiphon.learning.host_device_copy import to_device
 from antiphon.learning.mesh import Mesh
-from antiphon.learning.model.attention import trained
+from antiphon.learning.model.pack_layout import loss_sequences
 
 LAYERS = 5
 HEAD_SHARE = 0.3  # that are local, and that are global
 BLOCK = 2**21  # elements of the maps that exist at once, unless one row of all heads has more
 
 
-class AllRead(Exception):
+class AllLayersRead(Exception):
     """Ends a forward when the last layer that is needed has been read."""
 
 
@@ -72,7 +72,7 @@ def head_sums(
     grouped = query.mul(scaling).unflatten(0, (key.size(0), -1))  # heads that share keys lie together
     spans, waad = query.new_zeros(heads), query.new_empty(heads, count)
     columns = query.new_zeros(heads, length)
-    places, counts = (sent(array, query.device) for array in (rows, lookers(rows, config)))
+    places, counts = (to_device(array, query.device) for array in (rows, count_later_queries(rows, config)))
     at_once = max(1, BLOCK // (heads * length))
     for block in (slice(begin, begin + at_once) for begin in range(0, count, at_once)):
         first, last = int(rows[block][0]), int(rows[block][-1])
@@ -89,17 +89,17 @@ def head_sums(
     return HeadSums(spans / count, waad, columns[:, places] / counts)
 
 
-def lookers(rows: NDArray[np.int64], config: RhythmConfig) -> FloatArray:
+def count_later_queries(rows: NDArray[np.int64], config: RhythmConfig) -> FloatArray:
     """How many of the rows [R] are as far behind each that they count for its FAI, [R]; 1 where there is none.
 
-    >>> lookers(np.array([0, 1, 2, 9]), RhythmConfig(horizon_low=1, horizon_high=8))
+    >>> count_later_queries(np.array([0, 1, 2, 9]), RhythmConfig(horizon_low=1, horizon_high=8))
     array([2., 2., 1., 1.], dtype=float32)
     """
     until = np.searchsorted(rows, rows + config.horizon_high, side="right")
     return (until - np.searchsorted(rows, rows + config.horizon_low)).clip(1).astype(np.float32)
 
 
-def rhythm(sums: HeadSums) -> torch.Tensor:
+def waad_and_fai(sums: HeadSums) -> torch.Tensor:
     """WAAD over the heads of the smallest spans and FAI over those of the largest, [R, 2]; of equals the first is local."""
     order = sums.spans.argsort(stable=True)
     count = max(1, round(HEAD_SHARE * len(order)))
@@ -113,10 +113,12 @@ class _Sequence:
     found: list[tuple[tuple[int, ...], HeadSums]] = field(default_factory=list)  # by layer, and which of its heads
 
 
-class RhythmReader:
-    """Reads the layers it was told to of one pack, when given as `reader` to the forward of a model with packed attention,
-    and then ends that forward by `AllRead`. With a mesh it does not, because ranks gather what is sharded until the end; they
-    have read some heads or layers each, and tell each other."""
+class AttentionStatsReader:
+    """Computes WAAD and FAI of one pack from the given layers, as the `reader` of a forward with packed attention.
+
+    After the last of these layers it ends the forward with `AllLayersRead`. With a mesh the forward goes on to its end, because
+    the ranks gather sharded parameters together; each rank has read some heads or layers, and they exchange what they read.
+    """
 
     def __init__(
         self, pack: Pack, layers: Sequence[int], config: RhythmConfig, device: torch.device, mesh: Mesh | None = None
@@ -125,7 +127,7 @@ class RhythmReader:
         self._mesh = mesh
         self._config = config
         self._length = len(pack.tokens)
-        self._sequences = [_Sequence(sent(path, device), rows) for path, rows in trained(pack)]
+        self._sequences = [_Sequence(to_device(path, device), rows) for path, rows in loss_sequences(pack)]
 
     def read(
         self,
@@ -134,32 +136,32 @@ class RhythmReader:
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
     ) -> None:
-        """See `attention.Reader`. In float32 at least, whatever the model runs in."""
+        """See `attention.AttentionReader`. In float32 at least, whatever the model runs in."""
         layer: Any = getattr(module, "layer_idx", None)
         if layer not in self._left:
             return
         with torch.autocast(query.device.type, enabled=False):
             precise = torch.promote_types(query.dtype, torch.float32)
             for sequence in self._sequences:
-                queries = query[:, sequence.tokens[sent(sequence.rows, query.device)]].to(precise)
+                queries = query[:, sequence.tokens[to_device(sequence.rows, query.device)]].to(precise)
                 keys = key[:, sequence.tokens].to(precise)
                 scale = query.size(-1) ** -0.5 if scaling is None else scaling
                 sums = head_sums(queries, keys, sequence.rows, scale, self._config)
                 sequence.found.append(((layer, *self._heads), sums))
         self._left.remove(layer)
         if self._mesh is None and not self._left:
-            raise AllRead
+            raise AllLayersRead
 
     @property
     def _heads(self) -> tuple[int, ...]:
         """Which of a layer's heads this rank has: theirs are in this order."""
-        return () if self._mesh is None else (self._mesh.place("tensor"), self._mesh.place("context"))
+        return () if self._mesh is None else (self._mesh.coordinate("tensor"), self._mesh.coordinate("context"))
 
     def values(self) -> FloatArray:
         """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. Errors as of `sums`."""
         result = np.zeros((self._length, 2), dtype=np.float32)
         for sequence, sums in zip(self._sequences, self.sums(), strict=True):
-            result[sequence.tokens.cpu().numpy()[sequence.rows]] = rhythm(sums).cpu().numpy()
+            result[sequence.tokens.cpu().numpy()[sequence.rows]] = waad_and_fai(sums).cpu().numpy()
         return result
 
     def sums(self) -> list[HeadSums]:
@@ -173,6 +175,6 @@ class RhythmReader:
         found = [sequence.found for sequence in self._sequences]
         if (mesh := self._mesh) is not None:
             for axis in ("context", "tensor", "pipeline"):
-                found = [list(chain(*parts)) for parts in zip(*mesh.told(found, axis), strict=True)]
+                found = [list(chain(*parts)) for parts in zip(*mesh.all_gather(found, axis), strict=True)]
         of_all = ([sums for _, sums in sorted(parts, key=itemgetter(0))] for parts in found)
         return [HeadSums(*map(torch.cat, zip(*parts, strict=True))) for parts in of_all]

@@ -13,13 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
-from antiphon.learning.batch import pack_samples, split_packs
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.model import attention
-from antiphon.learning.model import attention_rhythm as rhythm
+from antiphon.learning.model import attention_stats as rhythm
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
 
@@ -72,7 +73,7 @@ def mixed(seed: int = 3) -> list[Sample]:
 
 def attended(learner: TorchLearner, samples: list[Sample], tokens_per_pack: int) -> list[np.ndarray]:
     members, packs = pack_samples(samples, tokens_per_pack)
-    return split_packs(samples, members, learner.attend(packs))
+    return split_packs(samples, members, learner.attention_stats(packs))
 
 
 def maps_of(model, tokens: IntArray, layers: list[int]) -> np.ndarray:
@@ -170,13 +171,13 @@ def test_sums_are_single_where_the_model_is_not(deep_models):
     module.layer_idx = 0
     query, key = torch.randn(4, 12, 8).bfloat16(), torch.randn(2, 12, 8).bfloat16()
     for half in (True, False):
-        reader = rhythm.RhythmReader(small_pack(), [0], WIDE, torch.device("cpu"))
+        reader = rhythm.AttentionStatsReader(small_pack(), [0], WIDE, torch.device("cpu"))
         given = (query, key) if half else (query.float(), key.float())
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), pytest.raises(rhythm.AllRead):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), pytest.raises(rhythm.AllLayersRead):
             reader.read(module, *given, None)
         found.append(reader.values())
     np.testing.assert_array_equal(*found)
-    (values,) = attentive(deep_models["llama"], dtype="bfloat16").attend([small_pack()])
+    (values,) = attentive(deep_models["llama"], dtype="bfloat16").attention_stats([small_pack()])
     assert np.isfinite(values).all() and values.any()
 
 
@@ -220,7 +221,7 @@ def test_the_layers_above_are_not_run(deep_models, kind, checkpointing):
     for number, layer in enumerate(learner.model.model.layers):
         layer.register_forward_pre_hook(lambda *_, number=number: begun.append(number))
         layer.mlp.register_forward_hook(lambda *_, number=number: ended.append(number))
-    learner.attend(pack_samples(mixed(), 10**4)[1])
+    learner.attention_stats(pack_samples(mixed(), 10**4)[1])
     assert begun == list(range(READ[kind][-1] + 1)) and ended == list(range(READ[kind][-1]))
 
 
@@ -239,17 +240,17 @@ def test_windows_are_refused(tmp_path):
         config = Qwen3Config(**DEEP, head_dim=8, use_sliding_window=True, sliding_window=window, max_window_layers=0)
         Qwen3ForCausalLM(config).save_pretrained(tmp_path / str(window))
     narrow, wide = attentive(tmp_path / "4"), attentive(tmp_path / "64")
-    for look in (narrow.attend, narrow.score):
+    for look in (narrow.attention_stats, narrow.score):
         with pytest.raises(UnsupportedError, match="layer 0 has a sliding window of 4, and there is a sequence of"):
             look([small_pack()])
-    assert wide.attend([small_pack()])[0].any() and wide.score([small_pack()])[0].any()
+    assert wide.attention_stats([small_pack()])[0].any() and wide.score([small_pack()])[0].any()
 
 
 def test_layers_without_a_number_are_refused(deep_models):
     learner = attentive(deep_models["llama"])
     del learner.model.model.layers[3].self_attn.layer_idx
     with pytest.raises(UnsupportedError, match=r"layers \[3\] cannot be read"):
-        learner.attend([small_pack()])
+        learner.attention_stats([small_pack()])
 
 
 # --- in a step -----------------------------------------------------------------------------------------------------------
@@ -258,7 +259,9 @@ def test_layers_without_a_number_are_refused(deep_models):
 def test_a_step_amplifies_what_its_learner_attends_to(deep_models):
     config = RhythmConfig(kind="local", share=0.25, amplification=3.0)
     step = step_of(deep_models["llama"], AlgorithmConfig(rhythm=config, advantage_clip=1.0))
-    step.training.estimate = lambda groups, _: [[np.full(9, -2.0, np.float32) for _ in samples] for samples in groups]
+    step.pipeline.estimate_advantages = lambda groups, _: [
+        [np.full(9, -2.0, np.float32) for _ in samples] for samples in groups
+    ]
     asyncio.run(annotate(step))
     asyncio.run(advantages(step))
     for sample in (sample for samples in step.samples for sample in samples):

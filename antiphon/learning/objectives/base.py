@@ -3,7 +3,7 @@
 import torch
 
 from antiphon.core.types import Pack
-from antiphon.learning.host_device_copy import numbers, sums_of
+from antiphon.learning.host_device_copy import sum_measures, to_floats
 from antiphon.learning.pack_learner import PackLearner
 
 
@@ -23,9 +23,9 @@ class OfflineLearner(PackLearner):
         """The pack's part of the update's loss, the sums of its measures, and how many `tokens` they are sums over: what `step`
         adds up, and nothing is changed."""
         with torch.no_grad():
-            return numbers(_sums(*self._loss(pack)))
+            return to_floats(_sums(*self._loss(pack)))
 
 
 def _sums(loss: torch.Tensor, measures: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     (count,) = {len(values) for values in measures.values()}
-    return sums_of(loss, measures, count)
+    return sum_measures(loss, measures, count)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from antiphon.algorithms.config import DistillationConfig
-from antiphon.algorithms.distillation import DIVERGENCES, grouped
+from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
+from antiphon.algorithms.offline_config import DistillationConfig
 from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.model.logprobs import plain_logits
-from antiphon.learning.offline.scoring import OfflineLearner
+from antiphon.learning.objectives.base import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
 
 LEAST = -1e4  # log-probs of what a model rules out: finite, and nothing to an exponential
@@ -44,18 +44,18 @@ class Teacher(_Distilling):
         with torch.no_grad(), self._autocast():
             parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
         streams = {}
-        for name in parts[0]:
-            said = torch.cat([part[name] for part in parts]).cpu().numpy()
+        for spec in parts[0]:
+            said = torch.cat([part[spec] for part in parts]).cpu().numpy()
             array = np.zeros((len(pack.tokens), said.shape[1]), dtype=said.dtype)
             array[pack.loss_mask] = said
-            streams[StreamSpec(name, said.dtype.name, said.shape[1:])] = array
+            streams[spec] = array
         return Streams(streams)
 
-    def _distribution(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _distribution(self, hidden: torch.Tensor) -> dict[StreamSpec, torch.Tensor]:
         logprobs = (self._logits(hidden) / self.distillation.teacher_temperature).log_softmax(-1)
         some = self.distillation.top_k if self.distillation.top_k < self.vocabulary else 0
         tokens = logprobs.topk(some).indices
-        said = grouped(logprobs, tokens) if some else logprobs
+        said = group_outcomes(logprobs, tokens) if some else logprobs
         return {TEACHER_TOKENS: tokens.int(), TEACHER_DISTRIBUTION: said.clamp(min=LEAST).float()}
 
 
@@ -64,7 +64,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
-        given = (pack.tokens, *(pack.streams.named(name) for name in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
+        given = (pack.tokens, *(pack.streams[spec] for spec in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
         tokens, likeliest, teacher = (self._tensor(array)[targets] for array in given)
         with self._autocast():
             arrays = (self._hidden(pack, targets), tokens.long(), likeliest.long(), teacher)
@@ -90,7 +90,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
         distillation, some = self.distillation, likeliest.shape[1]
         logits = self._logits(hidden)
         student = (logits / distillation.student_temperature).log_softmax(-1)
-        student = (grouped(student, likeliest) if some else student).clamp(min=LEAST)
+        student = (group_outcomes(student, likeliest) if some else student).clamp(min=LEAST)
         divergence = DIVERGENCES[distillation.divergence](teacher.to(student.dtype), student, distillation.skew)
         likelihood = -logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         agreed = logits.argmax(-1) == (likeliest[:, 0] if some else teacher.argmax(-1))

@@ -9,7 +9,7 @@ from antiphon.algorithms.losses import value_loss
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import OLD_VALUE, RETURNS, Pack
 from antiphon.learning.config import CriticConfig, LearnerConfig
-from antiphon.learning.host_device_copy import sums_of
+from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model.loading import load_model
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.pack_learner import PackLearner
@@ -22,7 +22,7 @@ class ScalarLearner(PackLearner):
         model = load_model(
             self.model_path,
             attention=self.attention,
-            device=self._begins_on,
+            device=self._load_device,
             kind=AutoModelForSequenceClassification,
             num_labels=1,
         )
@@ -30,7 +30,7 @@ class ScalarLearner(PackLearner):
             raise UnsupportedError(f"{type(model).__name__} has no head called score, as other decoders have")
         return model
 
-    def _beside_adapters(self) -> Iterable[torch.nn.Parameter]:
+    def _parameters_beside_adapters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.score.parameters()
 
 
@@ -49,7 +49,7 @@ class CriticLearner(ScalarLearner):
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)
-        (values,) = self.shards.within(self._forward, pack, targets)
+        (values,) = self.shards.run(self._forward, pack, targets)
         returns, old = (self._tensor(pack.streams[spec])[targets] for spec in (RETURNS, OLD_VALUE))
         loss = (
             self._tensor(pack.coefficients)[targets] * value_loss(values, old, returns, self.critic.value_clip)
@@ -58,10 +58,10 @@ class CriticLearner(ScalarLearner):
             self.shards.backward(loss)
         with torch.no_grad():
             measures = {"value": values, "return": returns, "squared_error": (values - returns).square()}
-            return sums_of(loss, measures, len(values))
+            return sum_measures(loss, measures, len(values))
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Values of the states in which the loss tokens were chosen, [N]."""
         with self._autocast():
             hidden = self._hidden(pack, targets)
-        return self._divided(hidden, lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],))
+        return self._split_over_context(hidden, lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],))

@@ -99,10 +99,10 @@ DIVERGENCES: Mapping[str, Divergence] = {
 }
 
 
-def grouped(logprobs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def group_outcomes(logprobs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Log-probs [N, k + 1] of the tokens [N, k], and of all others of the vocabulary together, from those of all [N, V], V > k.
 
-    >>> grouped(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0]])).exp()
+    >>> group_outcomes(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0]])).exp()
     tensor([[0.5000, 0.5000]])
     """
     others = logprobs.scatter(-1, tokens, -torch.inf).logsumexp(-1, keepdim=True)
