@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# What reads declarations, and so reaches lines that are run at import.
+DECLARATIONS = ("tests/unit/test_options.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,18 @@ ROOMS = {
     ),
     "rollout": Room(
         sources=("antiphon/rollout/**/*.py",),
-        tests=("tests/unit/rollout", "tests/unit/simulate", "tests/unit/test_config.py", "tests/unit/test_types.py"),
+        tests=(
+            "tests/unit/rollout",
+            "tests/unit/simulate",
+            "tests/unit/test_config.py",
+            "tests/unit/test_types.py",
+            *DECLARATIONS,
+        ),
         runs=("tests/system/test_agents.py", "tests/system/test_shards.py"),
     ),
     "record": Room(
         sources=("antiphon/record/*.py",),
-        tests=("tests/unit/record", "tests/unit/simulate", "tests/unit/test_config.py"),
+        tests=("tests/unit/record", "tests/unit/simulate", "tests/unit/test_config.py", *DECLARATIONS),
         runs=("tests/system/test_disk.py", "tests/system/test_damaged_runs.py", "tests/chaos/test_resume.py"),
     ),
     "learning": Room(
@@ -78,6 +86,7 @@ ROOMS = {
             "tests/unit/algorithms/test_rhythm.py",
             "tests/unit/algorithms/test_settings.py",
             "tests/unit/test_config.py",
+            *DECLARATIONS,
         ),
         runs=("tests/system/test_algorithms.py", "tests/parity/test_meshes.py"),
         elsewhere=("antiphon/learning/sharding.py", "antiphon/learning/ranks.py", "antiphon/learning/pipeline.py"),
@@ -88,7 +97,7 @@ ROOMS = {
     ),
     "weights": Room(
         sources=("antiphon/weights/*.py",),
-        tests=("tests/unit/weights", "tests/unit/engines", "tests/unit/test_config.py"),
+        tests=("tests/unit/weights", "tests/unit/engines", "tests/unit/test_config.py", *DECLARATIONS),
         runs=("tests/chaos/test_weights.py",),
         elsewhere=("antiphon/weights/*.py",),
     ),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutants.rooms import ROOMS, ROOT
+from mutants.rooms import DECLARATIONS, ROOMS, ROOT
 
 from antiphon.tasks.environments.faults import faults
 
@@ -32,7 +32,7 @@ MODELS = [
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
 PATIENCE = 45  # seconds that a test may take beside six times what it took without a fault
-MOST = 120  # seconds of unit tests that one mutant is tried on
+MOST = 300  # seconds of unit tests that one mutant is tried on
 
 SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
 UNREACHED = "survived: no test reaches it"
@@ -76,6 +76,7 @@ class Reach:
         near = {test for line in _statement(original, mutant.line) for test in lines.get(line, ())}
         if not near:  # it is run at import: by all that use the file
             near = {test for tests in lines.values() for test in tests}
+            near |= {test for test in self.seconds if test.partition("::")[0] in DECLARATIONS}
         tests = sorted(near, key=self.seconds.__getitem__)
         if ROOMS[mutant.room].runs_elsewhere(mutant.path):
             tests += sorted(self.seconds.keys() - near, key=self.seconds.__getitem__)
