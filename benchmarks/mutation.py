@@ -15,7 +15,6 @@ import difflib
 import hashlib
 import json
 import os
-import random
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 import yaml
 from _common import ROOT, device_name, table, write_result
 from mutants.rooms import CORE, ROOMS
-from mutants.trials import SURVIVED, Mutant, Reach, mutants_of, reach_of, settle, tried
+from mutants.trials import SURVIVED, Mutant, Reach, draw, reach_of, settle, tried
 
 FLOOR = 0.9  # of the mutants drawn, that tests must notice
 STATE = ROOT / ".mutation"
@@ -140,8 +139,7 @@ def main() -> None:
     for room in options.rooms:
         for glob, reason in ROOMS[room].excluded:
             print(f"not mutated: {glob}: {reason}")
-    possible = [mutant for room in options.rooms for mutant in mutants_of(room)]
-    drawn = random.Random(options.seed).sample(possible, min(options.mutants, len(possible)))
+    drawn, possible = draw(options.rooms, options.mutants, options.seed)
     began = time.perf_counter()
     ends = []
     for mutant, end in trials(drawn, options.workers):
@@ -152,7 +150,7 @@ def main() -> None:
             print(f"    {reason_of(mutant) or 'not explained'}", flush=True)
     seen = Counter(end for _, end in ends)
     print(table(["mutants", "times"], [[end, str(count)] for end, count in sorted(seen.items())]))
-    figures = figures_of(ends, Counter(mutant.room for mutant in possible), options.seed)
+    figures = figures_of(ends, possible, options.seed)
     rows = [[name.removesuffix("_killed_share"), f"{share:.3f}"] for name, share in figures.items() if "share" in name]
     print(table(["killed", "share"], rows))
     print(f"{time.perf_counter() - began:.0f} s")

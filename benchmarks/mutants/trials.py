@@ -6,14 +6,17 @@ tried on the tests that reach its statement alone, the fastest first, up to the 
 
 import ast
 import importlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +25,7 @@ from typing import Any
 
 from mutants.rooms import DECLARATIONS, ROOMS, ROOT
 
-from antiphon.tasks.environments.faults import faults
+from antiphon.tasks.environments.faults import Change, changes_everywhere, fault_of
 
 COPIED = ("antiphon", "tests", "docs", "recipes", "benchmarks", "scenarios", "Makefile", "README.md", "pyproject.toml")
 MODELS = [
@@ -48,7 +51,7 @@ class Mutant:
     path: str  # from the root of the checkout
     line: int
     source: str  # of the whole file, changed
-    change: tuple[int, int, str]
+    change: Change
 
     @property
     def key(self) -> str:
@@ -92,13 +95,22 @@ class Reach:
         return found
 
 
-def mutants_of(room: str) -> list[Mutant]:
-    """Return all mutants of a room, each once."""
-    return [
-        Mutant(room, path, fault.line, fault.source, fault.change)
-        for path in ROOMS[room].files()
-        for fault in faults((ROOT / path).read_text(encoding="utf-8"), in_blocks=True)
-    ]
+def draw(rooms: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], Counter[str]]:
+    """Return so many mutants of rooms, drawn from all that are possible, and how many changes each room has."""
+    possible = [(room, path, change) for room in rooms for path in ROOMS[room].files() for change in changes_in(path)]
+    random.Random(seed).shuffle(possible)
+    found = filter(None, itertools.starmap(_mutant, possible))
+    return list(itertools.islice(found, count)), Counter(room for room, _, _ in possible)
+
+
+def changes_in(path: str) -> list[Change]:
+    """Return the changes of a file."""
+    return changes_everywhere((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _mutant(room: str, path: str, change: Change) -> Mutant | None:
+    fault = fault_of((ROOT / path).read_text(encoding="utf-8"), change)
+    return Mutant(room, path, fault.line, fault.source, change) if fault else None
 
 
 def _statement(source: str, line: int) -> range:

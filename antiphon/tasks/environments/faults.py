@@ -59,18 +59,23 @@ class Fault:
     """What makes it of the original."""
 
 
-def faults(source: str, *, in_blocks: bool = False) -> list[Fault]:
-    """Return all faults of a file, each once, in the order of its syntax tree.
-
-    Args:
-        source: The whole file.
-        in_blocks: Leave out statements of `with`, `while` and `try`, and of asynchronous functions, as well.
-
-    Raises:
-        SyntaxError: The file has one.
-    """
-    file = _File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS if in_blocks else PLAIN_BLOCKS)
+def faults(source: str) -> list[Fault]:
+    """All faults of a file, each once, in the order of its syntax tree. `SyntaxError` if the file has one."""
+    file = _File(source, PLAIN_BLOCKS)
     return list(file.faults(list(file.changes())))
+
+
+def changes_everywhere(source: str) -> list[Change]:
+    """Return the changes of a file, most of which are faults; see `fault_of`.
+
+    Statements of `with`, `while` and `try`, and of asynchronous functions, are left out as well.
+    """
+    return list(dict.fromkeys(_File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS).changes()))
+
+
+def fault_of(source: str, change: Change) -> Fault | None:
+    """Return the fault that a change is; None if it leaves no Python, or the same file."""
+    return next(_File(source, ()).faults([change]), None)
 
 
 def drawn_faults(source: str, random: np.random.Generator) -> Iterator[Fault]:
