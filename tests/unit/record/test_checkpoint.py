@@ -9,12 +9,14 @@ from antiphon.errors import RecordError
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
+    check_model,
     draft,
     export,
     name_of,
     newest,
     prune,
     publish,
+    set_aside_later,
     verify,
     written,
 )
@@ -151,3 +153,26 @@ def test_an_export_is_the_model_alone(tmp_path):
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "tokenizer.json"}
     with pytest.raises(RecordError, match="exists"):
         export(tmp_path / "checkpoints", tmp_path / "model")
+
+
+def test_later_checkpoints_are_set_aside_in_the_place_of_those_before(tmp_path):
+    places = [make(tmp_path / "checkpoints", step) for step in (1, 2, 3)]
+    (tmp_path / "checkpoints" / f"{name_of(3)}.torn").mkdir()
+    set_aside_later(places[1])
+    found = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert found == {name_of(1), name_of(2), f"{name_of(3)}.torn"}
+    verify(tmp_path / "checkpoints" / f"{name_of(3)}.torn")
+
+
+def test_a_model_directory_is_confined_if_it_is_a_checkpoint(tmp_path):
+    check_model(tmp_path / "none")
+    outside = tmp_path / "outside"
+    outside.touch()
+    checkpoint = make(tmp_path / "checkpoints", 1)
+    check_model(checkpoint)
+    for model in (tmp_path / "model", checkpoint):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").symlink_to(outside)
+    check_model(tmp_path / "model")  # as caches of downloads are
+    with pytest.raises(RecordError, match=r"config\.json"):
+        check_model(checkpoint)
