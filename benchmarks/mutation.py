@@ -101,18 +101,18 @@ def trials(drawn: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, str]
 
 
 def figures_of(ends: Sequence[tuple[Mutant, str]], possible: Counter[str], seed: int) -> dict[str, float]:
-    """Return the result's figures: of the core rooms together and each, and of algorithms."""
+    """Return the result's figures: of the core rooms together, of each, and of algorithms, whose names have no prefix."""
     found: dict[str, float] = {}
-    for name, rooms in [("core", CORE), *((room, (room,)) for room in ROOMS)]:
+    for name, rooms in [("core_", CORE), *((f"{room}_", (room,)) for room in CORE), ("", ("algorithms",))]:
         those = [end for mutant, end in ends if mutant.room in rooms]
         if those:
             killed = sum(not end.startswith(SURVIVED) for end in those)
             found |= {
-                f"{name}_seed": seed,
-                f"{name}_possible": sum(possible[room] for room in rooms),
-                f"{name}_mutants": len(those),
-                f"{name}_killed": killed,
-                f"{name}_killed_share": killed / len(those),
+                f"{name}seed": seed,
+                f"{name}possible": sum(possible[room] for room in rooms),
+                f"{name}mutants": len(those),
+                f"{name}killed": killed,
+                f"{name}killed_share" if name else "share": killed / len(those),
             }
     return found
 
@@ -151,14 +151,18 @@ def main() -> None:
     seen = Counter(end for _, end in ends)
     print(table(["mutants", "times"], [[end, str(count)] for end, count in sorted(seen.items())]))
     figures = figures_of(ends, possible, options.seed)
-    rows = [[name.removesuffix("_killed_share"), f"{share:.3f}"] for name, share in figures.items() if "share" in name]
-    print(table(["killed", "share"], rows))
+    rows = []
+    for room in options.rooms:
+        those = [not end.startswith(SURVIVED) for mutant, end in ends if mutant.room == room]
+        rows.append([room, str(len(those)), str(sum(those))])
+    print(table(["room", "mutants", "noticed"], rows))
     print(f"{time.perf_counter() - began:.0f} s")
     share = sum(not end.startswith(SURVIVED) for _, end in ends) / len(ends)
+    print(f"{share:.1%} of {len(ends)} were noticed")
     if not options.no_result:
         print("written:", write_result("mutation", kept_figures() | figures, options.out))
     if share < FLOOR:
-        sys.exit(f"{share:.1%} were noticed, and {FLOOR:.0%} must be")
+        sys.exit(f"at least {FLOOR:.0%} must be")
 
 
 if __name__ == "__main__":

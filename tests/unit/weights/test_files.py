@@ -49,3 +49,22 @@ def test_a_tied_head_that_the_files_have_is_no_part_of_an_update(tmp_path):
     for update in (weights, sent):
         files.require(update, 1)
         assert dict(files.named(update)).keys() == weights.keys()
+
+
+def test_adapters_are_added_to_their_base_to_scale(tmp_path):
+    weights = {name: weight.detach() for name, weight in saved(tmp_path, tied=False).items()}
+    a, b = torch.randn(2, 32), torch.randn(32, 2)
+    found = dict(applied(flat({QUERIES: (a, b)}), Adapters(str(tmp_path), 0.5)))
+    assert found.keys() == weights.keys()
+    assert torch.allclose(found.pop(QUERIES), weights[QUERIES] + 0.5 * (b @ a), atol=1e-6)
+    assert all(torch.equal(weight, weights[name]) for name, weight in found.items())
+    with pytest.raises(WeightsError, match="lacks 'another', which an adapter came for"):
+        list(applied(flat({"another": (a, b)}), Adapters(str(tmp_path), 0.5)))
+
+
+def test_tensors_of_another_shape_or_name_are_no_update(tmp_path):
+    weights = saved(tmp_path, tied=False)
+    files = Files(tmp_path, tied=False)
+    for changed in ({QUERIES: torch.zeros(32, 31)}, {"another": torch.zeros(1)}):
+        with pytest.raises(WeightsError, match=f"1 tensors differ; {next(iter(changed))!r} has shape"):
+            files.require(weights | changed, 1)
