@@ -88,8 +88,7 @@ ROOMS = {
             "tests/unit/test_config.py",
             *DECLARATIONS,
         ),
-        runs=("tests/system/test_algorithms.py", "tests/parity/test_meshes.py"),
-        elsewhere=("antiphon/learning/sharding.py", "antiphon/learning/ranks.py", "antiphon/learning/pipeline.py"),
+        runs=("tests/parity/test_meshes.py", "tests/system/test_algorithms.py"),
         excluded=(
             ("antiphon/learning/megatron*.py", "needs megatron-core: `make parity`"),
             ("antiphon/learning/deepspeed.py", "needs DeepSpeed: `make parity`"),
@@ -99,7 +98,6 @@ ROOMS = {
         sources=("antiphon/weights/*.py",),
         tests=("tests/unit/weights", "tests/unit/engines", "tests/unit/test_config.py", *DECLARATIONS),
         runs=("tests/chaos/test_weights.py",),
-        elsewhere=("antiphon/weights/*.py",),
     ),
     "grading": Room(
         sources=("antiphon/tasks/grading*.py",),

@@ -35,6 +35,7 @@ MODELS = [
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
 PATIENCE = 45  # seconds that a test may take beside six times what it took without a fault
+RUN = 20  # seconds that a test takes of whose time nothing is known
 MOST = 300  # seconds of unit tests that one mutant is tried on
 
 SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
@@ -77,7 +78,7 @@ class Reach:
         lines = self.lines.get(mutant.path, {})
         original = (ROOT / mutant.path).read_text(encoding="utf-8")
         near = {test for line in _statement(original, mutant.line) for test in lines.get(line, ())}
-        if not near:  # it is run at import: by all that use the file
+        if not near and _is_run_at_import(original, mutant.line):  # by all that use the file
             near = {test for tests in lines.values() for test in tests}
             near |= {test for test in self.seconds if test.partition("::")[0] in DECLARATIONS}
         tests = sorted(near, key=self.seconds.__getitem__)
@@ -111,6 +112,14 @@ def changes_in(path: str) -> list[Change]:
 def _mutant(room: str, path: str, change: Change) -> Mutant | None:
     fault = fault_of((ROOT / path).read_text(encoding="utf-8"), change)
     return Mutant(room, path, fault.line, fault.source, change) if fault else None
+
+
+def _is_run_at_import(source: str, line: int) -> bool:
+    """Return True if a line is in no function's body."""
+    functions = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return not any(node.body[0].lineno <= line <= (node.end_lineno or line) for node in functions)
 
 
 def _statement(source: str, line: int) -> range:
@@ -155,7 +164,7 @@ class Hurried:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Give each test its time; the signal's default is to end the process."""
-        signal.alarm(PATIENCE + int(6 * (self._seconds[nodeid] if self._seconds else 100)))
+        signal.alarm(PATIENCE + int(6 * (self._seconds[nodeid] if self._seconds else RUN)))
 
 
 class Watched:
