@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,9 @@ from antiphon.errors import WorkerDied
 from antiphon.questions import Word
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.pool import PAUSES
 from antiphon.rollout.shards import Counts, Shard, Shards
+from antiphon.simulate import clock
 from antiphon.types import AttemptId, PolicyVersion, Prompt, WeightsUpdate
 from antiphon.waits import Waits
 
@@ -199,3 +202,68 @@ def test_all_workers_are_asked_and_a_dead_one_is_done_without(method):
         assert shards.engines == 1
 
     assert with_handles(body, 2)[0] == ["gone; rollout workers left: 1"]
+
+
+class Willing(Handle):
+    """A worker that answers all it is asked, until it dies."""
+
+    dead = False
+
+    def die(self):
+        self.dead = True
+        self.bury(WorkerDied("gone"))
+
+    def send(self, method, *args):
+        if self.dead:
+            raise WorkerDied("gone")
+        super().send(method, *args)
+        if method == "ask":
+            word = Word("result", args[0], None, Counts(engines=1))
+            asyncio.get_running_loop().call_soon(lambda: self.say(word))
+
+
+def asked(handle):
+    return [sent[2] for sent in handle.sent if sent[0] == "ask" and sent[2] != "health"]
+
+
+def replacing(refusals, before=()):
+    """Lose one of two workers, after the calls `before`; returns when starts were tried, and what was asked of the third."""
+
+    async def body():
+        loop, tries, third, told = asyncio.get_running_loop(), [], Willing(), []
+        handles = [Willing(), Willing()]
+
+        async def start(number):
+            tries.append(loop.time())
+            if len(tries) <= refusals:
+                raise WorkerDied("no room")
+            return Shard(third, number, Events(), told.append)
+
+        made = [Shard(handle, number, Events(), told.append) for number, handle in enumerate(handles)]
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, engine_restarts=1)
+        shards = Shards(made, Waits(), schedule, start=start, on_loss=told.append)
+        for method in before:
+            await getattr(shards, method)()
+        refreshed = asyncio.Queue()
+        watch = asyncio.ensure_future(shards.watch(refreshed.put))
+        await asyncio.sleep(0)
+        handles[0].die()
+        shard = await asyncio.wait_for(refreshed.get(), 10_000)
+        assert shard.number == 0 and len(told) == refusals + 1
+        watch.cancel()
+        return tries, asked(third)
+
+    return clock.run(body())  # in virtual time
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
+    tries, _ = replacing(refusals=9)
+    first, most = PAUSES
+    assert [later - earlier for earlier, later in pairwise(tries)] == [min(first * 2**n, most) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [([], []), (["lend"], ["lend"]), (["lend", "take_back"], []), (["take_back"], [])]
+)
+def test_a_worker_that_comes_while_devices_are_lent_lends_its_own(before, expected):
+    assert replacing(0, before)[1] == expected
