@@ -105,14 +105,14 @@ def figures_of(ends: Sequence[tuple[Mutant, str]], possible: Counter[str], seed:
     found: dict[str, float] = {}
     for name, rooms in [("core_", CORE), *((f"{room}_", (room,)) for room in CORE), ("", ("algorithms",))]:
         those = [end for mutant, end in ends if mutant.room in rooms]
-        if those:
+        if all(possible[room] for room in rooms):  # else not all of them were drawn from
             killed = sum(not end.startswith(SURVIVED) for end in those)
             found |= {
                 f"{name}seed": seed,
                 f"{name}possible": sum(possible[room] for room in rooms),
                 f"{name}mutants": len(those),
                 f"{name}killed": killed,
-                f"{name}killed_share" if name else "share": killed / len(those),
+                f"{name}killed_share" if name else "share": killed / max(len(those), 1),
             }
     return found
 

@@ -40,7 +40,13 @@ MOST = 300  # seconds of unit tests that one mutant is tried on
 
 SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
 UNREACHED = "survived: no test reaches it"
-ENDS = {0: SURVIVED, 1: "a test failed", 2: "tests could not be collected", NO_IMPORT: "it could not be imported"}
+ENDS = {
+    0: SURVIVED,
+    1: "a test failed",
+    2: "tests could not be collected",
+    NO_IMPORT: "it could not be imported",
+    NO_TESTS: "pytest ended with an error",  # without a fault it did not: see `reach_of`
+}
 TOO_LONG = "a test took too long"
 
 
