@@ -1,12 +1,22 @@
 """Files of a model that several ranks write: whatever is divided, all have together what one would write."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.hf_checkpoint import block_of, divided, in_files, sizes_in_files, write_config
+from antiphon.learning.model.hf_checkpoint import (
+    block_of,
+    divided,
+    file_of,
+    in_files,
+    sizes_in_files,
+    write_config,
+    write_index,
+)
 from antiphon.learning.model.loading import load_model
 
 from .conftest import SHAPE
@@ -71,3 +81,14 @@ def test_files_say_their_own_precision_whatever_is_computed_in_meanwhile(model_d
     model = load_model(str(model_directories["llama"]), attention="sdpa", device=torch.device(device))
     write_config(model.to(torch.bfloat16), type(model), tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).dtype == torch.float32
+
+
+def test_the_index_says_which_rank_has_which_weights(tmp_path):
+    write_index([{"a": 4}], tmp_path)
+    assert list(tmp_path.iterdir()) == [], "one file is found by its name"
+    write_index([{"a": 4, "b": 2}, {}, {"c": 8}], tmp_path)
+    (index,) = tmp_path.iterdir()
+    found = json.loads(index.read_text())
+    assert found["metadata"]["total_size"] == 14
+    assert found["weight_map"] == {"a": file_of(0, 3), "b": file_of(0, 3), "c": file_of(2, 3)}
+    assert len({file_of(rank, 3) for rank in range(3)}) == 3 and file_of(0, 1) == "model.safetensors"
