@@ -75,11 +75,11 @@ def test_events_are_written_kept_and_told_where_they_are_rare():
         {"t": 1, "event": "join", "pool": "judge", "engine": 0, "version": 0},
     ]
     assert rare == [("join", {"pool": "judge", "engine": 0, "version": 0})]
-    assert events.on and not judge.on and not Events().on and events.last() == sink.getvalue().strip()
-    assert Events().last() == "none"
+    assert events.enabled and not judge.enabled and not Events().enabled and events.format_recent() == sink.getvalue().strip()
+    assert Events().format_recent() == "none"
     for _ in range(RECENT):
         events.add("take", groups=[])
-    assert len(events.last().splitlines()) == RECENT and "join" not in events.last()
+    assert len(events.format_recent().splitlines()) == RECENT and "join" not in events.format_recent()
 
 
 def test_the_picture_has_a_span_for_each_step_request_and_attempt():
