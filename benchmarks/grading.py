@@ -30,7 +30,7 @@ MEASURES = (
     "antiphon.tasks.grading",
     "antiphon.tasks.grading.worker",
     "antiphon.tasks.rewards",
-    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.forked_python",
     "antiphon.sandbox.isolation.zygote",
 )
 

@@ -22,7 +22,7 @@ MEASURES = (
     "antiphon_envs.mini_swe.environment",
     "antiphon_envs.mini_swe.boxes",
     "antiphon_envs.mini_swe.build",
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
 )
 
 TIMED = 5  # attempts

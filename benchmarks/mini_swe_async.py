@@ -62,7 +62,7 @@ MEASURES = (
     "antiphon.rollout",
     "antiphon_envs.mini_swe.environment",
     "antiphon_envs.mini_swe.boxes",
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
 )
 
 TASK, SEED, TURNS = "mini_swe", 0, 30

@@ -64,7 +64,10 @@ def main() -> None:
     for name in options.recipes:
         config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
         device = DEVICES[RECIPES[name]]
-        model, lent = read_model_facts(config), len(resolve_on_devices(config, RECIPES[name]).lent.get("engine", ()))
+        model, lent = (
+            read_model_facts(config),
+            len(resolve_on_devices(config, RECIPES[name]).time_shared.get("engine", ())),
+        )
         need = device_memory(model, config, device)
         figures = {key(part, "gib"): size / 2**30 for part, size in need.items()}
         memory[name] = need

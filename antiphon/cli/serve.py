@@ -95,7 +95,7 @@ def probe_sandbox() -> None:
     """Show which isolation mechanisms work on this machine; exit code 2 if they give less than level 3."""
     with exit_on_error():
         from antiphon.sandbox.base import Level
-        from antiphon.sandbox.isolation.levels import probe, require
+        from antiphon.sandbox.isolation.levels import probe, require_level
 
         found = probe()
         problems = found.problems
@@ -103,7 +103,7 @@ def probe_sandbox() -> None:
         rows |= {name: problems.get(name, "yes") for name in ("memory_groups", "landlock_scopes", *problems)}
         level = found.level
         print_table("works here", "", {**rows, "level": "none" if level is None else f"{level} ({level.name.lower()})"})
-        require(Level.ISOLATED)
+        require_level(Level.ISOLATED)
 
 
 def spawn_environment(name: str) -> "WorkerHandle":

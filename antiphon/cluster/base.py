@@ -28,10 +28,10 @@ class Node:
     id: str = ""  # what its cluster knows it by
     cores: tuple[int, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    gone: bool = False  # what it had keeps its numbers, for when it is back
+    has_left: bool = False  # what it had keeps its numbers, for when it is back
 
     def __str__(self) -> str:
-        if self.gone:
+        if self.has_left:
             return "nothing, as it has left"
         cores = f"{len(self.cores)} cores (cpu:{self.cores[0]}-{self.cores[-1]})" if self.cores else "no cores"
         return f"{cores} and {len(self.gpus)} GPUs"

@@ -17,13 +17,13 @@ def this_machine() -> Node:
     return Node(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=_gpus())
 
 
-def has_driver() -> bool:
+def has_gpu_driver() -> bool:
     """Whether there may be GPUs. If not, torch need not be asked, and takes seconds to load."""
     return _DRIVER.is_dir()
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    if not has_driver():
+    if not has_gpu_driver():
         return ()
     import torch
 
@@ -40,14 +40,14 @@ def gpu_class(name: str) -> str:
     return match.group() if match else ""
 
 
-def occupy(cores: Sequence[int], gpus: Sequence[str]) -> None:
+def bind_process(cores: Sequence[int], gpus: Sequence[str]) -> None:
     """Hold this process, and the threads that it will start, to its place. Without GPUs it sees none."""
     if cores:
         os.sched_setaffinity(0, cores)
     set_visible_gpus(gpus)
 
 
-def as_seen(place: Place, gpus: Sequence[str]) -> Place:
+def with_visible_gpus(place: Place, gpus: Sequence[str]) -> Place:
     """The place, with the names that its GPUs have in this process, which was given `gpus` and those alone: where they are
     reserved, Ray has the last word on which they are."""
     names = dict(zip(gpus, visible_gpus() or (), strict=False))

@@ -19,10 +19,12 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 
-At = tuple[tuple[int, ...], tuple[str, ...]] | None  # the cores that a process is held to, and the GPUs that it sees
+DeviceBinding = (
+    tuple[tuple[int, ...], tuple[str, ...]] | None
+)  # the cores that a process is held to, and the GPUs that it sees
 
 
-class Nursery:
+class ForkServer:
     """The process that is forked, as its controller has it."""
 
     def __init__(self, modules: Collection[str]) -> None:
@@ -31,23 +33,23 @@ class Nursery:
         with theirs:
             program = (
                 f"import sys; sys.path[:] = {sys.path!r}; from antiphon.cluster import forkserver, local; "
-                f"local.main(*forkserver.nurse({theirs.fileno()}, {[*modules]!r}))"
+                f"local.main(*forkserver.serve_forks({theirs.fileno()}, {[*modules]!r}))"
             )
             command = [sys.executable, "-u", "-c", program]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._numbers = itertools.count()
         self._ends: dict[int, Future[int | None]] = {}
-        self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="fork-server", daemon=True)
         self._listener.start()
 
-    def fork(self, descriptor: int, output: int | None, at: At) -> "Forked":
+    def fork(self, descriptor: int, output: int | None, at: DeviceBinding) -> "ForkedProcess":
         """A process that serves the pipe `descriptor`, and has `output` for what it prints. `OSError` if nobody is there to be
         forked."""
         number, end = next(self._numbers), Future[int | None]()
         self._ends[number] = end
         given = [descriptor] if output is None else [descriptor, output]
         socket.send_fds(self._line, [pickle.dumps((number, at))], given)
-        return Forked(end, lambda: self._line.send(pickle.dumps(number)))
+        return ForkedProcess(end, lambda: self._line.send(pickle.dumps(number)))
 
     def _listen(self) -> None:
         with suppress(OSError):
@@ -66,7 +68,7 @@ class Nursery:
         self._line.close()
 
 
-class Forked:
+class ForkedProcess:
     """A process that a nursery has forked, with as much of `subprocess.Popen` as is needed."""
 
     def __init__(self, end: "Future[int | None]", kill: Callable[[], object]) -> None:
@@ -88,7 +90,7 @@ class Forked:
             self._kill()
 
 
-def nurse(descriptor: int, modules: Collection[str]) -> tuple[int, At]:
+def serve_forks(descriptor: int, modules: Collection[str]) -> tuple[int, DeviceBinding]:
     """The life of a nursery. Each process that it forks returns from here, with the pipe that it is to serve, and where."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in modules:
@@ -118,14 +120,14 @@ def nurse(descriptor: int, modules: Collection[str]) -> tuple[int, At]:
                 continue
             number, at = order
             if not (child := os.fork()):
-                return _born(given, watched), at
+                return _enter_child(given, watched), at
             children[number] = child
             watched.register(os.pidfd_open(child), selectors.EVENT_READ, number)
             for descriptor in given:
                 os.close(descriptor)
 
 
-def _born(given: list[int], watched: selectors.BaseSelector) -> int:
+def _enter_child(given: list[int], watched: selectors.BaseSelector) -> int:
     """Close what is the nursery's, and print where the new process is to; returns its pipe."""
     for key in [*watched.get_map().values()]:
         if isinstance(key.fileobj, socket.socket):

@@ -63,7 +63,7 @@ class Handle:
 
     def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
         """See `WorkerHandle.on_death`."""
-        self._death.add_done_callback(lambda _: callback(_death(self._reason)))
+        self._death.add_done_callback(lambda _: callback(_death_error(self._reason)))
 
     async def died(self) -> None:
         """See `WorkerHandle.died`."""
@@ -88,7 +88,7 @@ class Handle:
         if not self._death.done():
             self._transmit(pickle.dumps((key, method, args), protocol=pickle.HIGHEST_PROTOCOL))
         if self._death.done():
-            raise _death(self._reason)
+            raise _death_error(self._reason)
 
     def _receive(self, content: bytes) -> None:
         """A message has come from the worker."""
@@ -108,14 +108,14 @@ class Handle:
         if self._death.done():
             return
         self._reason = self._reason or reason
-        error = _death(self._reason)
+        error = _death_error(self._reason)
         fail(self._death, error)
         for answer in self._calls.values():
             fail(answer, error)
         self._calls.clear()
 
 
-def _death(reason: str | AntiphonError) -> AntiphonError:
+def _death_error(reason: str | AntiphonError) -> AntiphonError:
     """What callers of a dead worker get: the clear error it left, or that it died."""
     return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # another interpreter needs of our packages only what its wor
 
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
-    from antiphon.cluster.forkserver import At, Forked, Nursery
+    from antiphon.cluster.forkserver import DeviceBinding, ForkedProcess, ForkServer
 
-    Process: TypeAlias = subprocess.Popen[bytes] | Forked
+    Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 END = b""  # no pickle is empty
 BEGUN_WITH = ("torch", "transformers.modeling_utils")  # what most workers import first, and takes longest
@@ -50,7 +50,7 @@ class LocalCluster:
         self._logs = logs
         self._handles: list[LocalHandle] = []
         self._forks = config.fork and _can_fork()
-        self._nursery: Nursery | None = None  # once there is something to fork
+        self._fork_server: ForkServer | None = None  # once there is something to fork
 
     def nodes(self) -> "list[Node]":
         """See `Cluster.nodes`: this machine, as far as this process may use it."""
@@ -73,7 +73,7 @@ class LocalCluster:
         log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
         runner: Process | threading.Thread
         if self._debug:
-            runner = threading.Thread(target=_live, args=(theirs, factory, args), name=name, daemon=True)
+            runner = threading.Thread(target=_run_worker, args=(theirs, factory, args), name=name, daemon=True)
             runner.start()
         else:
             order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
@@ -88,8 +88,8 @@ class LocalCluster:
     async def close(self) -> None:
         """End all workers, all at once."""
         await asyncio.gather(*(handle.close() for handle in self._handles))
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def _start(self, python: str, descriptor: int, log: Path | None, place: "Place | None") -> "Process":
         """A process that will serve the pipe `descriptor`."""
@@ -98,16 +98,16 @@ class LocalCluster:
             log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") if log else nullcontext() as output:
             if python or not self._forks:
-                return _start(python, descriptor, output, at)
-            from antiphon.cluster.forkserver import Nursery
+                return _start_interpreter(python, descriptor, output, at)
+            from antiphon.cluster.forkserver import ForkServer
 
-            self._nursery = self._nursery or Nursery(BEGUN_WITH)
+            self._fork_server = self._fork_server or ForkServer(BEGUN_WITH)
             try:
-                return self._nursery.fork(descriptor, output.fileno() if output else None, at)
+                return self._fork_server.fork(descriptor, output.fileno() if output else None, at)
             except OSError:  # it is dead, as when memory was short
-                self._nursery.close()
-                self._nursery = None
-                return _start(python, descriptor, output, at)
+                self._fork_server.close()
+                self._fork_server = None
+                return _start_interpreter(python, descriptor, output, at)
 
 
 class LocalHandle(Handle):
@@ -137,9 +137,11 @@ class LocalHandle(Handle):
         self._flush()
         with suppress(OSError):
             self._connection.send_bytes(END)
-        if not await self._loop.run_in_executor(None, self._ended) and not isinstance(self._runner, threading.Thread):
+        if not await self._loop.run_in_executor(None, self._wait_for_end) and not isinstance(
+            self._runner, threading.Thread
+        ):
             self._runner.kill()
-            await self._loop.run_in_executor(None, self._ended)
+            await self._loop.run_in_executor(None, self._wait_for_end)
 
     def _transmit(self, content: bytes) -> None:
         """What one turn of the loop has for a worker goes there at once: to write may mean to be kept from the processor by the
@@ -156,14 +158,14 @@ class LocalHandle(Handle):
             self._connection.send_bytes(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
         except OSError:
             self._read()  # why it died may be there already, unread
-            self._end(self._obituary())
+            self._end(self._describe_death())
 
     def _read(self) -> None:
         try:
             while self._connection.poll():
                 self._receive(self._connection.recv_bytes())
         except (EOFError, OSError):
-            self._end(self._obituary())
+            self._end(self._describe_death())
 
     def _end(self, reason: str) -> None:
         if not self._connection.closed:
@@ -171,7 +173,7 @@ class LocalHandle(Handle):
             self._connection.close()
         super()._end(reason)
 
-    def _ended(self) -> bool:
+    def _wait_for_end(self) -> bool:
         """Whether the worker ends within the grace period."""
         if isinstance(self._runner, threading.Thread):
             self._runner.join(GRACE)
@@ -180,10 +182,10 @@ class LocalHandle(Handle):
             self._runner.wait(GRACE)
         return self._runner.returncode is not None
 
-    def _obituary(self) -> str:
+    def _describe_death(self) -> str:
         if self._reason or isinstance(self._runner, threading.Thread):
             return f"worker {self.name} ended"
-        self._ended()
+        self._wait_for_end()
         code = self._runner.returncode
         if code is not None and code < 0:
             return f"worker {self.name} was killed by {signal.Signals(-code).name}{self._where}"
@@ -194,9 +196,11 @@ class LocalHandle(Handle):
 _PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
 
 
-def _start(python: str, descriptor: int, output: IO[bytes] | None, at: "At") -> "subprocess.Popen[bytes]":
+def _start_interpreter(
+    python: str, descriptor: int, output: IO[bytes] | None, at: "DeviceBinding"
+) -> "subprocess.Popen[bytes]":
     """A process of its own interpreter."""
-    path = f"sys.path + {_own_folders()!r}" if python else repr(sys.path)
+    path = f"sys.path + {_project_folders()!r}" if python else repr(sys.path)
     command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
     try:
         return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -206,9 +210,9 @@ def _start(python: str, descriptor: int, output: IO[bytes] | None, at: "At") -> 
 
 def _can_fork() -> bool:
     """Whether a fork is as good as a process that was started: CUDA does not survive one, nor do macOS's own libraries."""
-    from antiphon.cluster.devices import has_driver
+    from antiphon.cluster.devices import has_gpu_driver
 
-    if sys.platform != "linux" or has_driver():
+    if sys.platform != "linux" or has_gpu_driver():
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -217,7 +221,7 @@ def _can_fork() -> bool:
     return True
 
 
-def _own_folders() -> list[str]:
+def _project_folders() -> list[str]:
     """The import path without what is installed here, which means nothing to another interpreter."""
     standard = sysconfig.get_path("stdlib")
     folders = dict.fromkeys(Path(folder).absolute() for folder in sys.path)
@@ -230,22 +234,22 @@ def _own_folders() -> list[str]:
     ]
 
 
-def main(descriptor: int, place: "At") -> None:
+def main(descriptor: int, place: "DeviceBinding") -> None:
     """The life of a worker process."""
     if place is not None:
-        from antiphon.cluster.devices import occupy
+        from antiphon.cluster.devices import bind_process
 
-        occupy(*place)
+        bind_process(*place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     connection = Connection(descriptor)
     factory, args = pickle.loads(connection.recv_bytes())
-    _live(connection, factory, args, alone=True)
+    _run_worker(connection, factory, args, alone=True)
 
 
-def _live(connection: Connection, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
+def _run_worker(connection: Connection, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
     """The worker's end of the pipe; `alone` in a process."""
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, inbox, alone), daemon=True).start()
+    threading.Thread(target=_receive_messages, args=(connection, inbox, alone), daemon=True).start()
     try:
         serve(factory, args, inbox, connection.send_bytes)
     finally:
@@ -254,7 +258,7 @@ def _live(connection: Connection, factory: str, args: tuple[Any, ...], *, alone:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def _listen(connection: Connection, inbox: Inbox, alone: bool) -> None:
+def _receive_messages(connection: Connection, inbox: Inbox, alone: bool) -> None:
     gone = alone
     with suppress(EOFError, OSError):  # the controller is gone
         while (content := connection.recv_bytes()) != END:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from antiphon.cluster.ray import find, keep
+from antiphon.cluster.ray import get_object, put_object
 from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import TransferContext
 from antiphon.weights.manifest import Adapters, NamedTensors
@@ -21,12 +21,14 @@ class ObjectStore:
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """See `WeightChannel.send`."""
         manifest = pack_tensors(named, self._copy, adapters)
-        return WeightsUpdate(version=version, location=keep("weights", self._copy.content.numpy()), manifest=manifest)
+        return WeightsUpdate(
+            version=version, location=put_object("weights", self._copy.content.numpy()), manifest=manifest
+        )
 
     @staticmethod
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
         """See `WeightChannel.receive`."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it cannot be written, which nobody does
-            content = torch.from_numpy(find(update.location))
+            content = torch.from_numpy(get_object(update.location))
         yield from unpack_tensors(update, content)

@@ -24,7 +24,7 @@ ANYWHERE = "anywhere"
 NOWHERE = -1  # the node of devices that are not there
 TRAINING = ("learner", "reference", "critic", "teacher")  # have their turn together
 GENERATING = ("engine", "judge")  # sleep in the meantime, where they share devices with those
-BESIDE = ("environment", "reward")  # run all the time, whoever has their turn
+ALWAYS_RUNNING = ("environment", "reward")  # run all the time, whoever has their turn
 
 _PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
 
@@ -59,7 +59,7 @@ class Placement:
     places: Mapping[str, tuple[Place | None, ...]] = field(
         default_factory=dict
     )  # one a worker; None: has no devices yet
-    lent: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep while others train
+    time_shared: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep while others train
 
     def place(self, role: str, number: int = 0) -> Place | None:
         """Of one worker. `ConfigError` if its devices are not there."""
@@ -69,23 +69,23 @@ class Placement:
             raise ConfigError(f"placement.{role}: the devices of its worker {number} are not there")
         return found
 
-    def there(self, role: str) -> list[Place]:
+    def known_places(self, role: str) -> list[Place]:
         """Of its workers that have devices."""
         return [place for place in self.places.get(role, ()) if place is not None]
 
-    def lends(self, role: str, number: int) -> bool:
+    def shares_devices(self, role: str, number: int) -> bool:
         """Whether a worker shares a device with what trains."""
-        return number in self.lent.get(role, ())
+        return number in self.time_shared.get(role, ())
 
     @property
     def training_gpus(self) -> tuple[str, ...]:
         """Of all that trains, if that is on one node."""
-        return gpus_of(place for role in TRAINING for place in self.there(role))
+        return gpus_of(place for role in TRAINING for place in self.known_places(role))
 
     @property
     def shared(self) -> bool:
         """Whether anything generates on a device that something trains on."""
-        return any(self.lent.values())
+        return any(self.time_shared.values())
 
 
 def gpus_of(places: Iterable[Place | None]) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def gpus_of(places: Iterable[Place | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(gpu for place in places if place for gpu in place.gpus))
 
 
-def parse(text: str) -> list[Part]:
+def parse_devices(text: str) -> list[Part]:
     """The parts of what a role asks for, if that is devices of its own. `ConfigError` says what would be valid."""
     return [_parse_part(part.strip()) for part in text.split(",")]
 
@@ -116,73 +116,79 @@ def _parse_part(text: str) -> Part:
     return Part(int(node) if node else None, kind, low, high)
 
 
-def problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
+def find_problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
     """What is wrong with a placement on any machine: (role, message)."""
     for role, text in config.roles.items():
         try:
-            if (other := companion(text)) is None:
+            if (other := parse_shared_role(text)) is None:
                 if text != ANYWHERE:
-                    parse(text)
+                    parse_devices(text)
             elif other not in ROLES:
                 yield role, f"{text!r}: there is no role {other!r}; there are {', '.join(ROLES)}"
-            elif companion(config.roles.get(other, ANYWHERE)) is not None or other not in config.roles:
+            elif parse_shared_role(config.roles.get(other, ANYWHERE)) is not None or other not in config.roles:
                 yield role, f"{text!r}: {other} must have devices of its own"
         except ConfigError as error:
             yield role, str(error)
 
 
-def companion(text: str) -> str | None:
+def parse_shared_role(text: str) -> str | None:
     """The role whose devices are shared, if any."""
     return text.removeprefix("with ").strip() if text.startswith("with ") else None
 
 
-def resolve(
+def assign_devices(
     config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
 ) -> Placement:
     """What a placement comes to, with so many `workers` of each role; one of which nothing is said has all its devices in one
     place. The devices of `patient` roles need not be there. `ConfigError` names role, device and conflict."""
     asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
-    devices = _devices(asked, nodes, patient)
+    devices = _resolve_devices(asked, nodes, patient)
     _refuse_conflicts(devices)
     places = {
-        role: tuple(_divide(role, found, nodes, workers.get(role, 0))) if workers.get(role) != 0 else ()
+        role: tuple(_assign_places(role, found, nodes, workers.get(role, 0))) if workers.get(role) != 0 else ()
         for role, found in devices.items()
     }
     training = {device for role in TRAINING for device in devices.get(role, ())}
-    lent = {
+    time_shared = {
         role: frozenset(
-            number for number, own in enumerate(_blocks(devices[role], workers.get(role, 0))) if training & {*own}
+            number
+            for number, own in enumerate(_split_devices(devices[role], workers.get(role, 0)))
+            if training & {*own}
         )
         for role in GENERATING
         if role in devices
     }
     anywhere = {role: (Place(anywhere=True),) for role, text in config.roles.items() if text == ANYWHERE}
-    return Placement(places | anywhere, lent)
+    return Placement(places | anywhere, time_shared)
 
 
-def _devices(asked: Mapping[str, str], nodes: Sequence[Node], patient: Collection[str]) -> dict[str, list[Device]]:
+def _resolve_devices(
+    asked: Mapping[str, str], nodes: Sequence[Node], patient: Collection[str]
+) -> dict[str, list[Device]]:
     """Of each role, in the order of the configuration: those that are named first, then those that are counted."""
-    parts = {role: parse(text) for role, text in asked.items() if companion(text) is None}
+    parts = {role: parse_devices(text) for role, text in asked.items() if parse_shared_role(text) is None}
     found: dict[str, list[Device]] = {
-        role: [device for part in own if not part.count for device in _named(role, part, nodes, role in patient)]
+        role: [
+            device for part in own if not part.count for device in _numbered_devices(role, part, nodes, role in patient)
+        ]
         for role, own in parts.items()
     }
     taken = {device for own in found.values() for device in own}
     for role, own in parts.items():
         for part in own:
             if part.count:
-                free = _counted(role, part, nodes, taken)
+                free = _free_cores(role, part, nodes, taken)
                 taken |= {*free}
                 found[role] += free
-    return {role: found[companion(text) or role] for role, text in asked.items()}
+    return {role: found[parse_shared_role(text) or role] for role, text in asked.items()}
 
 
-def _named(role: str, part: Part, nodes: Sequence[Node], patient: bool) -> list[Device]:
+def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: bool) -> list[Device]:
     chosen: Sequence[int] = range(len(nodes)) if part.node is None else [part.node]
     if part.node is not None and part.node >= len(nodes):
         chosen = ()
         if not patient:
-            raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_listed(nodes)}")
+            raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_describe_nodes(nodes)}")
     if part.kind == CPU:
         there = [Device(node, CPU, core) for node in chosen for core in nodes[node].cores]
         found = [device for device in there if part.first <= device.number <= part.last]
@@ -197,24 +203,24 @@ def _named(role: str, part: Part, nodes: Sequence[Node], patient: bool) -> list[
         ]
         found = there[part.first : part.last + 1]
     missing = part.last - part.first + 1 - len(found)
-    if not patient and (missing or any(nodes[device.node].gone for device in found)):
+    if not patient and (missing or any(nodes[device.node].has_left for device in found)):
         where = "" if part.node is None else f"node{part.node}."
         name = f"{where}{part.kind}:{part.first}-{part.last}"
-        raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_listed(nodes)}")
-    there = [replace(device, node=NOWHERE) if nodes[device.node].gone else device for device in found]
+        raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_describe_nodes(nodes)}")
+    there = [replace(device, node=NOWHERE) if nodes[device.node].has_left else device for device in found]
     return there + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
 
-def _counted(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
+def _free_cores(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
     """Cores that nobody has, all of one node if one has as many."""
     chosen = range(len(nodes)) if part.node is None else [part.node]
-    chosen = [node for node in chosen if not nodes[node].gone]
+    chosen = [node for node in chosen if not nodes[node].has_left]
     free = [[d for core in nodes[node].cores if (d := Device(node, CPU, core)) not in taken] for node in chosen]
     enough = next((own for own in free if len(own) >= part.count), [device for own in free for device in own])
     if len(enough) < part.count:
         raise ConfigError(
             f"placement.{role}: of the {part.count} cores of cpu:{part.count} other roles leave {len(enough)}; there are "
-            f"{_listed(nodes)}"
+            f"{_describe_nodes(nodes)}"
         )
     return enough[: part.count]
 
@@ -236,7 +242,7 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
             )
 
 
-def _blocks(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
+def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
     """The devices of each worker, which share one if they are more."""
     if not workers:
         return [devices]
@@ -246,11 +252,11 @@ def _blocks(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
     return [devices[number * size : (number + 1) * size] for number in range(workers)]
 
 
-def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
+def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
         raise ConfigError(f"placement.{role}: {len(devices)} devices cannot be divided evenly among {workers} workers")
-    for own in _blocks(devices, workers):
+    for own in _split_devices(devices, workers):
         at = {device.node for device in own}
         if NOWHERE in at:
             yield None
@@ -268,6 +274,6 @@ def _divide(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers
         )
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _describe_nodes(nodes: Sequence[Node]) -> str:
     """What there is."""
     return "; ".join(f"node{number} with {node}" for number, node in enumerate(nodes))

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.config import ClusterConfig
-from antiphon.cluster.devices import gpu_class, occupy, this_machine
+from antiphon.cluster.devices import bind_process, gpu_class, this_machine
 from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.core.config import set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
@@ -31,7 +31,7 @@ from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
 _ACCELERATOR = "accelerator_type:"  # before the name of a kind of GPU, among a node's resources
-PULL = "pull"  # the concurrency group of `Host.pull`, which must not hold up `Host.post`
+PULL = "pull"  # the concurrency group of `WorkerActor.pull`, which must not hold up `WorkerActor.post`
 
 KNOCK_SECONDS = 5.0  # for a Ray to answer
 RESERVE_SECONDS = 10.0  # for a Ray to set aside what a run reserves
@@ -64,9 +64,9 @@ class RayCluster:
         number, and what it had the numbers of its devices, for when a node of its name comes back."""
         known = self._ray.nodes()
         here = next(node["NodeName"] for node in known if node["NodeID"] == self._here)
-        there = {node["NodeName"]: _node(node["NodeID"], node["Resources"]) for node in known if node["Alive"]}
+        there = {node["NodeName"]: _make_node(node["NodeID"], node["Resources"]) for node in known if node["Alive"]}
         for name in sorted({node["NodeName"] for node in known} - {here}):
-            self._seen[name] = there.get(name) or replace(self._seen.get(name, Node()), id="", gone=True)
+            self._seen[name] = there.get(name) or replace(self._seen.get(name, Node()), id="", has_left=True)
         return [replace(this_machine(), id=self._here), *self._seen.values()]
 
     async def reserve(self, places: Collection[Place]) -> None:
@@ -76,7 +76,7 @@ class RayCluster:
             return
         nodes = {node["NodeID"]: node for node in self._ray.nodes()}
         # By name, which a node has again when it is back, and Ray's groups with it.
-        held = {(nodes[place.node]["NodeName"], each): place.node for place in places for each in _devices(place)}
+        held = {(nodes[place.node]["NodeName"], each): place.node for place in places for each in _device_keys(place)}
         new = sorted(held.keys() - self._held, key=str)
         gpus = [(held[name, gpu], name, gpu) for name, gpu in new if isinstance(gpu, str)]
         cores = Counter(held[name, core] for name, core in new if isinstance(core, int))
@@ -89,15 +89,15 @@ class RayCluster:
             await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), RESERVE_SECONDS)
         except TimeoutError as error:
             self._ray.util.remove_placement_group(group)
-            raise ConfigError(self._refusal(asked)) from error
+            raise ConfigError(self._describe_shortage(asked)) from error
         self._groups.append(group)
         self._held |= {*new}
-        holder = self._ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder)
+        holder = self._ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1, max_task_retries=-1)(GpuReservation)
         within = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         for number, (_, name, gpu) in enumerate(gpus):
             self._holders[name, gpu] = holder.options(scheduling_strategy=within(group, number)).remote()
 
-    def _refusal(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
+    def _describe_shortage(self, asked: Sequence[tuple[str, Mapping[str, int]]]) -> str:
         wanted = Counter((node, kind) for node, bundle in asked for kind in Counter(bundle).elements())
         numbered = ((node["NodeID"], node["NodeName"]) for node in self._ray.nodes())  # some may have left meanwhile
         order = list(self._seen)
@@ -118,13 +118,13 @@ class RayCluster:
             raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         place = place or Place()
-        holders = self._holding(name, place)
-        node = self._emptiest() if place.anywhere else place.node or self._here
+        holders = self._reservations_of(name, place)
+        node = self._least_loaded_node() if place.anywhere else place.node or self._here
         strategies = self._ray.util.scheduling_strategies
         where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end. Ray, and so `ps`,
         # calls an actor as its class is called.
-        actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (Host,), {}))
+        actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (WorkerActor,), {}))
         known = actor.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
         host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
         handle = RayHandle(name, self._ray, host, log)
@@ -132,7 +132,7 @@ class RayCluster:
         self._given[node] += 1
         return handle
 
-    def _holding(self, name: str, place: Place) -> list[Any]:
+    def _reservations_of(self, name: str, place: Place) -> list[Any]:
         """What holds the GPUs of a place, if they are reserved. By the name of its node, which it has again when it is back."""
         if not self._holders:
             return []
@@ -142,7 +142,7 @@ class RayCluster:
         except KeyError as error:  # the numbers of GPUs count others, since a node has left
             raise WorkerDied(f"worker {name} has nowhere to run: its GPUs are not those that were reserved") from error
 
-    def _emptiest(self) -> str:
+    def _least_loaded_node(self) -> str:
         """The node that was given the fewest workers; this one, if others were given as few. Those that died count: their node
         may be gone, which takes Ray a while to see."""
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
@@ -185,9 +185,9 @@ class RayHandle(Handle):
 
     def _pull(self) -> None:
         said = self._host.pull.options(concurrency_group=PULL).remote()
-        asyncio.wrap_future(said.future(), loop=self._loop).add_done_callback(self._pulled)
+        asyncio.wrap_future(said.future(), loop=self._loop).add_done_callback(self._on_pulled)
 
-    def _pulled(self, said: "asyncio.Future[list[bytes | None]]") -> None:
+    def _on_pulled(self, said: "asyncio.Future[list[bytes | None]]") -> None:
         if (error := said.exception()) is not None:
             self._end(f"worker {self.name} died: {_last_line(error)}{self._where}")
             return
@@ -196,9 +196,9 @@ class RayHandle(Handle):
             self._pull()  # under way while these are read
         for content in contents:
             # One by one: an error in a callback is not to take the messages after it along.
-            self._loop.call_soon(self._take, content)
+            self._loop.call_soon(self._handle_message, content)
 
-    def _take(self, content: bytes | None) -> None:
+    def _handle_message(self, content: bytes | None) -> None:
         if content is not None:
             self._receive(content)
         else:
@@ -206,7 +206,7 @@ class RayHandle(Handle):
             self._end(f"worker {self.name} ended{self._where}")
 
 
-class Host:
+class WorkerActor:
     """What the actor is: a worker in a thread, and its messages."""
 
     def __init__(
@@ -221,12 +221,12 @@ class Host:
         if log is not None:
             redirect_output(log)
         if place.cores or place.gpus:
-            occupy(place.cores, place.gpus)
+            bind_process(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         life = pickle.loads(worker)
         if holders:  # in the worker's thread: an actor that fails here, while it asks another, does not come to its end
-            life = f"{__name__}:{holding.__name__}", (holders, *life)
+            life = f"{__name__}:{build_with_reserved_gpus.__name__}", (holders, *life)
         threading.Thread(target=self._live, args=life, name="worker", daemon=True).start()
 
     def post(self, message: bytes | None) -> None:
@@ -240,7 +240,7 @@ class Host:
             said.append(self._outbox.get())
         return said
 
-    def kept(self, name: str) -> list[Any]:
+    def get_reference(self, name: str) -> list[Any]:
         """The reference to what the worker has kept; in a list, because what Ray answers with is never one itself."""
         return [_KEPT[name]]
 
@@ -251,7 +251,7 @@ class Host:
             self._outbox.put(None)
 
 
-class Holder:
+class GpuReservation:
     """What holds a GPU in Ray's books."""
 
     def gpu(self) -> str:
@@ -262,7 +262,7 @@ class Holder:
         return str(own)
 
 
-def holding(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
+def build_with_reserved_gpus(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
     """The worker that `factory` makes, which sees the GPUs of these."""
     import ray
 
@@ -278,7 +278,7 @@ def holding(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
 _KEPT: dict[str, Any] = {}  # what the worker of this process has in Ray's object store
 
 
-def keep(name: str, value: Any) -> str:
+def put_object(name: str, value: Any) -> str:
     """Put `value` into the object store, in the place of what had this name; returns where other workers find it."""
     import ray
 
@@ -286,20 +286,20 @@ def keep(name: str, value: Any) -> str:
     return f"{ray.get_runtime_context().get_actor_name()}/{name}"
 
 
-def find(where: str) -> Any:
+def get_object(where: str) -> Any:
     """What another worker has kept; an array without a copy, if it is there already."""
     import ray
 
     host, _, name = where.rpartition("/")
-    (kept,) = ray.get(ray.get_actor(host).kept.remote(name))
+    (kept,) = ray.get(ray.get_actor(host).get_reference.remote(name))
     return ray.get(kept)
 
 
-def _devices(place: Place) -> tuple[str | int, ...]:
+def _device_keys(place: Place) -> tuple[str | int, ...]:
     return *place.gpus, *place.cores
 
 
-def _node(name: str, resources: Mapping[str, float]) -> Node:
+def _make_node(name: str, resources: Mapping[str, float]) -> Node:
     """What a node of Ray's has; cores that it was not told the numbers of count from 0."""
     kinds = [key.removeprefix(_ACCELERATOR) for key in resources if key.startswith(_ACCELERATOR)]
     kind = gpu_class(kinds[0]) if kinds else ""

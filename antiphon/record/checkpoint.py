@@ -31,6 +31,10 @@ CRITICS = "critics"
 TRAINING_STATE = "training_state"  # a folder with a part for each rank of the learner
 
 
+class NoCheckpointError(RecordError):
+    """No checkpoint of a run is complete."""
+
+
 def checkpoint_name(step: int) -> str:
     """Return the name of a step's checkpoint directory."""
     return f"step_{step:06d}"
@@ -123,7 +127,7 @@ def newest_checkpoint(checkpoints: Path, report: Callable[[str], None]) -> Path:
     """Return the newest complete checkpoint; `report` receives a line for each damaged one that is skipped.
 
     Raises:
-        RecordError: No checkpoint is complete: a run never silently starts anew.
+        NoCheckpointError: No checkpoint is complete: a run never silently starts anew.
     """
     for directory in reversed(list_checkpoints(checkpoints)):
         try:
@@ -132,7 +136,9 @@ def newest_checkpoint(checkpoints: Path, report: Callable[[str], None]) -> Path:
             report(f"checkpoint skipped: {error}")
             continue
         return directory
-    raise RecordError(f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew")
+    raise NoCheckpointError(
+        f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew"
+    )
 
 
 def set_aside_newer(directory: Path) -> None:

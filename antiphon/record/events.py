@@ -38,23 +38,22 @@ class Events:
         self._sink = sink
         self.engine_numbers: Iterator[int] = itertools.count()  # of engines, in the order in which they join
         self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=RECENT)
-        self.on_rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
-            None
-        )  # hears of what is worth keeping always
+        # Called with each rare event.
+        self.on_rare: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
 
     @property
     def enabled(self) -> bool:
         """True if events are written; checked where an event is costly to make."""
         return self._sink is not None
 
-    def add(self, event: str, **what: Any) -> None:
+    def add(self, event: str, **fields: Any) -> None:
         """Record an event that happens now."""
         now = self._clock()
-        self._last.append((now, event, what))
+        self._last.append((now, event, fields))
         if event in RARE:
-            self.on_rare(event, what)
+            self.on_rare(event, fields)
         if self._sink is not None:
-            self._sink.write(_line(now, event, what) + "\n")
+            self._sink.write(_format_event(now, event, fields) + "\n")
 
     def for_pool(self, pool: str) -> "Events":
         """Return events of a judge's pool: rare ones are recorded here with the pool's name, others are dropped."""
@@ -66,7 +65,7 @@ class Events:
 
     def format_recent(self) -> str:
         """Return the last events, one a line."""
-        return "\n".join(_line(*event) for event in self._last) or "none"
+        return "\n".join(_format_event(*event) for event in self._last) or "none"
 
 
 class _PoolEvents(Events):
@@ -78,14 +77,14 @@ class _PoolEvents(Events):
         self._run = run
         self._pool = pool
 
-    def add(self, event: str, **what: Any) -> None:
+    def add(self, event: str, **fields: Any) -> None:
         """Record an event if it is rare."""
         if event in RARE:
-            self._run.add(event, pool=self._pool, **what)
+            self._run.add(event, pool=self._pool, **fields)
 
 
-def _line(now: float, event: str, what: dict[str, Any]) -> str:
-    return json.dumps({"t": now, "event": event, **what}, separators=(",", ":"))
+def _format_event(now: float, event: str, fields: dict[str, Any]) -> str:
+    return json.dumps({"t": now, "event": event, **fields}, separators=(",", ":"))
 
 
 def to_trace(lines: Iterable[str]) -> dict[str, Any]:
@@ -94,34 +93,34 @@ def to_trace(lines: Iterable[str]) -> dict[str, Any]:
     began: dict[str, tuple[float, dict[str, Any]]] = {}
     running_count = 0
 
-    def span(name: str, track: str, since: float, until: float, key: str, **what: Any) -> None:
+    def span(name: str, track: str, since: float, until: float, key: str, **fields: Any) -> None:
         common = {"name": name, "cat": track, "id": key, "pid": track, "tid": track}
-        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": what})
+        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": fields})
         trace.append({**common, "ph": "e", "ts": until * 1e6})
 
     for line in lines:
-        what = json.loads(line)
-        t, event = what.pop("t"), what.pop("event")
+        fields = json.loads(line)
+        t, event = fields.pop("t"), fields.pop("event")
         match event:
             case "take":
-                began["step"] = (t, what)
+                began["step"] = (t, fields)
             case "publish":
                 since, args = began.pop("step", (t, {}))
-                span(f"step {what['version']}", "learner", since, t, f"step {what['version']}", **args)
+                span(f"step {fields['version']}", "learner", since, t, f"step {fields['version']}", **args)
             case "place":
-                began[what["request"]] = (t, what)
+                began[fields["request"]] = (t, fields)
             case "served":
-                since, _ = began.pop(what["request"], (t, {}))
-                span(what["request"], f"engine {what['engine']}", since, t, what["request"], **what)
+                since, _ = began.pop(fields["request"], (t, {}))
+                span(fields["request"], f"engine {fields['engine']}", since, t, fields["request"], **fields)
             case "attempt":
-                running_count += {"running": 1}.get(what["status"], 0)
-                key = f"attempt {what['attempt']}"
-                if what["status"] == "running":
-                    began[key] = (t, what)
+                running_count += {"running": 1}.get(fields["status"], 0)
+                key = f"attempt {fields['attempt']}"
+                if fields["status"] == "running":
+                    began[key] = (t, fields)
                 elif key in began:
                     since, _ = began.pop(key)
                     running_count -= 1
-                    span(what["attempt"], "attempts", since, t, key, **what)
+                    span(fields["attempt"], "attempts", since, t, key, **fields)
                 trace.append(
                     {
                         "name": "running attempts",
@@ -132,9 +131,9 @@ def to_trace(lines: Iterable[str]) -> dict[str, Any]:
                     }
                 )
             case _:
-                track = f"engine {what['engine']}" if "engine" in what else "events"
+                track = f"engine {fields['engine']}" if "engine" in fields else "events"
                 trace.append(
-                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": what}
+                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": fields}
                 )
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 

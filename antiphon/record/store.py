@@ -21,9 +21,7 @@ class PendingRows:
 
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     attempts: list[tuple[Any, ...]] = field(default_factory=list)  # new ones
-    trajectories: list[tuple[int, Trajectory]] = field(
-        default_factory=list
-    )  # with the sequence number of their arrival
+    trajectories: list[tuple[int, Trajectory]] = field(default_factory=list)  # with sequence numbers of their arrivals
     reused: list[tuple[Any, ...]] = field(default_factory=list)  # origins of trajectories of earlier lineages
     statuses: list[tuple[Any, ...]] = field(default_factory=list)
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)

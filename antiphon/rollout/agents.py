@@ -24,10 +24,10 @@ from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampl
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.gateway.sessions import Captured
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Transcript
 
 TASK_VARIABLE = "ANTIPHON_TASK"
@@ -159,7 +159,7 @@ class BoxedAgent:
     command: str
     rooms: RuntimeDirs
     deadlines: Deadlines
-    config: BoxConfig = field(default_factory=BoxConfig)
+    config: ShellSandboxConfig = field(default_factory=ShellSandboxConfig)
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
         """See `Agent`."""
@@ -168,7 +168,7 @@ class BoxedAgent:
             network=(*self.config.network, urlsplit(access.address).netloc),
             environment={**self.config.environment, **access.environment(prompt)},
         )
-        async with await Box.start(self.rooms, config, self.deadlines) as box:
+        async with await ShellSandbox.start(self.rooms, config, self.deadlines) as box:
             session = Session(box)
             try:
                 result = await session.run(self.command, seconds=LONGEST, output=KEPT)
@@ -214,13 +214,13 @@ def command_agent(
     *,
     rooms: RuntimeDirs | None = None,
     deadlines: Deadlines | None = None,
-    config: BoxConfig | None = None,
+    config: ShellSandboxConfig | None = None,
     unconfined: bool = False,
 ) -> Agent:
     """An agent that is a shell command. `ConfigError` unless there are `rooms` for a box, or it may run `unconfined`."""
     if rooms is not None:
         return BoxedAgent(
-            command=command, rooms=rooms, deadlines=deadlines or Deadlines(), config=config or BoxConfig()
+            command=command, rooms=rooms, deadlines=deadlines or Deadlines(), config=config or ShellSandboxConfig()
         )
     if not unconfined:
         raise ConfigError(

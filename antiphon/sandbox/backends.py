@@ -5,10 +5,10 @@ from types import CodeType, MappingProxyType
 
 from antiphon.sandbox.base import PythonSandbox
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.sandbox.remote import RemotePython
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.boxed import BoxedPython
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.system_python import SystemPython
 
 
 def open_sandbox(config: SandboxConfig, modules: Mapping[str, CodeType] = MappingProxyType({})) -> PythonSandbox:
@@ -17,5 +17,5 @@ def open_sandbox(config: SandboxConfig, modules: Mapping[str, CodeType] = Mappin
     if config.service:
         return RemotePython(config)
     if config.image:
-        return BoxedPython(BoxConfig(limits=config.limits.limits, image=config.image))
+        return SystemPython(ShellSandboxConfig(limits=config.limits.limits, image=config.image))
     return ForkedPython(config, modules=modules)

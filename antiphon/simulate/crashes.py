@@ -18,6 +18,7 @@ from antiphon.core.errors import AntiphonError, RecordError, RolloutError, Worke
 from antiphon.core.rng import generator
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
+from antiphon.record.checkpoint import NoCheckpointError, list_checkpoints
 from antiphon.simulate.chaos_scenario import draw_scenario
 from antiphon.simulate.invariants import InvariantError
 from antiphon.simulate.run import simulate
@@ -166,12 +167,12 @@ def _run_lineage(
         simulate(scenario, keep=root, resume=resume)
     except MachineCrashError:
         return f"crashed: {point}"
-    except RecordError as error:
-        if "no checkpoint is whole" not in str(error):
-            raise InvariantError(f"the resume failed: {error}") from error
-        if list((root / scenario.name / "checkpoints").glob("step_??????")):
+    except NoCheckpointError as error:
+        if list_checkpoints(root / scenario.name / "checkpoints"):
             raise InvariantError(f"a checkpoint is torn where none may be: {error}") from error
         return "nothing to resume"
+    except RecordError as error:
+        raise InvariantError(f"the resume failed: {error}") from error
     except (WorkerDied, RolloutError):
         return "a fault ended it"
     finally:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from antiphon.cluster.placement import companion
+from antiphon.cluster.placement import parse_shared_role
 from antiphon.engines.config import PREALLOCATING_KINDS
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.run.config import RunConfig
@@ -70,7 +70,7 @@ def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) ->
     found = {}
     for role in OTHER_ROLES:
         count, mesh = config.counts[role], config.learner_of(role).mesh
-        if count and companion(config.placement.roles.get(role, "")) == "learner":
+        if count and parse_shared_role(config.placement.roles.get(role, "")) == "learner":
             held = share.held if mesh == config.learner.mesh else max(each.held for each in shape.shares(mesh))
             ranks = -(-count * mesh.world // config.learner.mesh.world)  # on each device
             found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * TRAINED_BYTES * ranks

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 from antiphon.cluster.base import Gpu, Node
-from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, companion, parse
+from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, parse_devices, parse_shared_role
 from antiphon.core.errors import ConfigError
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 GPUS_PER_NODE = 8
 CORES_PER_NODE = 128
@@ -61,8 +61,8 @@ def resolve_on_devices(config: RunConfig, kind: str) -> Placement:
     Raises:
         ConfigError: The run would be refused on them.
     """
-    texts = (text for text in config.placement.roles.values() if companion(text) is None and text != ANYWHERE)
-    count = max((_count_nodes(part) for text in texts for part in parse(text)), default=1)
+    texts = (text for text in config.placement.roles.values() if parse_shared_role(text) is None and text != ANYWHERE)
+    count = max((_count_nodes(part) for text in texts for part in parse_devices(text)), default=1)
     gpus = tuple(Gpu(str(number), kind) for number in range(GPUS_PER_NODE))
     return resolve_placement(
         [Node(f"node{number}", tuple(range(CORES_PER_NODE)), gpus) for number in range(count)], config

@@ -42,7 +42,7 @@ class FaultConfig(Config):
     """Seconds for which an engine is slow."""
 
     @model_validator(mode="after")
-    def _whole(self) -> "FaultConfig":
+    def _check_trigger(self) -> "FaultConfig":
         if self.point in TIMED and self.chance:
             raise ValueError(f"{self.point} happens at times (at, every), not by chance")
         if self.point not in TIMED and not self.chance:

@@ -29,7 +29,7 @@ class DistributionConfig(Config):
     """Correlation of draws that share a key (responses to one prompt), before the distribution is applied."""
 
     @model_validator(mode="after")
-    def _whole(self) -> "DistributionConfig":
+    def _check_parameters(self) -> "DistributionConfig":
         if self.kind == "trace" and not (self.values and (sum(self.values) or not self.mean)):
             raise ValueError("a trace needs values, and their mean cannot be scaled if it is 0")
         if self.kind == "pareto" and self.spread <= 1:

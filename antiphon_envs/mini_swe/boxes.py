@@ -27,12 +27,12 @@ from pathlib import Path, PurePosixPath
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.interpreter import with_python
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell import STDOUT
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon_envs.mini_swe.packages import Files, Instance, Package, package_of
 from antiphon_envs.mini_swe.planted import halves
 
@@ -62,12 +62,12 @@ class Verdict:
 
 
 @functools.cache
-def _shared() -> tuple[RuntimeDirs, BoxConfig]:
+def _shared() -> tuple[RuntimeDirs, ShellSandboxConfig]:
     """What all boxes of this process have in common."""
     rooms = RuntimeDirs()
     atexit.register(rooms.close)
     quiet = {"PYTHONWARNINGS": "ignore:::networkx.conftest"}  # it would rather lie in a checkout
-    return rooms, with_python(BoxConfig(limits=LIMITS, environment=quiet), rooms.path / "python", ("pytest",))
+    return rooms, with_python(ShellSandboxConfig(limits=LIMITS, environment=quiet), rooms.path / "python", ("pytest",))
 
 
 _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = weakref.WeakKeyDictionary()
@@ -79,9 +79,9 @@ def turn() -> asyncio.Semaphore:
     return _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
 
-async def open_box(tar: bytes) -> Box:
+async def open_box(tar: bytes) -> ShellSandbox:
     """A box with a tree in its work directory."""
-    box = await Box.start(*_shared(), Deadlines())
+    box = await ShellSandbox.start(*_shared(), Deadlines())
     try:
         result = await Session(box).run("tar -xf -", seconds=MOVE_SECONDS, stdin=tar)
         if result.status is not Status.OK:
@@ -92,7 +92,7 @@ async def open_box(tar: bytes) -> Box:
     return box
 
 
-async def modules_in(box: Box, package: Package) -> Files:
+async def modules_in(box: ShellSandbox, package: Package) -> Files:
     """The modules of the package that are there: those that it had, where they still are files."""
     names = "\n".join(package.sources).encode()
     command = "tar --ignore-failed-read --no-recursion --hard-dereference -cf - -T -"

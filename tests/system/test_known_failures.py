@@ -51,7 +51,7 @@ def test_no_deadlock_at_the_tail(policy):
     assert any(event["event"] == "lost" for event in events)
 
 
-def test_no_prompt_is_skipped_and_none_is_trained_on_twice_in_an_epoch():
+def test_each_prompt_is_trained_on_once_an_epoch():
     """Crashes and restarts, more prompts in flight than a step takes, a ratio that is not whole."""
     config = scenario(
         prompts=12,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import Config, dump, load
 from antiphon.core.errors import ConfigError
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
 from antiphon.simulate.closed_form import ClosedForm, solve_learner_share
@@ -187,7 +187,7 @@ def test_chances_behind_scores_lie_closer_than_the_means():
     assert statistics.stdev(map(statistics.fmean, scores)) > 1.5 * statistics.stdev(truth)
 
 
-def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_whole():
+def test_split_keeps_engines_and_ranks_whole():
     base = config()
     wide = base.model_copy(
         update={

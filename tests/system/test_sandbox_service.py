@@ -27,7 +27,7 @@ from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 from benchmarks.sandbox_load import SANDBOX, Service, load

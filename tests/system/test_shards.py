@@ -23,7 +23,7 @@ from antiphon.inspect.replay import replay
 from antiphon.inspect.why import why
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 from antiphon.simulate.invariants import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
@@ -183,7 +183,7 @@ KILLS = """
             self.steps += 1
             if self.steps == 2 and ordered("trainer"):
                 parent = psutil.Process(os.getppid())
-                (parent.parent() if "nursery" in str(parent.cmdline()) else parent).kill()
+                (parent.parent() if "forkserver" in str(parent.cmdline()) else parent).kill()
             elif self.steps == 3 and ordered("rank"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(batch)
@@ -288,15 +288,15 @@ def ppo(project, meshes, **placement):
 def test_critics_have_the_gpus_of_their_own_mesh(project):
     config = ppo(project, {}, learner="node0.gpu:0-1", critic="node1.gpu:0-1")
     found = resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
-    assert [len(found.there(role)) for role in ("learner", "critic")] == [2, 2]
-    assert [place.gpus for place in found.there("critic")] == [("0",), ("1",)]
+    assert [len(found.known_places(role)) for role in ("learner", "critic")] == [2, 2]
+    assert [place.gpus for place in found.known_places("critic")] == [("0",), ("1",)]
 
 
 @pytest.mark.parametrize("role", ["reference", "critic", "teacher"])
 def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
     gpus = "node0.gpu:0-1, node1.gpu:0"
     config = load(project.config(placement={"learner": "node0.gpu:0", role: gpus}), model=RunConfig)
-    assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
+    assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), config).known_places(role) == []
 
 
 @pytest.mark.parametrize(
@@ -335,4 +335,4 @@ def test_models_are_on_the_node_of_their_trainer(project, placement, role):
         resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
     apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"workers": 0})})
     if role != "learner":
-        assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), apart).there(role)
+        assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), apart).known_places(role)

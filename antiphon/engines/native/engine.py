@@ -24,7 +24,6 @@ from antiphon.core.types import (
     GenerateRequest,
     OnUpdate,
     Streams,
-    StreamSpec,
 )
 from antiphon.engines.base import Delta, WeightsUpdate, validate_request
 from antiphon.engines.config import EngineConfig
@@ -257,8 +256,7 @@ class NativeEngine:
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
         streams = [_FLAGS[mixed] for mixed in (table.epoch[slots] == MIXED).tolist()]
         if experts is not None:
-            spec = StreamSpec(ROUTED_EXPERTS, "int16", experts.shape[1:])
-            streams = [flags.with_stream(spec, experts[i : i + 1]) for i, flags in enumerate(streams)]
+            streams = [flags.with_stream(ROUTED_EXPERTS, experts[i : i + 1]) for i, flags in enumerate(streams)]
         deltas = [
             Delta(
                 request=table.requests[slot].id,

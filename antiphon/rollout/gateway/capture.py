@@ -14,15 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from antiphon.core.errors import DataError
-from antiphon.core.types import (
-    Completion,
-    IntArray,
-    Message,
-    Sampling,
-    Segment,
-    Streams,
-    Turn,
-)
+from antiphon.core.types import Completion, IntArray, Message, Sampling, Segment, Streams, Turn
 
 Key = tuple[Any, ...]
 Tools = Sequence[Mapping[str, Any]]

@@ -1,6 +1,6 @@
 """How far this machine can keep a program apart: found by doing it, once.
 
-`require` gives the highest level there is, and refuses if that is not enough. Nothing degrades silently.
+`require_level` gives the highest level there is, and refuses if that is not enough. Nothing degrades silently.
 """
 
 import functools
@@ -64,7 +64,7 @@ class Capabilities:
         return [f"{name}: {self.problems.get(name, 'missing')}" for name, there in needed if not there]
 
 
-def require(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
+def require_level(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
     """The highest level of this machine; `UnsupportedError` if it is below `minimum`, which is the value of `key`."""
     capabilities = probe()
     level = capabilities.level

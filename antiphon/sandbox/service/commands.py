@@ -11,8 +11,8 @@ from antiphon.sandbox.base import Status
 from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
-from antiphon.sandbox.sessions.box import Box
 from antiphon.sandbox.sessions.session import CommandResult, Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LONGEST_NAME = 128  # characters of a session's name
@@ -121,7 +121,7 @@ class Commands:
             raise Refused(Reason.FAILED, f"sandbox {sandbox_id!r} does not tell what it uses") from None
 
     @contextmanager
-    def _using(self, sandbox_id: str) -> Iterator[tuple[Sandbox, Box]]:
+    def _using(self, sandbox_id: str) -> Iterator[tuple[Sandbox, ShellSandbox]]:
         """A sandbox that runs, for one command. If it ends under it, that is why the command has no result."""
         sandbox = self._sandboxes.get(sandbox_id)
         box = sandbox.box
@@ -154,7 +154,7 @@ class Commands:
             sandbox.used = self._sandboxes.now()
 
     async def _run(
-        self, sandbox: Sandbox, box: Box, session: Session, command: str, seconds: float | None
+        self, sandbox: Sandbox, box: ShellSandbox, session: Session, command: str, seconds: float | None
     ) -> CommandResult:
         most = self._config.command_seconds
         result = await session.run(command, seconds=most if seconds is None else min(seconds, most))
@@ -168,7 +168,7 @@ class Commands:
         return result
 
 
-def _lost(sandbox: Sandbox, box: Box) -> bool:
+def _lost(sandbox: Sandbox, box: ShellSandbox) -> bool:
     return box.ended.done() or sandbox.box is not box or sandbox.state is not State.RUNNING
 
 

@@ -26,10 +26,10 @@ from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, Refused
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.records import Sandbox, State, Wish
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Sandboxes:
         self.config = config
         self.metrics = metrics
         self._all: dict[str, Sandbox] = {}
-        self._warm: list[Box] = []
+        self._warm: list[ShellSandbox] = []
         self._warming = 0
         self._deadlines = Deadlines()
         self._making = asyncio.Semaphore(STARTS)
@@ -164,7 +164,7 @@ class Sandboxes:
 
     # --- how they begin ----------------------------------------------------------------------------------------------
 
-    def _box_config(self, wish: Wish) -> BoxConfig:
+    def _box_config(self, wish: Wish) -> ShellSandboxConfig:
         most = self.config
         for name, value, least in (("memory", wish.memory, LEAST_MEMORY), ("disk", wish.disk, LEAST_DISK)):
             if value is not None and value < least:
@@ -180,9 +180,9 @@ class Sandboxes:
             processes=most.processes,
             output=most.output << 10,
         )
-        return BoxConfig(limits=limits, image=most.image)
+        return ShellSandboxConfig(limits=limits, image=most.image)
 
-    def _admit(self, config: BoxConfig) -> None:
+    def _admit(self, config: ShellSandboxConfig) -> None:
         live = [sandbox for sandbox in self.all() if sandbox.live]
         if len(live) >= self.config.sandboxes:
             raise Refused(Reason.QUOTA, f"{len(live)} sandboxes are there, and there may be no more; stop one first")
@@ -224,15 +224,15 @@ class Sandboxes:
         finally:
             sandbox.starting = None
 
-    async def _furnish(self, sandbox: Sandbox) -> Box:
+    async def _furnish(self, sandbox: Sandbox) -> ShellSandbox:
         sandbox.box = box = await self._take(sandbox.box_config)
-        sandbox.files = Files(box)
+        sandbox.files = SandboxFiles(box)
         if sandbox.snapshot is not None:
             await sandbox.files.restore(sandbox.snapshot)
             _drop_snapshot(sandbox)
         return box
 
-    async def _take(self, config: BoxConfig) -> Box:
+    async def _take(self, config: ShellSandboxConfig) -> ShellSandbox:
         """A box: one that waits, if there is one like this, else a new one."""
         ready = next((box for box in self._warm if box.config == config and not box.ended.done()), None)
         if ready is None:
@@ -241,9 +241,9 @@ class Sandboxes:
         self._refill()
         return ready
 
-    async def _make(self, config: BoxConfig) -> Box:
+    async def _make(self, config: ShellSandboxConfig) -> ShellSandbox:
         async with self._making:
-            return await Box.start(self._rooms, config, self._deadlines)
+            return await ShellSandbox.start(self._rooms, config, self._deadlines)
 
     def _refill(self) -> None:
         for _ in range(self.config.warm - len(self._warm) - self._warming):
@@ -293,13 +293,13 @@ class Sandboxes:
             box, sandbox.box = sandbox.box, None
             await self._close_box(box)
 
-    async def _close_box(self, box: Box) -> None:
+    async def _close_box(self, box: ShellSandbox) -> None:
         try:
             await box.close()
         except TROUBLE:  # killed, and yet not gone: the kernel holds it, and lets it go in the end
             self.metrics.count("antiphon_sandbox_close_failures")
 
-    def _mourn(self, sandbox: Sandbox, box: Box) -> None:
+    def _mourn(self, sandbox: Sandbox, box: ShellSandbox) -> None:
         """A box has ended. If nobody ended it, the sandbox is lost."""
         if sandbox.box is box and sandbox.state is State.RUNNING:
             self.metrics.count("antiphon_sandbox_losses")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 LONGEST_HISTORY = 100
 
@@ -61,7 +61,7 @@ class Sandbox:
 
     id: str
     wish: Wish
-    box_config: BoxConfig
+    box_config: ShellSandboxConfig
     state: State = State.PENDING
     failure: str = ""
     """Why it did not start, or ended."""
@@ -72,8 +72,8 @@ class Sandbox:
     """Commands under way."""
     commands: int = 0
     """So far."""
-    box: Box | None = None
-    files: Files | None = None
+    box: ShellSandbox | None = None
+    files: SandboxFiles | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
     spare: list[Session] = field(default_factory=list)
     """Of no one, for commands without a session."""

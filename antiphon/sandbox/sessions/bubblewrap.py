@@ -11,7 +11,7 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.isolation import kernel, levels, seccomp
-from antiphon.sandbox.sessions.box_config import CONTROL, PATH, USER, VARIABLES, WORK, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, PATH, USER, VARIABLES, WORK, Launched, ShellSandboxConfig
 from antiphon.sandbox.sessions.egress import PROXIES
 from antiphon.sandbox.sessions.runtime_dirs import FILES
 
@@ -42,7 +42,7 @@ os.execv("/bin/bash", ["/bin/bash", "-c", sys.argv[1]])
 """
 
 
-async def launch(config: BoxConfig, room: Path, keeper: str) -> Launched:
+async def launch(config: ShellSandboxConfig, room: Path, keeper: str) -> Launched:
     """Start a box whose process 1 runs `keeper`, a program for bash."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -104,7 +104,7 @@ def _read_all(descriptor: int) -> bytes:
         return pipe.read()
 
 
-def _arguments(config: BoxConfig, room: Path) -> list[str]:
+def _arguments(config: ShellSandboxConfig, room: Path) -> list[str]:
     """What bubblewrap is told of namespaces and mounts."""
     told = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     told += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", "--cap-drop", "ALL", "--clearenv"]

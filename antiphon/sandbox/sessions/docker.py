@@ -12,14 +12,14 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.isolation.seccomp import docker_profile
-from antiphon.sandbox.sessions.box_config import CONTROL, VARIABLES, WORK, BoxConfig, Launched
+from antiphon.sandbox.sessions.config import CONTROL, VARIABLES, WORK, Launched, ShellSandboxConfig
 from antiphon.sandbox.sessions.egress import PROXIES
 
 FIRST_USER, USERS = 1 << 30, 1 << 30  # numbers that no system gives out
 HARDENED = ("--security-opt", "no-new-privileges", "--cap-drop", "ALL", "--network", "none", "--read-only")
 
 
-async def launch(config: BoxConfig, room: Path, keeper: str) -> Launched:
+async def launch(config: ShellSandboxConfig, room: Path, keeper: str) -> Launched:
     """Start a container whose process 1 runs `keeper`, a program for bash. Its end removes it."""
     if shutil.which("docker") is None:
         raise UnsupportedError(f"the image {config.image} needs docker, and there is none here")
@@ -51,7 +51,7 @@ async def _docker(*arguments: str) -> str:
     return told.decode()
 
 
-def _arguments(config: BoxConfig, room: Path) -> list[str]:
+def _arguments(config: ShellSandboxConfig, room: Path) -> list[str]:
     """What docker is told of the container, up to the arguments of bash."""
     calls = room / "seccomp.json"
     calls.write_text(docker_profile(), encoding="ascii")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from antiphon.core.errors import DataError, SandboxError
 from antiphon.sandbox.sessions.archives import checked_tar
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import WORK
+from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
-from antiphon.sandbox.sessions.shell import STDOUT, Receive
+from antiphon.sandbox.sessions.shell import STDOUT, OutputCallback
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 LARGEST = 64 << 20  # bytes that are read or written at once, unless told otherwise
 SECONDS = 120.0  # for one operation
@@ -23,7 +23,7 @@ _KINDS = {"f": "file", "d": "directory", "l": "link"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DirectoryEntry:
     """One name in a directory."""
 
     name: str
@@ -36,10 +36,10 @@ class Entry:
     """Seconds since 1970."""
 
 
-class Files:
+class SandboxFiles:
     """The files of one box. A path that is not absolute begins at the work directory. `SandboxError` says what went wrong."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: ShellSandbox) -> None:
         """Nothing is started before the first use."""
         self._session = Session(box)
         self._space = box.config.limits.disk
@@ -61,14 +61,16 @@ class Files:
             raise SandboxError(f"read {path}: it is larger than {largest} bytes")
         return content
 
-    async def list(self, path: str = ".") -> list[Entry]:
+    async def list(self, path: str = ".") -> list[DirectoryEntry]:
         """What is in a directory, by name."""
         script = f"find -H {_quoted(path)} -mindepth 1 -maxdepth 1 -printf '%y %m %s %T@ %f\\0'"
         entries = []
         for line in (await self._run(f"list {path}", script, output=LARGEST)).split(b"\0")[:-1]:
             kind, mode, size, modified, name = os.fsdecode(line).split(" ", 4)
             kind = _KINDS.get(kind, "other")
-            entries.append(Entry(name=name, kind=kind, mode=int(mode, 8), size=int(size), modified=float(modified)))
+            entries.append(
+                DirectoryEntry(name=name, kind=kind, mode=int(mode, 8), size=int(size), modified=float(modified))
+            )
         return sorted(entries, key=lambda entry: entry.name)
 
     async def upload(self, archive: bytes, path: str = ".") -> None:
@@ -121,7 +123,7 @@ class Files:
         *,
         stdin: bytes | Path = b"",
         output: int = 1 << 16,
-        receive: Receive | None = None,
+        receive: OutputCallback | None = None,
     ) -> bytes:
         result = await self._session.run(
             f"cd {WORK} && umask 022 && {script}", stdin=stdin, seconds=SECONDS, output=output, receive=receive

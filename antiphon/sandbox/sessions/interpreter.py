@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.forked import locate
-from antiphon.sandbox.sessions.box_config import PATH, BoxConfig
+from antiphon.sandbox.isolation.forked_python import locate
+from antiphon.sandbox.sessions.config import PATH, ShellSandboxConfig
 
 OPTIONAL = "/opt"  # where a box finds the commands and the packages
 SYSTEM = "/usr"  # every box has it
@@ -23,7 +23,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 _COMMANDS = {"pytest": '#!/bin/sh\nexec python -m pytest "$@"\n'}
 
 
-def with_python(config: BoxConfig, directory: Path, packages: tuple[str, ...]) -> BoxConfig:
+def with_python(config: ShellSandboxConfig, directory: Path, packages: tuple[str, ...]) -> ShellSandboxConfig:
     """`config` with `python` as a command that can import installed `packages` and what they require. `directory` is filled
     with what that takes, and must last as long as the boxes do. `ConfigError` for a package that is not installed."""
     optional, nothing = directory / "optional", directory / "nothing"

@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.isolation import cgroups
 from antiphon.sandbox.isolation.cgroups import Group
-from antiphon.sandbox.sessions.box_config import USER, WORK
+from antiphon.sandbox.sessions.config import USER, WORK
 
 MOST_TRIES, TRY_SECONDS = 50, 0.02  # to remove a group whose processes were killed a moment ago
 

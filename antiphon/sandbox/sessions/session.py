@@ -16,8 +16,8 @@ from pathlib import Path
 
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Result, Status, Usage
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.shell import GRACE_SECONDS, STDERR, STDOUT, STOP_SECONDS, Command, Receive, Shell
+from antiphon.sandbox.sessions.shell import GRACE_SECONDS, STDERR, STDOUT, STOP_SECONDS, Command, OutputCallback, Shell
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 SIGNALLED = 128  # exit codes above this one are how a shell says that a signal ended what it waited for
 LINGERING = 16  # commands whose jobs in the background may still write; of one more, the oldest gets SIGPIPE
@@ -45,7 +45,7 @@ class CommandResult(Result):
 class Session:
     """One shell session of a box. Commands that are given at the same time run one after the other."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: ShellSandbox) -> None:
         """Nothing is started before the first command."""
         self._box = box
         self._turn = asyncio.Lock()
@@ -60,7 +60,7 @@ class Session:
         stdin: bytes | Path = b"",
         seconds: float | None = None,
         output: int | None = None,
-        receive: Receive | None = None,
+        receive: OutputCallback | None = None,
     ) -> CommandResult:
         """Run a command, or several lines of them. Never raises for what it does; `SandboxError` if the box is lost.
 

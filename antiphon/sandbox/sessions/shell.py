@@ -25,10 +25,10 @@ from typing import TypeVar
 
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import SandboxError, StallError
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import CONTROL
+from antiphon.sandbox.sessions.config import CONTROL
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PipeReader
 from antiphon.sandbox.sessions.processes import Process
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 STDOUT, STDERR = 1, 2
 GRACE_SECONDS = 10.0  # for a shell to come back after an interrupt, on a machine that may be loaded
@@ -40,7 +40,7 @@ ROUND_SECONDS = 0.02, 0.5  # between two rounds of signals: at first, and at mos
 AGAIN_SECONDS = 1.0  # between two interrupts of a process
 LONGEST_REPORT = 128  # bytes; what a box writes beyond that is not from its shell
 
-Receive = Callable[[int, bytes], None]
+OutputCallback = Callable[[int, bytes], None]
 T = TypeVar("T")
 
 # Each begins with a line end, which is all that an interrupt in the wrong moment can take away. Aliases, functions, options
@@ -58,7 +58,7 @@ _SYNC = "\n\\builtin printf '%s\\n' 'sync {nonce}' > {reports}\n"
 class Command:
     """One command under way: its files, its pipes, and what is known of it."""
 
-    def __init__(self, room: Path, stdin: bytes | Path, keep: int, receive: Receive | None) -> None:
+    def __init__(self, room: Path, stdin: bytes | Path, keep: int, receive: OutputCallback | None) -> None:
         """`keep`: bytes of each stream that are kept; `receive` is called with all that arrives."""
         self.nonce = secrets.token_hex(8)
         self.chunks: list[tuple[int, bytes]] = []
@@ -109,7 +109,7 @@ class Command:
 class Shell:
     """One bash process. It runs one command at a time; who calls sees to that."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: ShellSandbox) -> None:
         """Have it started; `ready` says when it is."""
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[int] = loop.create_future()  # with its number in the box

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
+from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, StreamSpec
 from antiphon.engines.base import Delta, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
@@ -154,7 +154,7 @@ class Host:
 
     def stream(self, name: str, stream: str) -> np.ndarray:
         """What the engine told of each token of a request."""
-        told = [delta.streams.named(stream) for delta in self.deltas[name] if len(delta.tokens)]
+        told = [delta.streams[StreamSpec(stream)] for delta in self.deltas[name] if len(delta.tokens)]
         return np.concatenate(told) if told else np.empty(0, np.bool_)
 
     @torch.no_grad()

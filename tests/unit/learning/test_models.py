@@ -44,7 +44,7 @@ def loaded(path, device, **options):
     torch.manual_seed(5)
     model = load_model(path, attention="sdpa", device=torch.device(device), **options)
     kind, config = type(model), model.config
-    lora.adapt(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
+    lora.add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
     use_memory_efficient_layers(model)
     return model, kind, config, torch.rand(3)
 
@@ -66,7 +66,7 @@ def test_a_model_without_memory_is_filled_to_what_one_loads(tmp_path, model, opt
         name for name in theirs if "lora_" in name or name == "score.weight"
     }
     for name, expected in alone.named_parameters():
-        found = files[lora.weight_of(name)].float() if theirs[name].is_meta else theirs[name]
+        found = files[lora.base_name(name)].float() if theirs[name].is_meta else theirs[name]
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
         assert theirs[name].requires_grad == expected.requires_grad
     for name, expected in alone.named_buffers():
@@ -89,11 +89,11 @@ def test_what_is_tied_and_differs_in_the_files_is_two(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     path = saved(tmp_path / "whole", MODELS["llama"], pieces="1GB")
     config = LlamaConfig.from_pretrained(path)
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits == []
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities == []
     config.num_hidden_layers = 1
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.1.input_layernorm.weight"
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.1.input_layernorm.weight"
     config.num_hidden_layers = 3
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.2.input_layernorm.weight"
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.2.input_layernorm.weight"
     config.intermediate_size = 40
     with pytest.raises(DataError, match=r"up_proj.weight has the shape \[48, 32\], and should have \[40, 32\]"):
         Checkpoint(path, LlamaForCausalLM, config)["model.layers.0.mlp.up_proj.weight"]

@@ -10,6 +10,7 @@ from antiphon.inspect.export import export
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
+    NoCheckpointError,
     check_model,
     checkpoint_name,
     convert_save_errors,
@@ -78,7 +79,7 @@ def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):
 
 def test_without_one_that_is_whole_nothing_begins_again(tmp_path):
     missing(make(tmp_path / "checkpoints", 3) / STATE)
-    with pytest.raises(RecordError, match="no checkpoint is whole"):
+    with pytest.raises(NoCheckpointError):
         newest_checkpoint(tmp_path / "checkpoints", lambda text: None)
 
 

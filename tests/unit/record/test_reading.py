@@ -79,7 +79,7 @@ def test_files_of_a_run_are_found(run):
         ("a: " + "x" * (1 << 20), False),
     ],
 )
-def test_a_yaml_text_is_bounded(tmp_path, text, valid):
+def test_yaml_is_bounded(tmp_path, text, valid):
     (tmp_path / "config.yaml").write_text(text)
     if valid:
         assert read_yaml(tmp_path / "config.yaml")["a"]
@@ -88,7 +88,7 @@ def test_a_yaml_text_is_bounded(tmp_path, text, valid):
             read_yaml(tmp_path / "config.yaml")
 
 
-def test_a_ledger_of_our_tables_alone_is_opened(tmp_path):
+def test_only_our_tables_are_opened(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
         safe_ledger.open_ledger(tmp_path).close()
@@ -97,7 +97,7 @@ def test_a_ledger_of_our_tables_alone_is_opened(tmp_path):
         safe_ledger.open_ledger(tmp_path)
 
 
-def test_what_a_query_costs_is_bounded(tmp_path):
+def test_cost_of_queries_is_bounded(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
     with closing(safe_ledger.open_ledger(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):

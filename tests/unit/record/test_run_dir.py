@@ -77,7 +77,7 @@ with atomic_write(Path({str(path)!r})) as file:
     assert json.loads(path.read_text()) == {"step": 3}
 
 
-def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
+def test_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "state.json"
     write_json(path, {"step": 1})
     with pytest.raises(TypeError), atomic_write(path) as file:

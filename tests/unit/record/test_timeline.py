@@ -75,7 +75,12 @@ def test_events_are_written_kept_and_told_where_they_are_rare():
         {"t": 1, "event": "join", "pool": "judge", "engine": 0, "version": 0},
     ]
     assert rare == [("join", {"pool": "judge", "engine": 0, "version": 0})]
-    assert events.enabled and not judge.enabled and not Events().enabled and events.format_recent() == sink.getvalue().strip()
+    assert (
+        events.enabled
+        and not judge.enabled
+        and not Events().enabled
+        and events.format_recent() == sink.getvalue().strip()
+    )
     assert Events().format_recent() == "none"
     for _ in range(RECENT):
         events.add("take", groups=[])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.config import LossWeightConfig
 from antiphon.algorithms.rewards import weights
+from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import (

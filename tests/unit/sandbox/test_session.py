@@ -26,13 +26,13 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
 from antiphon.sandbox.sessions.archives import checked_tar
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.egress import targets
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 pytestmark = pytest.mark.commands("bwrap")
 
@@ -55,8 +55,8 @@ def boxed(test):
 
     def run(rooms, tmp_path):
         async def body():
-            async with await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines()) as box:
-                known = {"box": box, "session": Session(box), "files": Files(box), "tmp_path": tmp_path}
+            async with await ShellSandbox.start(rooms, ShellSandboxConfig(limits=LIMITS), Deadlines()) as box:
+                known = {"box": box, "session": Session(box), "files": SandboxFiles(box), "tmp_path": tmp_path}
                 await test(**{name: known[name] for name in inspect.signature(test).parameters})
 
         asyncio.run(asyncio.wait_for(body(), 100))
@@ -350,7 +350,9 @@ class SessionModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.box = self.loop.run_until_complete(Box.start(self.rooms, BoxConfig(limits=LIMITS), Deadlines()))
+        self.box = self.loop.run_until_complete(
+            ShellSandbox.start(self.rooms, ShellSandboxConfig(limits=LIMITS), Deadlines())
+        )
         self.session = Session(self.box)
         self.forget()
         self.shell = 0
@@ -738,10 +740,10 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
         here, there = (f"127.0.0.1:{server.server_port}" for server in (open_site, closed))
 
         async def body():
-            config = BoxConfig(limits=LIMITS, network=(here,))
-            async with await Box.start(rooms, config, Deadlines()) as box:
+            config = ShellSandboxConfig(limits=LIMITS, network=(here,))
+            async with await ShellSandbox.start(rooms, config, Deadlines()) as box:
                 session = Session(box)
-                await Files(box).write("get.py", GET.encode())
+                await SandboxFiles(box).write("get.py", GET.encode())
                 assert (await session.run(f"python3 get.py http://{here}/a?b")).stdout == f"/a?b for {here}\n"
                 for url in (
                     f"http://{there}/",
@@ -797,7 +799,7 @@ def test_closing_leaves_nothing(rooms):
     mark = f"10{secrets.randbelow(10**9)}"
 
     async def body():
-        box = await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines())
+        box = await ShellSandbox.start(rooms, ShellSandboxConfig(limits=LIMITS), Deadlines())
         session = Session(box)
         await session.run(f"sleep {mark} & setsid sleep {mark} & (trap '' HUP TERM; sleep {mark}) & disown -a")
         running = asyncio.create_task(session.run("echo; sleep 1000"))
@@ -819,7 +821,7 @@ def test_closing_leaves_nothing(rooms):
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {path!r})
-from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
     rooms = Rooms()

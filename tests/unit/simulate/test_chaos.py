@@ -17,7 +17,7 @@ SEEDS = 20  # a thousand in benchmarks/simulation.py
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_promises_hold(seed):
+def test_invariants_hold(seed):
     run_seed(seed, io.StringIO())
 
 
@@ -34,7 +34,7 @@ def test_scenarios_are_of_many_kinds():
     assert len({fault.point for s in scenarios for fault in s.faults}) == 9
 
 
-def test_the_command_says_how_runs_ended():
+def test_command_counts_endings():
     result = CliRunner().invoke(app, ["simulate", "--chaos", "3"])
     assert result.exit_code == 0 and "done" in result.output
 
@@ -57,7 +57,7 @@ def read(*events):
     return checker
 
 
-def test_books_of_a_good_run():
+def test_checker_accepts_a_valid_run():
     read(DONE, TAKE, TRAINED, PUBLISH).check_end(steps=1)
 
 

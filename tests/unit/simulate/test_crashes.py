@@ -15,7 +15,7 @@ def test_the_ledger_balances_after_every_crash(tmp_path, seed):
     assert crash_seed(seed, tmp_path).total()
 
 
-def test_the_disk_keeps_what_was_forced_and_nothing_else_for_sure(tmp_path):
+def test_unreliable_disk_keeps_only_synced_writes(tmp_path):
     (tmp_path / "kept").mkdir()
     disk, folder = UnreliableDisk(("kept",), tmp_path), tmp_path / "kept"
     for name in ("durable", "torn", "renamed.partial"):

@@ -153,7 +153,7 @@ def test_a_sampling_loop_that_gives_too_little_fails_the_run(own_loops):
         simulate(scenario(rollout={"sampler": "own_loops:too_few"}))
 
 
-def test_environments_take_turns_and_slow_ones_hold_up_those_in_lock_step():
+def test_slow_environments_delay_those_in_lock_step():
     world = {"step_seconds": {"kind": "uniform", "mean": 5, "spread": 5}, "turns": {"mean": 4}}
     agents = {"max_turns": 8, "async_ratio": 0, "sampling": {"max_tokens": 100}}
     free = simulate(scenario(rollout=agents, environment=world))
@@ -162,7 +162,7 @@ def test_environments_take_turns_and_slow_ones_hold_up_those_in_lock_step():
     assert free.steps[-1]["attempts/dispatched"] == 8 * 16
 
 
-def test_a_world_that_hangs_costs_its_attempt_and_is_never_scored():
+def test_hung_environment_fails_its_attempt():
     world = {"turns": {"mean": 3}}
     outcome = simulate(
         scenario(
@@ -176,7 +176,7 @@ def test_a_world_that_hangs_costs_its_attempt_and_is_never_scored():
     assert outcome.steps[-1]["bias/prompts_never_trained"] < 0.5
 
 
-def test_answers_to_one_prompt_are_as_alike_as_they_are_said_to_be():
+def test_correlation_of_responses_is_as_configured():
     def correlation(shared):
         lengths = DistributionConfig(kind="lognormal", mean=100, spread=1.0, shared=shared)
         pairs = np.log(

@@ -13,7 +13,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import LONGEST_STATEMENT, answer_statements, ground_truth, zero_score
+from antiphon.tasks.rewards.extract import MOST_STATEMENT_CHARACTERS, answer_statements, ground_truth, zero_score
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE](?P<e>[+-]?\d+)|\s*(?:×|\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?(?P<ten>[+-]?\d+)\}?)"
@@ -51,10 +51,10 @@ def numeric(
         if len(right) != 1:
             raise ValueError(f"the right answer {ground_truth(prompt, answer)!r} is not one number")
         response = transcript.response.strip()
-        said = [response] if _NUMBER.fullmatch(response[:LONGEST_STATEMENT]) else answer_statements(response)
+        said = [response] if _NUMBER.fullmatch(response[:MOST_STATEMENT_CHARACTERS]) else answer_statements(response)
         given = next(filter(None, (_stated(each, percent) for each in said)), [])
         if not given and not require_marker:
-            given = list(numbers(response[-LONGEST_STATEMENT:], percent))[-1:]
+            given = list(numbers(response[-MOST_STATEMENT_CHARACTERS:], percent))[-1:]
         if len(given) != 1:
             return zero_score(f"the response states {len(given)} numbers as its answer")
         apart = abs(given[0] - right[0])
@@ -63,7 +63,7 @@ def numeric(
 
 def _stated(statement: str, percent: bool) -> list[Decimal]:
     """Return the numbers that a statement gives for its answer; two of them if it contradicts itself or gives a range."""
-    left, equals, right = statement[:LONGEST_STATEMENT].rpartition("=")
+    left, equals, right = statement[:MOST_STATEMENT_CHARACTERS].rpartition("=")
     found = list(numbers(right, percent))
     if found and (_NO_NUMBER.search(re.sub(r"\s*(?:\*\*|\^)\s*\{?[+-]?[0-9]+", "", right)) or "=" in left):
         return [*found, *found]
