@@ -13,7 +13,7 @@ from typing import Any, Literal
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.engines.openai import ChatRequestFailed, OpenAIChatClient
+from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
 from antiphon.tasks.base import Generate, Transcript, Unreachable
 from antiphon.tasks.rewards.extract import ground_truth
 
@@ -132,7 +132,7 @@ class _RemoteJudge:
         sent = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return await self._chat(sent, **self._settings)
-        except ChatRequestFailed as error:
+        except ChatRequestError as error:
             raise Unreachable(f"the judge at {error}") from error
 
 
