@@ -37,7 +37,7 @@ import kernel
 for number in signal.valid_signals() - {{signal.SIGKILL, signal.SIGSTOP}}:  # what is ignored here no shell can take back
     signal.signal(number, signal.SIG_DFL)
 writable = ["/dev", "/dev/shm", "/proc", "/tmp", {WORK!r}, {CONTROL!r}]
-kernel.restrict(kernel.file_rules(["/"], writable, connect=True))
+kernel.apply_landlock(kernel.make_landlock_rules(["/"], writable, connect=True))
 os.execv("/bin/bash", ["/bin/bash", "-c", sys.argv[1]])
 """
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from antiphon.core.errors import SandboxError, UnsupportedError
-from antiphon.sandbox.isolation.seccomp import docker_profile
+from antiphon.sandbox.isolation.docker_profile import docker_profile
 from antiphon.sandbox.sessions.config import CONTROL, VARIABLES, WORK, Launched, ShellSandboxConfig
 from antiphon.sandbox.sessions.egress import PROXIES
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.forked_python import locate
+from antiphon.sandbox.isolation.packages import locate_packages
 from antiphon.sandbox.sessions.config import PATH, ShellSandboxConfig
 
 OPTIONAL = "/opt"  # where a box finds the commands and the packages
@@ -46,7 +46,7 @@ def _fill_optional(optional: Path, packages: tuple[str, ...]) -> None:
     for name, script in _COMMANDS.items():
         (optional / "bin" / name).write_text(script, encoding="ascii")
         (optional / "bin" / name).chmod(0o755)
-    for name, path in locate(packages).items():
+    for name, path in locate_packages(packages).items():
         _link(Path(path), optional / "packages" / name)
 
 

@@ -152,7 +152,7 @@ class ShellSandbox:
             asyncio.get_running_loop().add_reader(self._first, self._end)
             if self._group is not None:
                 with suppress(PermissionError):  # docker's, which has bounded its memory itself
-                    self._group.take(launched.first)
+                    self._group.add_process(launched.first)
             self.processes = Processes(launched.first)
             self._keeper = os.open(self.room / "keeper", os.O_RDWR | os.O_NONBLOCK)
         finally:
