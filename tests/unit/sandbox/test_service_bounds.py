@@ -129,7 +129,7 @@ def test_others_have_their_turn_while_a_file_is_decoded():
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(take_turns())
-        await texts.text_as_json(b"\xff" * (100 * texts.BIT), "ascii", "backslashreplace")
+        await texts.text_as_json(b"\xff" * (100 * texts.CHUNK), "ascii", "backslashreplace")
         other.cancel()
         assert turns >= 100
 

@@ -805,7 +805,7 @@ def test_closing_leaves_nothing(rooms):
         running = asyncio.create_task(session.run("echo; sleep 1000"))
         await asyncio.sleep(0)
         descriptors = len(os.listdir("/proc/self/fd"))
-        room = box.room
+        room = box.directory
         await box.close()
         result = (await asyncio.gather(running, return_exceptions=True))[0]
         assert isinstance(result, SandboxError) or result.ended
@@ -824,10 +824,10 @@ sys.path.insert(0, {path!r})
 from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    rooms = Rooms()
-    box = await Box.start(rooms, BoxConfig(), Waits())
+    runtime_dirs = RuntimeDirs()
+    box = await ShellSandbox.start(runtime_dirs, ShellSandboxConfig(), Deadlines())
     await Session(box).run("sleep {mark} & setsid sleep {mark} &")
-    print(rooms.path, flush=True)
+    print(runtime_dirs.path, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """
