@@ -107,7 +107,7 @@ ENCODINGS = [
 )
 def test_files_are_decoded_as_in_one_piece(content, encoding, errors, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "BIT", size)
+        patch.setattr(texts, "CHUNK", size)
         try:
             expected = content.decode(encoding, errors)
         except ValueError:
