@@ -27,8 +27,8 @@ class PlacementConfig(Config):
 
     Valid values are `gpu:0-7`, `node2.gpu:0-3`, `h800:0-31`, `cpu:0-3` (these cores), `cpu:16` (any sixteen), `with learner`
     and `anywhere`. A role without a value runs on the controller's machine and sees every device; graders (`reward`) without
-    GPUs see none. An engine that shares a device with a training role sleeps during training; its requests continue elsewhere, or
-    afterwards.
+    GPUs see none. An engine that shares a device with a training role sleeps during training; its requests continue elsewhere,
+    or afterwards.
     """
 
     auto: bool = False
