@@ -11,7 +11,7 @@ import pytest
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.tasks.base import Transcript, Unreachable
+from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.pool import Gpus, GradingPool
 from antiphon.tasks.grading.router import RewardRouter
@@ -192,7 +192,7 @@ async def misbehaves(prompt: Prompt, transcript: Transcript) -> Any:
         case "raise":
             raise LookupError("no such thing")
         case "lost":
-            raise Unreachable("nobody is there")
+            raise UnreachableError("nobody is there")
         case "late of itself":
             raise TimeoutError
     return prompt.payload
