@@ -9,9 +9,9 @@ import pytest
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import RecordError, WorkerDied
 from antiphon.learning.batch import build_batch
-from antiphon.learning.packing import pack_samples
 from antiphon.learning.config import CriticConfig, LearnerConfig, MeshConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED, LoraBaseReference, ModelRoles, WorkerLearner
+from antiphon.learning.packing import pack_samples
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.weights.base import TransferContext
 
