@@ -5,7 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, Problems, parse
+from antiphon.core.config import Config, parse
+from antiphon.core.errors import Problems
 
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that others have started
 LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights

@@ -13,7 +13,7 @@ LONGEST_PAUSE = 30.0
 AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # what may be otherwise in a moment
 
 
-class ChatRequestFailed(Exception):
+class ChatRequestError(Exception):
     """The model did not reply: what was tried, and what came of it."""
 
 
@@ -32,7 +32,7 @@ class OpenAIChatClient:
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
     async def __call__(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> str:
-        """What the model replies; `settings` go into the request, such as temperature. `ChatRequestFailed` if it does not."""
+        """What the model replies; `settings` go into the request, such as temperature. `ChatRequestError` if it does not."""
         body = {"model": self._model, "messages": list(messages), **settings}
         for attempt in range(1, self._attempts + 1):
             try:
@@ -48,7 +48,7 @@ class OpenAIChatClient:
             if not again or attempt == self._attempts:
                 break
             await asyncio.sleep(min(max(pause, PAUSE * 2 ** (attempt - 1)), LONGEST_PAUSE))
-        raise ChatRequestFailed(f"{self._url}: {failure}, the last of {attempt} tries")
+        raise ChatRequestError(f"{self._url}: {failure}, the last of {attempt} tries")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -69,7 +69,7 @@ def _reply(response: httpx.Response) -> str:
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         content = None
     if not isinstance(content, str):
-        raise ChatRequestFailed(f"{response.url}: the answer is no chat completion: {response.text[:200]!r}")
+        raise ChatRequestError(f"{response.url}: the answer is no chat completion: {response.text[:200]!r}")
     return content
 
 

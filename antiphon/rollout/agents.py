@@ -21,8 +21,8 @@ from antiphon.core.config import environment
 from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
 from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
+from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Captured
 from antiphon.sandbox.base import Status
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
@@ -62,13 +62,13 @@ class Access:
 
 
 class Agent(Protocol):
-    """Plays one attempt; returns whatever it comes to. `AgentFailed`, or any other exception, if it comes to nothing."""
+    """Plays one attempt; returns whatever it comes to. `AgentError`, or any other exception, if it comes to nothing."""
 
     async def __call__(self, access: Access, prompt: Prompt) -> Any:
         """Play. Cancelling this ends the agent."""
 
 
-class AgentFailed(Exception):
+class AgentError(Exception):
     """An agent says, or shows, that it has failed."""
 
 
@@ -79,7 +79,7 @@ class Outcome:
     result: Any
     """What the agent returned, or wrote to stdout; None if it failed."""
     failure: Failure | None
-    captured: Captured
+    captured: CapturedAttempt
     seconds: float
 
     @property
@@ -112,7 +112,7 @@ async def run_agent(
     errors become data; those of the engines are raised."""
     loop = asyncio.get_running_loop()
     began, result, failure = loop.time(), None, None
-    key = gateway.open(prompt, attempt, started, sampling, priority=priority, max_turns=max_turns)
+    key = gateway.open_attempt(prompt, attempt, started, sampling, priority=priority, max_turns=max_turns)
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -123,10 +123,10 @@ async def run_agent(
         failure = Failure(source="environment", message=str(error))
     except Exception as error:  # noqa: BLE001 - whatever an agent raises is data
         late = f"took more than {seconds:g} s" if limit.expired() else ""
-        said = str(error) if isinstance(error, AgentFailed) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
         failure = Failure(source="agent", message=late or said)
     finally:
-        captured = gateway.close(key)
+        captured = gateway.close_attempt(key)
     if captured.error is not None:
         raise captured.error
     if failure is None and not captured.segments:
@@ -177,7 +177,7 @@ class BoxedAgent:
         if result.status is Status.REFUSED:
             raise SandboxError(result.detail)
         if result.status not in (Status.OK, Status.OUTPUT_LIMIT):
-            raise AgentFailed(_ending(f"status {result.status}, exit code {result.exit_code}", result.stderr))
+            raise AgentError(_ending(f"status {result.status}, exit code {result.exit_code}", result.stderr))
         return result.stdout
 
 
@@ -205,7 +205,7 @@ class UnconfinedAgent:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
             if code:
-                raise AgentFailed(_ending(f"exit code {code}", _last(err)))
+                raise AgentError(_ending(f"exit code {code}", _last(err)))
             return _last(out)
 
 
