@@ -14,7 +14,7 @@ from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
-from antiphon.tasks.base import Generate, Transcript, Unreachable
+from antiphon.tasks.base import Generate, Transcript, UnreachableError
 from antiphon.tasks.rewards.extract import ground_truth
 
 RUBRIC = "Judge how correct, complete and helpful the response is."
@@ -63,7 +63,7 @@ class Judge:
         self._ask = generate or _RemoteJudge(**model)
 
     async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """Score a trajectory; `Unreachable` if the judge does not reply."""
+        """Score a trajectory; `UnreachableError` if the judge does not reply."""
         before, response = _split(transcript)
         if self._reference:
             return await self._compare(before, response, ground_truth(prompt, self._reference))
@@ -133,7 +133,7 @@ class _RemoteJudge:
         try:
             return await self._chat(sent, **self._settings)
         except ChatRequestError as error:
-            raise Unreachable(f"the judge at {error}") from error
+            raise UnreachableError(f"the judge at {error}") from error
 
 
 def _split(transcript: Transcript) -> tuple[str, str]:
