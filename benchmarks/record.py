@@ -69,8 +69,8 @@ def checkpoint() -> None:
     import torch
 
     from antiphon.algorithms.config import AlgorithmConfig
-    from antiphon.learning.batch import supervised_batch
     from antiphon.learning.config import LearnerConfig, OptimizerConfig
+    from antiphon.learning.data_samples import supervised_batch
     from antiphon.learning.torch_learner import TorchLearner
 
     learner = TorchLearner(str(smollm2()), LearnerConfig(), 0)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig, LossWeightConfig, Over, RewardConfig
-from antiphon.algorithms.normalization import EPSILON, centred, deviation, mean_of
+from antiphon.algorithms.normalization import EPSILON, center, stable_mean, standard_deviation
+from antiphon.algorithms.sections import KlConfig, LossWeightConfig, NormalizationScope, RewardConfig
 from antiphon.core.types import FloatArray, TrajectoryMeta
 
 Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
@@ -35,8 +35,8 @@ class Moments:
         if not len(values):
             return
         count = self.count + len(values)
-        apart = mean_of(values) - self.mean
-        self.squares += float(np.square(centred(values)).sum())
+        apart = stable_mean(values) - self.mean
+        self.squares += float(np.square(center(values)).sum())
         self.squares += apart**2 * self.count * len(values) / count
         self.mean += apart * (len(values) / count)  # all of it at first, to the last bit
         self.count = count
@@ -75,14 +75,14 @@ def restore_controllers(state: dict[str, Any] | None) -> Controllers:
     return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
-class Shaped(NamedTuple):
+class ShapedRewards(NamedTuple):
     """Rewards of a group, and what its turns' rewards are to be divided by: None where turns have no part in the rewards."""
 
     rewards: np.ndarray  # [G]
     turn_divisor: float | None
 
 
-def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[Shaped]:
+def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
     """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
     before it is used. `max_tokens` is the limit of a completion.
 
@@ -100,41 +100,41 @@ def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens
     ):
         values = values / divisor
         values = np.clip(values, -config.clip, config.clip) if config.clip else values
-        found.append(Shaped(values, None if config.without_turns else divisor))
+        found.append(ShapedRewards(values, None if config.without_turns else divisor))
     return found
 
 
-def _less_baseline(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[np.ndarray]:
+def _less_baseline(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[np.ndarray]:
     """Values [G] of each group, less the mean over the group, the batch, or all so far."""
     match over:
         case "none":
             return list(raw)
         case "group":
-            return [centred(values) for values in raw]
+            return [center(values) for values in raw]
         case "batch":
             if not raw:
                 return []
-            whole = centred(np.concatenate(raw))
+            whole = center(np.concatenate(raw))
             return np.split(whole, np.cumsum([len(values) for values in raw])[:-1])
         case "running":
             return [values - seen.mean for values in raw]
 
 
-def _divisors(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[float]:
+def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[float]:
     """For each group the deviation over the group, the batch, or all values so far, and epsilon; 1 where there is none."""
     match over:
         case "none":
             found = [0.0] * len(raw)
         case "group":
-            found = [deviation(values) for values in raw]
+            found = [standard_deviation(values) for values in raw]
         case "batch":
-            found = [deviation(np.concatenate(raw))] * len(raw) if raw else []
+            found = [standard_deviation(np.concatenate(raw))] * len(raw) if raw else []
         case "running":
             found = [seen.deviation] * len(raw)
     return [each + EPSILON if each > EPSILON else 1.0 for each in found]
 
 
-def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
+def trajectory_weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
     """How much each trajectory counts: 0 if it is masked; the others according to `config.by`, their mean over the batch 1.
 
     By difficulty: from 0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for
@@ -147,14 +147,14 @@ def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
         lengths = np.array([meta.completion_tokens for meta in group])
         values = np.ones(len(group))
         if config.by == "difficulty":
-            values += 1 - 1.5 * np.clip(mean_of(scores), 0, 1)
+            values += 1 - 1.5 * np.clip(stable_mean(scores), 0, 1)
         elif config.by == "length":
             values += 0.5 - lengths / max(longest, 1)
         if config.mask_truncated:
             values *= [not meta.truncated for meta in group]
         if config.mask_difficulty is not None:
             low, high = config.mask_difficulty
-            values *= low < mean_of(scores) < high
+            values *= low < stable_mean(scores) < high
         if config.mask_wrong_over:
             values *= (scores > 0) | (lengths <= config.mask_wrong_over)
         found.append(values)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.errors import RecordError
+from antiphon.core.types import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from antiphon.inspect.recorded_config import has_model
 from antiphon.inspect.recorded_lineage import ReplayMismatchError, read_lineages
 from antiphon.inspect.replayer import SAMPLER_ERROR, Replayer
@@ -64,7 +65,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, report: Callable[
 
 def requires_models(config: RunConfig, weights: bool) -> bool:
     """Return True if a replay needs models: to compare weights, or for log-probs of models other than the policy."""
-    return weights or bool({"reference_logprobs", "teacher_logprobs"} & config.algorithm.needed)
+    return weights or bool({REFERENCE_LOGPROBS, TEACHER_LOGPROBS} & config.algorithm.required_streams)
 
 
 @asynccontextmanager

@@ -79,8 +79,8 @@ class _RecordedTrainer:
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
         return await self._require_learner().score(packs)
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        return await self._require_learner().attend(packs)
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._require_learner().attention_stats(packs)
 
     def _require_learner(self) -> Learner:
         if self.learner is None:

@@ -9,7 +9,7 @@ from antiphon.learning.learner import SAVED
 PATIENCE = 0.005  # seconds that a call may have to wait for a look at the thread
 
 
-class Writer:
+class CheckpointWriter:
     """Has one piece of writing done at a time, and tells its end to who looks for it: `SAVED`, or the `AntiphonError` that it
     was. Any other error is raised there."""
 
@@ -22,7 +22,7 @@ class Writer:
         """Have this done, after `finish`."""
         self._begun = self._thread.submit(write)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Wait a little; returns whether there is more to wait for."""
         if self._begun is not None and wait([self._begun], PATIENCE).done:
             self.finish()

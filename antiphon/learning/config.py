@@ -6,6 +6,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, parse
+from antiphon.learning.backend_options import (
+    DeepSpeedOptions,
+    MegatronOptions,
+    megatron_incompatibilities,
+)
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.tasks.config import PromptsConfig
 
 
@@ -39,111 +45,6 @@ class LoraConfig(Config):
         return self.alpha / self.rank
 
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of how many a layer has
-
-
-class MeshConfig(Config):
-    """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
-
-    replicate: int = Field(1, gt=0)
-    """Copies of the model, each of which has a share of the packs."""
-    shard: int = Field(1, gt=0)
-    """Ranks among which parameters, gradients and optimiser state are cut (FSDP), each with a share of the packs."""
-    context: int = Field(1, gt=0)
-    """Ranks among which the tokens of a pack are divided."""
-    tensor: int = Field(1, gt=0)
-    """Ranks among which heads, feed-forward columns and the vocabulary are divided."""
-    pipeline: int = Field(1, gt=0)
-    """Ranks among which the layers are divided."""
-    pipeline_chunks: int = Field(1, gt=0)
-    """Stages that each of them has; with several, packs are through sooner, and more is sent (interleaved 1F1B)."""
-    expert: int = Field(1, gt=0)
-    """Of the ranks of `shard`, so many have the experts of a mixture divided among them."""
-    context_attention: Literal["heads", "keys"] = "heads"
-    """With `context`, whether ranks exchange tokens for heads (Ulysses), or gather the keys of all tokens."""
-
-    @property
-    def world(self) -> int:
-        """Ranks."""
-        return self.data * self.context * self.tensor * self.pipeline
-
-    @property
-    def data(self) -> int:
-        """Shares that packs are divided into."""
-        return self.replicate * self.shard
-
-    def data_of(self, rank: int) -> int:
-        """Which share of the packs a rank computes; see `learning.mesh` for how ranks are laid out."""
-        around, expert = divmod(rank // self.tensor, self.expert)
-        copy, shard = divmod(around // self.context, self.shard // self.expert)
-        return copy % self.replicate * self.shard + shard * self.expert + expert
-
-    def beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
-        """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
-        if self.shard == 1:
-            yield "mesh.shard", f"1 leaves {kind!r} (learner.kind) nothing to divide: give 2 or more"
-        for axis in ("replicate", "context", "tensor", "pipeline", "expert"):
-            if (ranks := getattr(self, axis)) > 1:
-                yield f"mesh.{axis}", f"{ranks}: {kind!r} (learner.kind) divides among the ranks of mesh.shard alone"
-
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
-        heads = shape.get("num_attention_heads") or 0
-        keys = shape.get("num_key_value_heads") or heads
-        parts = {
-            "tensor": {
-                "attention heads": heads,
-                "key and value heads": keys,
-                "feed-forward columns": shape.get("intermediate_size"),
-            },
-            "expert": {"experts": next(filter(None, map(shape.get, EXPERTS)), None)},
-        }
-        if self.expert > 1 and not any(count for key, count in shape.items() if "expert" in key):
-            yield "expert", f"{self.expert} ranks have no experts to divide: its layers are dense"
-        for key, counts in parts.items():
-            for what, count in counts.items():
-                if count and count % getattr(self, key):
-                    yield key, f"{getattr(self, key)} ranks cannot divide {count} {what} evenly"
-        stages, layers = self.pipeline * self.pipeline_chunks, shape.get("num_hidden_layers") or 0
-        if layers % stages:
-            yield "pipeline", f"{layers} layers cannot be cut into {stages} equal stages (pipeline x pipeline_chunks)"
-        heads, keys = heads // self.tensor, keys // self.tensor
-        uneven = bool(heads) and (heads % self.context or (keys % self.context and self.context % keys))
-        if self.context_attention == "heads" and uneven:
-            yield (
-                "context",
-                f"{self.context} ranks cannot divide {heads} attention heads and {keys} key and value heads evenly; "
-                "context_attention: keys need not",
-            )
-
-
-class MeshesConfig(Config):
-    """Meshes of models that do not have `learner.mesh`. Of several critics or teachers each has the ranks of one."""
-
-    reference: MeshConfig | None = None
-    critic: MeshConfig | None = None
-    teacher: MeshConfig | None = None
-
-    @property
-    def roles(self) -> dict[str, MeshConfig]:
-        """What each role that has one of its own has."""
-        return {role: mesh for role in type(self).model_fields if (mesh := getattr(self, role)) is not None}
-
-
-class DeepSpeedOptions(Config):
-    """`learner.options` of `deepspeed`."""
-
-    stage: Literal[1, 2, 3] = 2
-    """Of ZeRO: what is cut among the ranks of `mesh.shard` is the optimiser state, the gradients too, or all parameters too."""
-
-
-class MegatronOptions(Config):
-    """`learner.options` of `megatron`."""
-
-    distributed_optimizer: bool = True
-    """Cut the optimiser state among the ranks that have the same parameters."""
-
-
 def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     """What the megatron learner has not: (key, message)."""
     mesh = learner.mesh
@@ -157,30 +58,6 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     for key, (there, instead) in asked.items():
         if there:
             yield key, f"is not of the megatron learner: {instead}. Kind torch has it"
-
-
-MEGATRON_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
-MEGATRON_POSITIONS = ("default", "linear", "llama3")
-
-
-def megatron_misfits(shape: Mapping[str, Any], mesh: MeshConfig) -> Iterator[tuple[str, str]]:
-    """Why the megatron learner cannot have a model, as its config.json has it: (key, message)."""
-    kind, rope = shape.get("model_type"), shape.get("rope_parameters") or shape.get("rope_scaling") or {}
-    positions = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in MEGATRON_MODELS:
-        yield "kind", f"megatron has the models {', '.join(MEGATRON_MODELS)}, and this is a {kind}; torch has it"
-    if positions not in MEGATRON_POSITIONS:
-        yield (
-            "kind",
-            f"megatron has rotary positions {', '.join(MEGATRON_POSITIONS)}, and these are {positions}; torch has it",
-        )
-    if (act := shape.get("hidden_act", "silu")) != "silu":
-        yield "kind", f"megatron has feed-forward blocks gated by silu, and these are by {act}; torch has it"
-    if mesh.tensor > 1 and shape.get("num_experts"):
-        yield (
-            "mesh.tensor",
-            "the megatron learner does not divide a mixture of experts so; mesh.expert and mesh.pipeline do",
-        )
 
 
 OPTIONS: dict[str, type[Config]] = {
@@ -259,7 +136,7 @@ class LearnerConfig(Config):
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
 
-    def on(self, mesh: MeshConfig) -> "LearnerConfig":
+    def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
         """The same, on another mesh; one that shards nothing has nothing to offload."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
@@ -276,15 +153,15 @@ class LearnerConfig(Config):
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
         if self.kind == "deepspeed":
-            yield from mesh.beside_shard("deepspeed")
+            yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":
             yield from megatron_problems(self)
 
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What of a model, as its config.json has it, cannot be learned so: (key, message)."""
-        yield from ((f"mesh.{key}", message) for key, message in self.mesh.misfits(shape))
+        yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
         if self.kind == "megatron":
-            yield from megatron_misfits(shape, self.mesh)
+            yield from megatron_incompatibilities(shape, self.mesh)
 
 
 class CriticConfig(Config):

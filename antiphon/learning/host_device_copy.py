@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 
-def sent(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
+def to_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
     """An array on a device."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if torch.device(device).type == "cuda":
@@ -17,18 +17,18 @@ def sent(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def sums_of(loss: torch.Tensor, measures: Mapping[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+def sum_measures(loss: torch.Tensor, measures: Mapping[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
     """The sum of each measure of a pack, its `loss`, and of how many `tokens` all that is: scalars, still on their device."""
     sums = {name: values.detach().sum().double() for name, values in measures.items()}
     return sums | {"loss": loss.detach().double(), "tokens": torch.full_like(loss, tokens, dtype=torch.float64)}
 
 
-def numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def to_floats(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """What scalars are that are on one device."""
     return dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)) if scalars else {}
 
 
-def means_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of what updates say. What an update says once, as its loss, is averaged over those that do; what it says
     on average of its `tokens`, over the tokens of all. What is said of none is left out."""
     found = {}

@@ -26,7 +26,7 @@ LEARNERS = Registry(
         "megatron": "antiphon.learning.backends.megatron:MegatronLearner",
     },
 )
-CRITIC = "antiphon.learning.critic:CriticLearner"
+CRITIC = "antiphon.learning.objectives.critic:CriticLearner"
 
 
 class Scorer(Protocol):
@@ -52,8 +52,8 @@ class Trainer(Scorer, Protocol):
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics."""
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_rhythm`."""
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_stats`."""
 
 
 class Learner(Trainer, Offloadable, Protocol):
@@ -143,9 +143,9 @@ class WorkerLearner:
         scored: list[FloatArray] = await self._handle.call("score", list(packs))
         return scored
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """See `Learner.attend`."""
-        attended: list[FloatArray] = await self._handle.call("attend", list(packs))
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """See `Learner.attention_stats`."""
+        attended: list[FloatArray] = await self._handle.call("attention_stats", list(packs))
         return attended
 
     async def score_base(self, packs: Sequence[Pack]) -> list[FloatArray]:

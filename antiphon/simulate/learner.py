@@ -81,7 +81,7 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) / 3)
         return [np.zeros(len(pack.tokens), np.float32) for pack in packs]
 
-    async def attend(self, packs: Sequence[Pack]) -> list[FloatArray]:
+    async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Take the time of a forward pass through two thirds of the layers."""
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.loading import build_on_meta
-from antiphon.learning.parallel.sharding import COLUMNS, ROWS
+from antiphon.learning.parallel.tensor_parallel import COLUMNS, ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class ZeroBench(Workbench):
         from deepspeed.utils import safe_get_full_grad
 
         learner = self.learner
-        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        learner.shards.train_packs(update.packs[learner.shards.data], learner._pipeline_forward, learner._backward)
         found = {
             name: safe_get_full_grad(parameter).numpy().copy()
             for name, parameter in learner.model.named_parameters()
@@ -135,7 +135,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_deepspeed", CASES, ("deepspeed", "pack_learner"))
+    yield from kept(request, "parity_deepspeed", CASES, ("backends.deepspeed", "model_worker", "pack_learner"))
 
 
 @pytest.mark.parametrize(("model", "ranks", "config"), CASES, ids=str)

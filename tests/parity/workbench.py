@@ -17,9 +17,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, TrainBatch, Update, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
-from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
+from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.weights.base import TransferContext
 from antiphon.weights.rendezvous import open_store
 
@@ -209,9 +209,9 @@ class Workbench(Worker):
         """See `TorchLearner.score_base`."""
         return self.learner.score_base(packs)
 
-    def attend(self, packs: list[Pack]) -> list[np.ndarray]:
-        """See `TorchLearner.attend`."""
-        return self.learner.attend(packs)
+    def attention_stats(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.attention_stats`."""
+        return self.learner.attention_stats(packs)
 
     def train(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> dict[str, Any]:
         """What comes of a batch's first update: its gradient, what plain descent moves them by, the losses of AdamW's."""
@@ -235,7 +235,7 @@ class Workbench(Worker):
     def gradient(self, update: Update) -> Arrays:
         """Of an update that is not made."""
         learner = self.learner
-        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        learner.shards.train_packs(update.packs[learner.shards.data], learner._pipeline_forward, learner._backward)
         learner.shards.clip(1e9)  # which completes it
         found = {name: learner.shards.whole(name, piece).numpy().copy() for name, piece in self.gradients()}
         learner.optimizer.zero_grad()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import Config, dump, load
 from antiphon.core.errors import ConfigError
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
 from antiphon.simulate.closed_form import ClosedForm, solve_learner_share

@@ -22,9 +22,11 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.config import DeepSpeedOptions, LearnerConfig, OptimizerConfig
-from antiphon.learning.pack_learner import Ask, trim_memory
-from antiphon.learning.parallel.sharding import PassOn, ShardedModel
+from antiphon.learning.backend_options import DeepSpeedOptions
+from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
 
 T = TypeVar("T")
@@ -58,14 +60,14 @@ class ZeroModel(ShardedModel):
 
     # --- computing -----------------------------------------------------------------------------------------------------
 
-    def within(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.within`."""
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """See `WholeModel.run`."""
         self._asked.question = partial(function, *args)
         found: T = self.engine() if torch.is_grad_enabled() else self._asked()
         return found
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train`: the gradient is complete with the last pack."""
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """See `WholeModel.train_packs`: the gradient is complete with the last pack."""
         found = []
         for number, pack in enumerate(packs, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(packs))
@@ -79,13 +81,13 @@ class ZeroModel(ShardedModel):
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.whole`, of parameters."""
+    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """See `WholeModel.gather_tensor`, of parameters."""
         with deepspeed.zero.GatheredParameters([piece]):
             return piece.detach().clone()
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.take`, of parameters: what is computed with, and what the optimiser has of it."""
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """See `WholeModel.scatter_tensor`, of parameters: what is computed with, and what the optimiser has of it."""
         with deepspeed.zero.GatheredParameters([piece], modifier_rank=0):
             piece.detach().copy_(whole)
         if _is_cut(piece):
@@ -147,19 +149,19 @@ class DeepSpeedLearner(TorchLearner):
             }
         return found
 
-    def _descend(self) -> float:
+    def _optimizer_step(self) -> float:
         engine = self.shards.engine
         engine.step()  # which makes none where the norm is not finite
         return float(engine.get_global_grad_norm())
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+    def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         steps = next(iter(self.optimizer.state.values()))["step"]
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 found = {key: partial(self.shards.moment, parameter, key) for key in MOMENTS}
                 yield name, {"step": lambda: steps} | found
 
-    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         for key in MOMENTS if kept else ():
             self.shards.take_moment(parameter, key, kept[key])
         for state in self.optimizer.state.values():

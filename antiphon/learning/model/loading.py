@@ -72,7 +72,7 @@ def _without_memory(path: str, kind: Any, config: PreTrainedConfig, **options: A
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, **options)
     files = Checkpoint(path, type(model), model.config)
-    for name, other in files.untied():
+    for name, other in files.find_untied():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, torch.nn.Parameter(torch.empty_like(model.get_parameter(other))))
     for name, parameter in model.named_parameters():
@@ -171,11 +171,11 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         return len(self._sources)
 
     @property
-    def misfits(self) -> list[str]:
+    def incompatibilities(self) -> list[str]:
         """What the files lack of the model, and what they have that is not of it."""
         return sorted({*(self._own.keys() - self._sources.keys()), *self._strange})
 
-    def untied(self) -> Iterator[tuple[str, str]]:
+    def find_untied(self) -> Iterator[tuple[str, str]]:
         """Parameters that the configuration calls one, and of which the files have two that differ."""
         for name, other in self._tied.items():
             apart = name in self and other in self and self._sources[name] is not self._sources[other]

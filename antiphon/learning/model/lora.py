@@ -25,7 +25,7 @@ NAME = "default"  # peft's, of the only adapter there is
 PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of what it saves
 
 
-def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
     B is zero, so nothing changes yet. `DataError` if it has none of these."""
     body = {id(module) for module in model.base_model.modules()}
@@ -57,7 +57,7 @@ def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
             torch.utils.swap_tensors(parameter, other)
 
 
-def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
+def adapter_pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
     """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
     parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
     stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
@@ -67,19 +67,19 @@ def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
     }
 
 
-def merged(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+def merge_adapters(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
     found = {}
-    adapters = pairs(state.items())
+    adapters = adapter_pairs(state.items())
     for name, tensor in state.items():
         if f".{NAME}." not in name:
-            weight = weight_of(name)
+            weight = base_name(name)
             found[weight] = merge_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
     return found
 
 
 @contextmanager
-def switched_off(model: PreTrainedModel) -> Iterator[None]:
+def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
     """The model that was adapted, meanwhile."""
     layers = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
@@ -91,15 +91,15 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
+def save_adapters(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
     """Write the adapters of a state dict into a new directory, as peft reads them."""
     place.mkdir(parents=True)
     own = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in state.items() if f".{NAME}." in name}
     save_file(own, place / FILE)
-    _settings(config, [name.removesuffix(".weight") for name in pairs(state.items())]).save_pretrained(place)
+    _settings(config, [name.removesuffix(".weight") for name in adapter_pairs(state.items())]).save_pretrained(place)
 
 
-def saved(place: Path) -> dict[str, torch.Tensor]:
+def load_adapters(place: Path) -> dict[str, torch.Tensor]:
     """What `save` has written, by the names of an adapted model's parameters."""
     state = load_file(place / FILE)
     return {
@@ -107,7 +107,7 @@ def saved(place: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def weight_of(name: str) -> str:
+def base_name(name: str) -> str:
     """The weight, by the name that it has without adapters, that a parameter of an adapted model is or is added to."""
     return re.sub(rf"\.(base_layer|lora_[AB]\.{NAME})\.", ".", name)
 

@@ -15,9 +15,9 @@ from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from antiphon.core.types import Pack
-from antiphon.learning.batch import padding_pack
 from antiphon.learning.mesh import Mesh
 from antiphon.learning.model.loading import decoder_layers
+from antiphon.learning.packing import padding_pack
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Pipeline:
         self._base: Any = model.base_model
         self._within = within
         self._ranks, self._chunks = mesh.config.pipeline, mesh.config.pipeline_chunks
-        self._place, self._around = mesh.place("pipeline"), mesh.config.world // mesh.config.pipeline
+        self._place, self._around = mesh.coordinate("pipeline"), mesh.config.world // mesh.config.pipeline
         self._rank, self._device = mesh.rank, mesh.device
         self._last = self._ranks * self._chunks - 1
         self._width: int = model.config.get_text_config().hidden_size
@@ -114,7 +114,7 @@ class Pipeline:
 
     # --- passing through -----------------------------------------------------------------------------------------------
 
-    def train(
+    def train_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], backward: Callable[[Pack], T]
     ) -> list[T]:
         """Do all packs: `pass_on` of one runs the layers of a stage, `backward` those of the last, the loss, and its gradient.
@@ -145,7 +145,7 @@ class Pipeline:
         self._flush()
         return found
 
-    def score(
+    def run_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], ask: Callable[[Pack], T]
     ) -> list[T]:
         """What is said of each pack, where the last stage is."""

@@ -10,7 +10,7 @@ from typing import Any
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import Pack, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 
 
 class RankGroup:
@@ -23,7 +23,7 @@ class RankGroup:
         self._members = members
         self._mesh = mesh
 
-    async def meet(self, host: str) -> None:
+    async def rendezvous(self, host: str) -> None:
         """Have them find each other, the first listening on an address of its machine."""
         where = await self._members[0].call("host", host)
         await asyncio.gather(*(member.call("join", rank, where) for rank, member in enumerate(self._members)))
@@ -36,7 +36,7 @@ class RankGroup:
                 shares = [(_own(batch, data),) for data in range(self._mesh.data)]
             case ([Pack(), *_] as packs,):
                 shares = [(_every(packs, data, self._mesh.data),) for data in range(self._mesh.data)]
-        of_data = [self._mesh.data_of(rank) for rank in range(len(self._members))]
+        of_data = [self._mesh.data_rank(rank) for rank in range(len(self._members))]
         calls = (member.call(method, *shares[data]) for data, member in zip(of_data, self._members, strict=True))
         answers = await asyncio.gather(*calls)
         match args:
