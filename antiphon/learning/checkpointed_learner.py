@@ -209,7 +209,7 @@ def trim_memory() -> None:
 
 
 class _Snapshot(NamedTuple):
-    """What a rank keeps of a checkpoint."""
+    """The part of a checkpoint that one rank writes."""
 
     rank: int
     weights: State

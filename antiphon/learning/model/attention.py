@@ -136,7 +136,7 @@ def _attend(
 
 
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
-    """What transformers' models say of attention that is another, and would otherwise be passed over."""
+    """Raise `UnsupportedError` for attention that is not a plain softmax."""
     found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     window = options.get("sliding_window")
     if window is not None and longest > window:

@@ -15,7 +15,7 @@ class Vocabulary:
     start: int
 
     def rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where tokens are among this rank's rows, 0 for those that are not, and whether they are."""
+        """Return the places of tokens among this rank's rows, 0 for those that are elsewhere, and which are here."""
         rows = tokens - self.start
         there = (rows >= 0) & (rows < count)
         return rows.where(there, 0), there

@@ -39,12 +39,12 @@ class Pairs:
         )
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values [N], over the tokens of each response: [2, P], the better ones first."""
+        """Return sums of values [N] over the tokens of each response: [2, P], the better ones first."""
         return values.new_zeros(self.tokens.numel()).index_add(0, self.response, values).view(-1, 2).T
 
 
 def _measures(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of the rewards of responses, [P] each."""
+    """Return measures of the rewards of responses, [P] each."""
     return {
         "accuracy": (chosen > rejected).float(),
         "margin": chosen - rejected,

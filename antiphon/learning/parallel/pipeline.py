@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Action(NamedTuple):
-    """What a rank does next."""
+    """One forward or backward of a rank."""
 
     backward: bool
     pack: int
@@ -76,7 +76,7 @@ class Pipeline:
 
     @property
     def ends_here(self) -> bool:
-        """Whether this rank has the last stage."""
+        """True if this rank has the last stage."""
         return self._place == self._ranks - 1
 
     def _groups(self) -> list[Any]:
@@ -117,8 +117,13 @@ class Pipeline:
     def train_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], backward: Callable[[Pack], T]
     ) -> list[T]:
-        """Do all packs: `pass_on` of one runs the layers of a stage, `backward` those of the last, the loss, and its gradient.
-        What that returns, where the last stage is."""
+        """Add the gradients of all packs; return the results of the last stage.
+
+        Args:
+            packs: Packs of this rank.
+            pass_on: Runs the layers of a stage.
+            backward: Runs the layers of the last stage, the loss, and its gradient.
+        """
         if self._chunks > 1:
             packs = [*packs, *[padding_pack(packs[0])] * (-len(packs) % self._ranks)] if packs else packs
         held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor | None]] = {}
@@ -148,7 +153,7 @@ class Pipeline:
     def run_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], ask: Callable[[Pack], T]
     ) -> list[T]:
-        """What is said of each pack, where the last stage is."""
+        """Run all packs without gradients; return the results of the last stage."""
         found = []
         for pack in packs:
             for chunk in range(self._chunks):
@@ -190,7 +195,7 @@ class Pipeline:
         return tensor
 
     def _wraps(self, step: int) -> bool:
-        """Whether the neighbour is at the other end."""
+        """Return True if the neighbour is at the other end of the pipeline."""
         return not 0 <= self._place + step < self._ranks
 
     def _neighbour(self, step: int) -> int:

@@ -57,7 +57,7 @@ def find_expert_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def copy_input_hook(group: Any) -> Callable[..., Any]:
-    """What a block computes from, all ranks have; each computes a part."""
+    """Return a hook on a block's input: all ranks have it, each computes a part."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         if args:
@@ -68,7 +68,7 @@ def copy_input_hook(group: Any) -> Callable[..., Any]:
 
 
 def reduce_output_hook(group: Any) -> Callable[..., Any]:
-    """What a block comes to is the sum of all parts."""
+    """Return a hook on a block's output: the sum of all parts."""
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         return (

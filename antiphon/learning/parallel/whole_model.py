@@ -34,7 +34,7 @@ class WholeModel:
         self.model = model
 
     def has_layer(self, number: int) -> bool:
-        """Whether a layer is this rank's."""
+        """Return True if a layer is on this rank."""
         return True
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -51,11 +51,11 @@ class WholeModel:
         loss.backward()
 
     def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """What is said of each pack."""
+        """Run each pack without gradients; return the results."""
         return [ask(pack) for pack in packs]
 
     def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of all packs, from those of this rank's."""
+        """Return sums over the packs of all ranks, from those of this rank."""
         return dict(totals)
 
     def clip_gradient(self, most: float) -> float:
