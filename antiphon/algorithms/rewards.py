@@ -85,8 +85,9 @@ class ShapedRewards(NamedTuple):
 
 
 def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
-    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
-    before it is used. `max_tokens` is the limit of a completion.
+    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says.
+
+    `seen` takes the batch in before it is used. `max_tokens` is the limit of a completion.
 
     Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
     response too long. A baseline, and what a bound cuts off, are of no turn.

@@ -11,7 +11,8 @@ Level = Literal["token", "turn", "sequence", "product"]
 
 class CorrectionConfig(Config):
     """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled: what the
-    engine and the learner do not agree on, and what training has changed since."""
+    engine and the learner do not agree on, and what training has changed since.
+    """
 
     level: Level | None = None
     """Whose ratio weighs the loss: the token's, the geometric mean over its turn or its sequence, or the product over its
@@ -115,7 +116,8 @@ class KlConfig(Config):
 
 class RhythmConfig(Config):
     """Credit by the rhythm of attention, see `algorithms/attention_credit.py`: some tokens of a response have their advantage
-    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one."""
+    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one.
+    """
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
     """Tokens that are amplified: those where a chunk begins, those that later tokens look back on, or both, tied together; null

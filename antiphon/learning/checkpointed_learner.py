@@ -202,7 +202,8 @@ class CheckpointedLearner(ModelWorker):
 
 def trim_memory() -> None:
     """Give back to the system what glibc's allocator keeps of freed gradients and activations, over a gibibyte beside a
-    model of 135M parameters in float32: the copy of the weights needs the room."""
+    model of 135M parameters in float32: the copy of the weights needs the room.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

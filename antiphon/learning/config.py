@@ -167,7 +167,8 @@ class LearnerConfig(Config):
 
 class CriticConfig(Config):
     """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is, but
-    on torch whatever `learner.kind` is."""
+    on torch whatever `learner.kind` is.
+    """
 
     path: str = ""
     """Model that critics begin with: a directory or Hugging Face id; empty is the model that is trained."""

@@ -66,8 +66,10 @@ class Learner(Trainer, Offloadable, Protocol):
         """Make the weights of now known to engines."""
 
     async def save(self, place: Path) -> asyncio.Future[None]:
-        """Begin to write all that a checkpoint needs of it into `place`. Training may go on when this returns; the future ends
-        when it is there."""
+        """Begin to write all that a checkpoint needs of it into `place`.
+
+        Training may go on when this returns; the future ends when it is there.
+        """
 
     async def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""

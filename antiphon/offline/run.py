@@ -208,8 +208,10 @@ class Offline:
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
-    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs. The last
-    batch of an epoch has what is left."""
+    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs.
+
+    The last batch of an epoch has what is left.
+    """
     for epoch in count():
         order = np.arange(len(rows)) if seed is None else generator(seed, "rows", epoch).permutation(len(rows))
         for start in range(0, len(rows), size):

@@ -44,8 +44,10 @@ def packed_attention(
     context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
-    not a plain softmax over all that came before."""
+    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size].
+
+    `UnsupportedError` if the layer's is not a plain softmax over all that came before.
+    """
     _require_plain(module, options, layout.longest)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
@@ -102,8 +104,10 @@ def attention_by_keys(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
-    heads that cannot be divided among ranks."""
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all.
+
+    For heads that cannot be divided among ranks.
+    """
     layout: PackLayout = options["layout"]
     _require_plain(module, options, layout.longest)
     here = query.size(2)

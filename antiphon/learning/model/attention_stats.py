@@ -42,8 +42,9 @@ class AllLayersRead(Exception):
 
 
 def middle_layers(count: int) -> list[int]:
-    """Five evenly spaced layers, numbered from 0, from ⌊count / 3⌋ to ⌊2 count / 3⌋. Where fewer lie there it is these; there
-    is always one.
+    """Five evenly spaced layers, numbered from 0, from ⌊count / 3⌋ to ⌊2 count / 3⌋.
+
+    Where fewer lie there it is these; there is always one.
 
     >>> middle_layers(36), middle_layers(30), middle_layers(6), middle_layers(4), middle_layers(2), middle_layers(1)
     ([12, 15, 18, 21, 24], [10, 12, 15, 18, 20], [2, 3, 4], [1, 2], [0, 1], [0])

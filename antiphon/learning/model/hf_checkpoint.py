@@ -67,7 +67,8 @@ def file_sizes(model: PreTrainedModel, outlines: State) -> dict[str, int]:
 
 def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
     """Write which of the ranks' files has which weights, of what `file_sizes` says of each rank; not of one alone, which is
-    found by its name."""
+    found by its name.
+    """
     if len(sizes) == 1:
         return
     files = [shard_file(rank, len(sizes)) for rank in range(len(sizes))]

@@ -33,7 +33,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A model of `kind`, a causal language model by default, from a directory or Hugging Face id; `options` are of its
     configuration. On the device `meta`, what its files have has no memory yet; the rest begins on the CPU, as it does on any
-    device. `DataError` when there is none."""
+    device. `DataError` when there is none.
+    """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
@@ -55,8 +56,10 @@ def load_model(
 
 
 def build_on_meta(directory: Path) -> PreTrainedModel:
-    """The causal language model in a directory, without memory: nothing but its config.json is read. `UnsupportedError` if it
-    is none."""
+    """The causal language model in a directory, without memory: nothing but its config.json is read.
+
+    `UnsupportedError` if it is none.
+    """
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         with torch.device("meta"):
@@ -101,7 +104,8 @@ def allocate(tensor: torch.Tensor, device: torch.device) -> None:
 class Checkpoint(Mapping[str, torch.Tensor]):
     """The tensors in a model's safetensors files, by the names of its parameters and buffers: in the files they may have
     others, and be in pieces. Each is read when it is asked for, in the precision of the file; what lies there as the model has
-    it is mapped into memory, and read where it is looked at."""
+    it is mapped into memory, and read where it is looked at.
+    """
 
     def __init__(self, path: str | Path, kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
         """Open the files of a model.

@@ -27,7 +27,8 @@ PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of wh
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
-    B is zero, so nothing changes yet. `DataError` if it has none of these."""
+    B is zero, so nothing changes yet. `DataError` if it has none of these.
+    """
     body = {id(module) for module in model.base_model.modules()}
     found = [
         name
@@ -46,7 +47,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 @contextmanager
 def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
     """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
-    begin with numbers."""
+    begin with numbers.
+    """
     seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
     for parameter, other in zip(empty, seeming, strict=True):
         torch.utils.swap_tensors(parameter, other)

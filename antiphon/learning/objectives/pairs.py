@@ -84,8 +84,10 @@ class PreferenceLearner(_PairLearner, TorchLearner):
 
 
 class RewardLearner(_PairLearner, ScalarLearner):
-    """Trains a reward model on pairs. Its score of a response is that at the last token, which is the only one of each response
-    in the loss."""
+    """Trains a reward model on pairs.
+
+    Its score of a response is that at the last token, which is the only one of each response in the loss.
+    """
 
     def _load(self) -> PreTrainedModel:
         model = super()._load()

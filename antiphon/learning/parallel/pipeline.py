@@ -31,8 +31,9 @@ class Action(NamedTuple):
 
 
 def schedule(place: int, ranks: int, chunks: int, packs: int) -> list[Action]:
-    """The actions of a rank, one forward and one backward in turn once the pipeline is full. With several chunks, the packs
-    are a multiple of the ranks.
+    """The actions of a rank, one forward and one backward in turn once the pipeline is full.
+
+    With several chunks, the packs are a multiple of the ranks.
 
     >>> [("B" if a.backward else "F") + str(a.pack) for a in schedule(0, 2, 1, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -81,7 +82,8 @@ class Pipeline:
 
     def _groups(self) -> list[Any]:
         """Those with whom this rank shares packs, for what goes on and for what comes back, each between neighbours and between
-        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other."""
+        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other.
+        """
         found: list[Any] = []
         for places in (*[range(self._ranks)] * 4, (0, self._ranks - 1)):
             for column in range(self._around):  # every rank takes part in making every group

@@ -14,9 +14,11 @@ from antiphon.learning.mesh_config import MeshConfig
 
 
 class RankGroup:
-    """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first, or what is said of all
-    packs that were asked of. What one says is heard when all have said it, or said something else; the death of one is that of
-    all."""
+    """A `WorkerHandle` of several.
+
+    What it is called, all do at once; the answer is that of the first, or what is said of all packs that were asked of. What
+    one says is heard when all have said it, or said something else; the death of one is that of all.
+    """
 
     def __init__(self, members: Sequence[WorkerHandle], mesh: MeshConfig) -> None:
         self.name = members[0].name

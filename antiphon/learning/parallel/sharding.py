@@ -99,7 +99,8 @@ class ShardedModel(WholeModel):
 
     def _cut_linear(self, name: str, module: Any, dim: int) -> None:
         """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
-        gradient."""
+        gradient.
+        """
         linear = getattr(module, "base_layer", module)
         self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
         if linear is not module:
@@ -144,7 +145,8 @@ class ShardedModel(WholeModel):
 
     def _shard(self, config: LearnerConfig) -> None:
         """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
-        tokens already."""
+        tokens already.
+        """
         low = config.dtype == "bfloat16"
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
         on_gpu = torch.cuda.is_available()
@@ -210,7 +212,8 @@ class ShardedModel(WholeModel):
 
     def _reshard(self) -> None:
         """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
-        ended early had begun with. Both would be published as if they were pieces."""
+        ended early had begun with. Both would be published as if they were pieces.
+        """
         model: Any = self.model
         if isinstance(model, FSDPModule):
             model.set_reshard_after_forward(True, recurse=False)
@@ -322,7 +325,8 @@ class ShardedModel(WholeModel):
 
     def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
         """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
-        them from whole tensors, one after another. These have the names of a model without adapters."""
+        them from whole tensors, one after another. These have the names of a model without adapters.
+        """
         empty = {name: piece for name, piece in self.local_parameters() if piece.is_meta}
         for piece in empty.values():
             allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)

@@ -24,7 +24,8 @@ PARTIAL = "replicated_with_grad_allreduce"
 
 def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
     """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
-    said `at` this place."""
+    said `at` this place.
+    """
     kind, styles = type(model).__name__, set[str]()
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
         if style not in (COLUMNS, ROWS, PARTIAL):

@@ -42,8 +42,10 @@ class WholeModel:
         return function(*args)
 
     def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
-        its layers with `pass_on`."""
+        """Add the gradients of packs; what `backward` returns of each.
+
+        Where it is not for this rank to compute a loss, it runs its layers with `pass_on`.
+        """
         return [backward(pack) for pack in packs]
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -81,8 +83,10 @@ class WholeModel:
         yield from self.model.named_parameters()
 
     def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
-        ask."""
+        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements.
+
+        All ranks must ask.
+        """
         return piece.detach()
 
     def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
