@@ -85,7 +85,7 @@ class Workbench(Worker):
             if question:
                 getattr(learner, question)(list(update.packs[learner.shards.data]))
             known = {name: tensor.detach() for name, tensor in learner.shards.gather_parameters()}
-            cut = learner._cut()
+            cut = learner._snapshot()
             known |= {f"saved.{name}": tensor for name, tensor in cut.weights.items()}
             for name, kept in cut.training["moments"].items():
                 known |= {f"{name}.{key}": value for key, value in kept.items()}
@@ -131,7 +131,7 @@ class Workbench(Worker):
     def whole_at_once(self) -> Iterator[list[int]]:
         """How many tensors that ranks have put together are in memory, whenever one more is."""
         shards, memory, counts = self.learner.shards, list[StorageWeakRef](), [0]
-        whole = shards.whole
+        whole = shards.gather_tensor
 
         def watched(name: str, piece: torch.Tensor) -> torch.Tensor:
             found = whole(name, piece)
@@ -139,9 +139,9 @@ class Workbench(Worker):
             counts.append(sum(not each.expired() for each in memory))
             return found
 
-        shards.whole = watched
+        shards.gather_tensor = watched
         yield counts
-        shards.whole = whole
+        shards.gather_tensor = whole
 
     def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """What the steps after a checkpoint come to."""
