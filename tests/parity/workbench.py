@@ -100,7 +100,9 @@ class Workbench(Worker):
         with self.whole_at_once() as most:
             self.learner.save(place)
         self.learner._writer.finish()
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}, max(most)
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}, max(
+            most
+        )
 
     def skip(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[float], Arrays, Arrays]:
         """Updates that are skipped, of three of which the second is not finite on the first rank's packs alone; the weights
@@ -116,7 +118,9 @@ class Workbench(Worker):
                     piece.copy_(start[name])
             self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
             skipped += [self.learner._update(update)["skipped_updates"] for update in updates]
-            weights.append({name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()})
+            weights.append(
+                {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}
+            )
         return skipped, *weights
 
     def publish(
@@ -184,9 +188,12 @@ class Workbench(Worker):
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, schedule="linear"), 5)
         said, moved = [], []
         for each in (_empty(update), update, update, _empty(update), update):
-            before = {name: learner.shards.gather_tensor(name, piece).clone() for name, piece in learner.shards.local_parameters()}
+            shards = learner.shards
+            before = {name: shards.gather_tensor(name, piece).clone() for name, piece in shards.local_parameters()}
             said.append(learner._update(each) | {"lr": learner.scheduler.get_last_lr()[0]})
-            after = {name: learner.shards.gather_tensor(name, piece) for name, piece in learner.shards.local_parameters()}
+            after = {
+                name: learner.shards.gather_tensor(name, piece) for name, piece in learner.shards.local_parameters()
+            }
             moved.append(any(not torch.equal(after[name], before[name]) for name in after))
         return said, moved
 
@@ -217,7 +224,9 @@ class Workbench(Worker):
         """What comes of a batch's first update: its gradient, what plain descent moves them by, the losses of AdamW's."""
         learner = self.learner
         update = batch.updates[0]
-        initial = {name: learner.shards.gather_tensor(name, piece).clone() for name, piece in learner.shards.local_parameters()}
+        initial = {
+            name: learner.shards.gather_tensor(name, piece).clone() for name, piece in learner.shards.local_parameters()
+        }
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.3), STEPS)
         gradient = self.gradient(update)
         began = self.weights()
