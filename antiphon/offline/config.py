@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.core.config import Config, Problems
-from antiphon.core.errors import ConfigError
+from antiphon.core.config import Config
+from antiphon.core.errors import ConfigError, Problems
 from antiphon.learning.config import LearnerConfig
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import ModelConfig

@@ -23,8 +23,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.run.device_assignment import EngineStarter
-from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.rendering import Renderer

@@ -7,7 +7,7 @@ from antiphon.cluster.base import Gpu, Node
 from antiphon.cluster.placement import ANYWHERE, CPU, Part, Placement, parse_devices, parse_shared_role
 from antiphon.core.errors import ConfigError
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 GPUS_PER_NODE = 8
 CORES_PER_NODE = 128

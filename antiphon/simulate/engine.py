@@ -12,7 +12,7 @@ from collections.abc import Callable
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.engines.base import validate_request
+from antiphon.engines.request_checks import validate_request
 from antiphon.simulate.decode_batch import DecodeBatch
 from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.generation import Sequence, SimulatedGeneration, count_resumed

@@ -9,7 +9,7 @@ import numpy as np
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import MIXED_CACHE, Completion, FinishReason, GenerateRequest, Streams, Timing
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 
 SAMPLED = 1  # the token that all completions consist of
 

@@ -127,8 +127,8 @@ class Generate(Protocol):
     """A function that asks a model, for rewards that need one."""
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        """Return the model's reply; `Unreachable` if there is none."""
+        """Return the model's reply; `UnreachableError` if there is none."""
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """A model that a reward asks does not answer, so nothing is known about the trajectory."""

@@ -4,12 +4,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, Problems
+from antiphon.core.config import Config
+from antiphon.core.errors import Problems
 from antiphon.sandbox.base import Level
 
 
 class PromptsConfig(Config):
-    """Where prompts come from."""
+    """A source of prompts."""
 
     source: str
     """`jsonl`, `parquet`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that yields prompts."""

@@ -38,7 +38,7 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig

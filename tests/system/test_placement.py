@@ -14,7 +14,7 @@ from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))

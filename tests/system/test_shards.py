@@ -23,7 +23,7 @@ from antiphon.inspect.replay import replay
 from antiphon.inspect.why import why
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 from antiphon.simulate.invariants import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
@@ -183,7 +183,7 @@ KILLS = """
             self.steps += 1
             if self.steps == 2 and ordered("trainer"):
                 parent = psutil.Process(os.getppid())
-                (parent.parent() if "nursery" in str(parent.cmdline()) else parent).kill()
+                (parent.parent() if "forkserver" in str(parent.cmdline()) else parent).kill()
             elif self.steps == 3 and ordered("rank"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(batch)

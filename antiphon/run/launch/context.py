@@ -10,7 +10,7 @@ from antiphon.cluster.placement import Placement
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.engines.openai import ChatRequestFailed, OpenAIChatClient
-from antiphon.tasks.base import Generate, Transcript, Unreachable
+from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
+from antiphon.tasks.base import Generate, Transcript, UnreachableError
 from antiphon.tasks.rewards.extract import ground_truth
 
 RUBRIC = "Judge how correct, complete and helpful the response is."
@@ -63,7 +63,7 @@ class Judge:
         self._ask = generate or _RemoteJudge(**model)
 
     async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """Score a trajectory; `Unreachable` if the judge does not reply."""
+        """Score a trajectory; `UnreachableError` if the judge does not reply."""
         before, response = _split(transcript)
         if self._reference:
             return await self._compare(before, response, ground_truth(prompt, self._reference))
@@ -132,8 +132,8 @@ class _RemoteJudge:
         sent = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return await self._chat(sent, **self._settings)
-        except ChatRequestFailed as error:
-            raise Unreachable(f"the judge at {error}") from error
+        except ChatRequestError as error:
+            raise UnreachableError(f"the judge at {error}") from error
 
 
 def _split(transcript: Transcript) -> tuple[str, str]:

@@ -97,21 +97,23 @@ def reasoning_gym(
 
 
 def _unreadable(given: str, right: str, name: str) -> str:
-    """Why the answer is not given to the dataset's grader; nothing if it is."""
+    """Return why an answer must not be given to the dataset's grader; an empty string if it may."""
     if len(given) > MOST_CHARACTERS + len(right):
         return f"the answer has {len(given)} characters"
     if is_hard_to_read(given) and not is_hard_to_read(right):
         return "the answer takes long to read"
     if _SPECIAL.search(given) and not _SPECIAL.search(right):
         return "the answer is no number"
-    if name in _EVALUATING and given.strip() != right and not _plain(given, right):
+    if name in _EVALUATING and given.strip() != right and not _is_safe_to_evaluate(given, right):
         return "the answer is neither data nor arithmetic"
     return ""
 
 
-def _plain(text: str, right: str) -> bool:
-    """Whether evaluating the text runs nothing and ends soon: data; or operations on numbers and names, with the usual
-    functions and those of the right answer."""
+def _is_safe_to_evaluate(text: str, right: str) -> bool:
+    """Return True if evaluating a text is safe and fast.
+
+    It is data, or operations on numbers and names with the usual functions and those of the right answer.
+    """
     try:
         ast.literal_eval(text.strip())
         return True

@@ -22,9 +22,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, StreamSpec
-from antiphon.engines.base import Delta, WeightsUpdate
+from antiphon.core.types import (
+    MIXED_CACHE,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    StreamSpec,
+    WeightsUpdate,
+)
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
 from antiphon.engines.native.engine import NativeEngine
 
 torch.set_num_threads(1)

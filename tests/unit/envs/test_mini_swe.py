@@ -115,7 +115,7 @@ def test_what_is_not_mending_is_worth_nothing(commands):
 @needs_boxes
 def test_a_package_that_patches_pytest_is_seen():
     _, reward, info = attempt(appending(PATCHED))
-    assert reward == 0.0 and "tests that must fail have passed" in info["flags"]
+    assert reward == 0.0 and "tests have passed that did not come to their end" in info["flags"]
     assert f"{INSTANCE.package}/__init__.py reaches for _pytest" in info["flags"]
     _, reward, info = attempt(mending(), appending("import gc"))
     assert reward == 0.0 and info["flags"] == (f"{INSTANCE.package}/__init__.py reaches for gc",)

@@ -1,4 +1,6 @@
-"""Files of a model that several ranks write: whatever is assign_blocks, all have together what one would write."""
+"""Files of a model that several ranks write: whatever is divided, all have together what one would write."""
+
+import json
 
 import pytest
 import torch
@@ -6,7 +8,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.hf_checkpoint import assign_blocks, block_name, file_sizes, to_file_format, write_config
+from antiphon.learning.model.hf_checkpoint import (
+    assign_blocks,
+    block_name,
+    file_sizes,
+    shard_file,
+    to_file_format,
+    write_config,
+    write_index,
+)
 from antiphon.learning.model.loading import load_model
 
 from .conftest import SHAPE
@@ -32,7 +42,7 @@ def shares(named, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3, 99])
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_one_tensor_in_files_is_not_divided(kind, ranks):
+def test_what_is_one_tensor_in_files_is_not_assign_blocks(kind, ranks):
     model = make(kind)
     named = dict(model.named_parameters())
     one, several = to_file_format(model, named), {}
@@ -71,3 +81,14 @@ def test_files_say_their_own_precision_whatever_is_computed_in_meanwhile(model_d
     model = load_model(str(model_directories["llama"]), attention="sdpa", device=torch.device(device))
     write_config(model.to(torch.bfloat16), type(model), tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).dtype == torch.float32
+
+
+def test_the_index_says_which_rank_has_which_weights(tmp_path):
+    write_index([{"a": 4}], tmp_path)
+    assert list(tmp_path.iterdir()) == [], "one file is found by its name"
+    write_index([{"a": 4, "b": 2}, {}, {"c": 8}], tmp_path)
+    (index,) = tmp_path.iterdir()
+    found = json.loads(index.read_text())
+    assert found["metadata"]["total_size"] == 14
+    assert found["weight_map"] == {"a": shard_file(0, 3), "b": shard_file(0, 3), "c": shard_file(2, 3)}
+    assert len({shard_file(rank, 3) for rank in range(3)}) == 3 and shard_file(0, 1) == "model.safetensors"

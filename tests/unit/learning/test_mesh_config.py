@@ -170,6 +170,22 @@ def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
 
 
 @pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        ({}, {"model_type": "qwen3_moe"} | SHAPE),
+        (
+            {"tensor": 2},
+            {"model_type": "qwen3"} | {name: count for name, count in SHAPE.items() if name != "num_experts"},
+        ),
+        ({}, {"model_type": "llama", "hidden_act": "silu", "rope_scaling": {"type": "linear"}}),
+        ({}, {"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}),
+    ],
+)
+def test_models_that_megatron_computes_are_not(mesh, shape):
+    assert not [*LearnerConfig(kind="megatron", mesh=mesh).misfits(shape)]
+
+
+@pytest.mark.parametrize(
     ("meshes", "message"),
     [
         (

@@ -18,7 +18,7 @@ from transformers import (
 from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.loading import Checkpoint, load_model
+from antiphon.learning.model.loading import Checkpoint, decoder_layers, head_weight, load_model
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 
 SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -109,3 +109,25 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config.save_pretrained(path)
     with pytest.raises(UnsupportedError, match="is quantized"):
         load_model(path, attention="sdpa", device=torch.device("meta"))
+
+
+def test_heads_that_do_more_than_a_product_are_refused():
+    model = MODELS["llama"]()
+    assert head_weight(model) is model.lm_head.weight
+    model.config.logits_scaling = 1.0
+    assert head_weight(model) is model.lm_head.weight
+    model.config.logits_scaling = 2.0
+    with pytest.raises(UnsupportedError, match="logits_scaling"):
+        head_weight(model)
+    model.config.logits_scaling = None
+    model.lm_head = torch.nn.Linear(32, 131, bias=True)
+    with pytest.raises(UnsupportedError, match="without a bias"):
+        head_weight(model)
+
+
+def test_layers_are_those_of_the_decoder():
+    model = MODELS["llama"]()
+    assert decoder_layers(model) is model.model.layers
+    model.model.layers = None
+    with pytest.raises(UnsupportedError, match="no list of layers"):
+        decoder_layers(model)

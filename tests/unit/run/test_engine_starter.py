@@ -11,7 +11,8 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
 from antiphon.engines.config import EngineConfig
-from antiphon.run.device_assignment import DeviceAssignment, EngineStarter
+from antiphon.run.device_assignment import DeviceAssignment
+from antiphon.run.launch.engines import EngineStarter
 
 DEADLINE = 5.0  # of which engines that do not hang need a moment, once there is what they are forks of
 
@@ -36,7 +37,7 @@ def started(folder, minimum, then):
             await cluster.spawn("first", "tests.unit.cluster.workers_for_tests:Counter").call("pid")
             told = []
             starter = EngineStarter(cluster, "engine", folder, config)
-            engines = await starter.first(Deadlines(), DEADLINE, told.append)
+            engines = await starter.start_first(Deadlines(), DEADLINE, told.append)
             await then(starter, engines, told)
         finally:
             await cluster.close()
@@ -49,9 +50,9 @@ def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(folder
         assert len(engines) == 1
         (message,) = told
         assert message.startswith("the run begins with 1 of 2 engines") and "to load the model" in message
-        assert (await starter.another()).capacity == 1
-        with pytest.raises(WorkerDied, match="no seat is free"):
-            await starter.another()
+        assert (await starter.start_replacement()).capacity == 1
+        with pytest.raises(WorkerDied, match="all engines are running"):
+            await starter.start_replacement()
 
     started(folder, 1, then)
 
@@ -75,11 +76,15 @@ def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, le
     async def main():
         cluster = LocalCluster(ClusterConfig())
         starter = EngineStarter(
-            cluster, "engine", folder, EngineConfig(kind=KIND), seat_of=lambda _: DeviceAssignment(lent=lent)
+            cluster,
+            "engine",
+            folder,
+            EngineConfig(kind=KIND),
+            assign_devices=lambda _: DeviceAssignment(colocated=lent),
         )
-        starter.turn = turn
+        starter.hold_devices = turn
         try:
-            assert (await starter.another()).colocated == lent
+            assert (await starter.start_replacement()).colocated == lent
         finally:
             await cluster.close()
 

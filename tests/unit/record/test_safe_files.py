@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import safe_ledger, schema
-from antiphon.record.safe_files import resolve_file, resolve_path
+from antiphon.record.safe_files import check_model_files, read_json, resolve_file, resolve_path
 
 
 @given(st.text())
@@ -102,3 +102,50 @@ def test_cost_of_queries_is_bounded(tmp_path):
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
     with closing(safe_ledger.open_ledger(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
         db.execute("WITH RECURSIVE e(n) AS (SELECT 1 UNION ALL SELECT n FROM e) SELECT count(*) FROM e").fetchone()
+
+
+def test_json_is_read_up_to_a_size(run):
+    (run / "a.json").write_text('{"a": [1]}')
+    assert read_json(run, "a.json", most=10) == {"a": [1]}
+    with pytest.raises(RecordError, match="has 10 bytes; at most 9"):
+        read_json(run, "a.json", most=9)
+    (run / "b.json").write_text("{")
+    with pytest.raises(RecordError, match=r"run/b\.json"):
+        read_json(run, "b.json")
+
+
+@pytest.fixture
+def model(tmp_path):
+    model = tmp_path / "model"
+    (model / "adapter").mkdir(parents=True)
+    (tmp_path / "elsewhere").write_text("there")
+    (model / "config.json").write_text("{}")
+    return model
+
+
+def test_a_model_directory_has_regular_files_alone(model):
+    check_model_files(model)
+    (model / "link").symlink_to(model.parent / "elsewhere")
+    check_model_files(model, confined=False)
+    with pytest.raises(RecordError):
+        check_model_files(model)
+    (model / "link").unlink()
+    (model / "gone").symlink_to(model / "none")
+    check_model_files(model, confined=False)
+    (model / "gone").unlink()
+    os.mkfifo(model / "pipe")
+    for confined in (True, False):
+        with pytest.raises(RecordError, match="no regular file"):
+            check_model_files(model, confined=confined)
+
+
+@pytest.mark.parametrize("names", ['{"a": "../elsewhere"}', '{"a": "none.safetensors"}', "3"])
+def test_the_files_of_an_index_are_inside(model, names):
+    index = model / "model.safetensors.index.json"
+    (model / "1.safetensors").touch()
+    index.write_text('{"weight_map": {"a": "1.safetensors"}}')
+    check_model_files(model)
+    index.write_text(f'{{"weight_map": {names}}}')
+    check_model_files(model, confined=False)
+    with pytest.raises(RecordError):
+        check_model_files(model)
