@@ -1,0 +1,1 @@
+"""Worlds for Antiphon, found by entry points `antiphon.environments`."""

@@ -19,14 +19,19 @@ from pathlib import Path
 import psutil
 from _common import table, write_result
 
-from antiphon.simulate.scenario import ScenarioConfig, simulate
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
 )

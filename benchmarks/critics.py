@@ -19,7 +19,7 @@ from _common import WHOLE_RUN, smollm2, table, write_result
 from step import Measured, endless_model, our_command, run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-MEASURES = (*WHOLE_RUN, "antiphon.learning.critic")
+MEASURES = (*WHOLE_RUN, "antiphon.learning.objectives.critic")
 
 WORK = ["rollout.groups_per_step=4", "engine.replicas=1", "engine.threads=1", "learner.threads=1", "engine.slots=32"]
 SMALL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 16}

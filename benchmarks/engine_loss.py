@@ -5,7 +5,7 @@
 One warm start; then pairs of runs, undisturbed and disturbed, each pair with a seed of its own, minutes apart. Counts are sums
 over the pairs; of seconds and accuracies there are medians, least and most, since a pair differs by as much without any loss.
 Redundant siblings, extra groups, a group filter and updates in flight are on, and nothing replaces the engine. The events of
-both runs are checked by the books of the simulation: no attempt lost or counted twice, ages and live groups within bounds.
+both runs are checked by the checker of the simulation: no attempt lost or counted twice, ages and live groups within bounds.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from _runs import Finished, run
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
-from antiphon.simulate.chaos import InvariantChecker
+from antiphon.simulate.invariants import InvariantChecker
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 SPREAD = ("train_seconds", "accuracy")
@@ -114,19 +114,19 @@ def engine_process(run_pid: int) -> psutil.Process:
 
 
 def describe(finished: Finished, steps: int) -> dict[str, float]:
-    """Counts of a run whose books close."""
-    books = InvariantChecker(load(finished.directory / "config.yaml", model=RunConfig).rollout)
+    """Count the ends of attempts in a run that passes the checker."""
+    checker = InvariantChecker(load(finished.directory / "config.yaml", model=RunConfig).rollout)
     with (finished.directory / "events.jsonl").open() as lines:
-        books.read(lines)
-    books.close(steps)
-    ends = Counter(books.status.values())
+        checker.check(lines)
+    checker.check_end(steps)
+    ends = Counter(checker.status.values())
     return {
         "steps": finished.summary["steps"],
         "versions": finished.summary["versions"],
         "trained": ends["trained"],
         "filtered": ends["filtered"],
         "failed": ends["failed"],
-        "engines_lost": len(books.gone),
+        "engines_lost": len(checker.lost),
         "tokens_requeued": finished.column("tokens/requeued")[-1],
         "train_seconds": finished.summary["train_seconds"],
         "accuracy": finished.summary["accuracy_after"],

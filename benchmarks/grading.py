@@ -30,8 +30,10 @@ MEASURES = (
     "antiphon.tasks.grading",
     "antiphon.tasks.grading.worker",
     "antiphon.tasks.rewards",
-    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.forked_python",
     "antiphon.sandbox.isolation.zygote",
+    "antiphon.sandbox.isolation.worker",
+    "antiphon.sandbox.isolation.program",
 )
 
 ROOT = Path(__file__).resolve().parents[1]

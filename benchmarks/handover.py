@@ -2,7 +2,7 @@
 
     python benchmarks/handover.py
 
-The planner's constants (`HANDOVER` in `antiphon/simulate/sizes.py`) are these medians; one run says
+The planner's constants (`HANDOVER` in `antiphon/simulate/speed_estimate.py`) are these medians; one run says
 what the machine did in one hour.
 """
 

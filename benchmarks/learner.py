@@ -33,15 +33,19 @@ from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, Sample, TrainBatch, Update
-from antiphon.learning.batch import build_batch, single_response
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.host_device_copy import sent
-from antiphon.learning.model.attention import Reader, trained
+from antiphon.learning.data_samples import make_response
+from antiphon.learning.host_device_copy import to_device
+from antiphon.learning.model.attention import AttentionReader
+from antiphon.learning.model.pack_layout import loss_sequences
 from antiphon.learning.torch_learner import TorchLearner
 
 MEASURES = (
     "antiphon.learning.torch_learner",
+    "antiphon.learning.model_worker",
     "antiphon.learning.pack_learner",
+    "antiphon.learning.packing",
     "antiphon.learning.model.attention",
     "antiphon.learning.model.logprobs",
     "antiphon.learning.batch",
@@ -86,17 +90,17 @@ class EitherLearner(TorchLearner):
 
     padded = False
 
-    def _hidden(self, pack: Pack, targets: torch.Tensor, reader: Reader | None = None) -> torch.Tensor:
+    def _hidden(self, pack: Pack, targets: torch.Tensor, reader: AttentionReader | None = None) -> torch.Tensor:
         if not self.padded:
             return super()._hidden(pack, targets, reader)
-        paths = [path for path, _ in trained(pack)]
+        paths = [path for path, _ in loss_sequences(pack)]
         rows = np.zeros((len(paths), max(map(len, paths))), np.int64)
         places = np.empty(len(pack.tokens), np.int64)  # of each token, in all rows
         for number, path in enumerate(paths):
             rows[number, : len(path)] = pack.tokens[path]
             places[path] = number * rows.shape[1] + np.arange(len(path))
-        hidden = self.model.base_model(sent(rows, self.device), use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1).index_select(0, sent(places, self.device)[targets] - 1)
+        hidden = self.model.base_model(to_device(rows, self.device), use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, to_device(places, self.device)[targets] - 1)
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Way:
 
 def sample(rng: np.random.Generator, number: int, prompt: np.ndarray, length: int, vocabulary: int) -> Sample:
     """A response of so many tokens, each as likely as any other when it was sampled."""
-    (made,) = single_response(number, prompt, rng.integers(0, vocabulary, length).astype(np.int32))
+    (made,) = make_response(number, prompt, rng.integers(0, vocabulary, length).astype(np.int32))
     mask = made.segment.loss_mask
     segment = replace(made.segment, logprobs=np.where(mask, -np.log(vocabulary), 0).astype(np.float32))
     return replace(made, segment=segment, advantages=np.where(mask, rng.normal(), 0).astype(np.float32))

@@ -29,7 +29,12 @@ from _runs import Finished, run
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-MEASURES = (*WHOLE_RUN, "antiphon.algorithms", "antiphon.learning.critic", "antiphon.learning.model.attention_rhythm")
+MEASURES = (
+    *WHOLE_RUN,
+    "antiphon.algorithms",
+    "antiphon.learning.objectives.critic",
+    "antiphon.learning.model.attention_stats",
+)
 
 ADDITION = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
 COUNTDOWN = ROOT / "benchmarks" / "learning" / "countdown.yaml"

@@ -16,7 +16,7 @@ from clusters import rounds
 MEASURES = (
     *WHOLE_RUN,
     "antiphon.learning.mesh",
-    "antiphon.learning.parallel.sharding",
+    "antiphon.learning.parallel",
     "antiphon.learning.parallel.pipeline",
     "antiphon.learning.parallel.rank_group",
 )

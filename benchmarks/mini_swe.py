@@ -24,7 +24,7 @@ MEASURES = (
     "antiphon_envs.mini_swe.planted",
     "antiphon_envs.mini_swe.runner",
     "antiphon_envs.mini_swe.build",
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
 )
 
 TIMED = 5  # attempts

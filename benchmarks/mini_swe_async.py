@@ -29,10 +29,11 @@ from antiphon.core.rng import derive, generator
 from antiphon.core.types import Completion, GenerateRequest, IntArray, Message, Prompt, Score
 from antiphon.learning.learner import ModelRoles
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import open_first_lineage
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
@@ -44,9 +45,10 @@ from antiphon.run.launch.record import RunRecord
 from antiphon.run.launch.tasks import TaskData
 from antiphon.run.loop import Run
 from antiphon.run.publisher import WeightPublisher
-from antiphon.simulate.components import LearnerSpeed, SimulatedLearner
-from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.simulate.engine import SimulatedEngine
+from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.faults import Faults
+from antiphon.simulate.learner import LearnerSpeed, SimulatedLearner
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.environments import environment_factory
@@ -60,7 +62,7 @@ MEASURES = (
     "antiphon.rollout",
     "antiphon_envs.mini_swe.environment",
     "antiphon_envs.mini_swe.boxes",
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
 )
 
 TASK, SEED, TURNS = "mini_swe", 0, 30

@@ -34,8 +34,10 @@ from antiphon.core.config import add_import_folder, load
 from antiphon.inspect.audit import audit
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
-from antiphon.simulate.planner import WARM_UP, Speeds, iterate_splits, predict, split_devices
+from antiphon.simulate.device_split import iterate_splits, split_devices
+from antiphon.simulate.planner import WARM_UP, predict
 from antiphon.simulate.probe import SECONDS, measure_devices
+from antiphon.simulate.speeds import Speeds
 from antiphon.simulate.workloads import DistributionConfig
 
 MEASURES = (
@@ -43,7 +45,10 @@ MEASURES = (
     "antiphon.run.device_sharing",
     "antiphon.cluster.placement",
     "antiphon.simulate.planner",
+    "antiphon.simulate.closed_form",
+    "antiphon.simulate.device_split",
     "antiphon.simulate.probe",
+    "antiphon.simulate.probe_fit",
 )
 
 RECIPE = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"

@@ -15,20 +15,32 @@ from _common import ROOT, table, write_result
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
-from antiphon.simulate import sizes
+from antiphon.simulate.device_memory import device_memory, find_misfits
 from antiphon.simulate.devices import DEVICES, resolve_on_devices
-from antiphon.simulate.planner import Prediction, Speeds, predict
+from antiphon.simulate.model_facts import read_model_facts
+from antiphon.simulate.planner import Prediction, predict
+from antiphon.simulate.speed_estimate import estimate
+from antiphon.simulate.speeds import Speeds
 
 MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
     "antiphon.simulate.planner",
-    "antiphon.simulate.sizes",
+    "antiphon.simulate.closed_form",
+    "antiphon.simulate.device_split",
+    "antiphon.simulate.model_shape",
+    "antiphon.simulate.model_facts",
+    "antiphon.simulate.device_memory",
+    "antiphon.simulate.speed_estimate",
     "antiphon.simulate.devices",
 )
 
@@ -52,18 +64,21 @@ def main() -> None:
     for name in options.recipes:
         config = load(FOLDER / f"{name}.yaml", [f"model.path={_model(name)}"], model=RunConfig)
         device = DEVICES[RECIPES[name]]
-        model, lent = sizes.inspect(config), len(resolve_on_devices(config, RECIPES[name]).lent.get("engine", ()))
-        need = sizes.device_memory(model, config, device)
+        model, lent = (
+            read_model_facts(config),
+            len(resolve_on_devices(config, RECIPES[name]).time_shared.get("engine", ())),
+        )
+        need = device_memory(model, config, device)
         figures = {key(part, "gib"): size / 2**30 for part, size in need.items()}
         memory[name] = need
-        speeds = sizes.estimate(config, model, device, lent)
+        speeds = estimate(config, model, device, lent)
         variants = {"": speeds, "weights at once": at_once(speeds)}
         with ProcessPoolExecutor(len(variants)) as both:
             found = both.map(simulated, [(config, known, lent) for known in variants.values()])
         for label, (plan, took) in zip(variants, found, strict=True):
             rows.append(row(label or name, plan, took))
             figures |= figures_of(label, plan) | {key(label, "cpu_seconds"): took}
-        print(*sizes.find_misfits(model, config, device), sep="\n", flush=True)
+        print(*find_misfits(model, config, device), sep="\n", flush=True)
         print("written:", write_result(f"plans_{name}", figures, measures=MEASURES), flush=True)
     print(table(HEADINGS, rows))
     parts = [[part, *(f"{of[part] / 2**30:,.1f}" for of in memory.values())] for part in need]

@@ -25,14 +25,20 @@ from typing import Any
 from _common import table, write_result
 
 from antiphon.record.timeline import Timeline
-from antiphon.simulate.scenario import Outcome, ScenarioConfig, simulate
+from antiphon.simulate.outcome import Outcome
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
 )

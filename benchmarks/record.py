@@ -26,7 +26,8 @@ import numpy as np
 import yaml
 from _common import ROOT, WHOLE_RUN, smollm2, table, write_result
 
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 
 MEASURES = (*WHOLE_RUN, "antiphon.record")
 
@@ -68,8 +69,8 @@ def checkpoint() -> None:
     import torch
 
     from antiphon.algorithms.config import AlgorithmConfig
-    from antiphon.learning.batch import supervised_batch
     from antiphon.learning.config import LearnerConfig, OptimizerConfig
+    from antiphon.learning.data_samples import supervised_batch
     from antiphon.learning.torch_learner import TorchLearner
 
     learner = TorchLearner(str(smollm2()), LearnerConfig(), 0)

@@ -16,7 +16,7 @@ from _common import write_result
 
 from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.base import Level
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.programs import modules
 from antiphon.tasks.rewards.code.reward import Code

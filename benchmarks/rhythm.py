@@ -32,16 +32,23 @@ import torch
 from _common import ROOT, seconds, smollm2, table, write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.algorithms.rhythm import top_share
+from antiphon.algorithms.attention_credit import top_share
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import FloatArray, GenerateRequest, IntArray, Message, Pack, Sampling
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.factory import open_engine
-from antiphon.learning.batch import supervised_batch
+from antiphon.learning.checkpointed_learner import trim_memory
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.model.attention import PackLayout
-from antiphon.learning.model.attention_rhythm import HEAD_SHARE, AllRead, RhythmReader, middle_layers, rhythm
-from antiphon.learning.pack_learner import trim_memory
+from antiphon.learning.data_samples import supervised_batch
+from antiphon.learning.model.attention_stats import (
+    HEAD_SHARE,
+    AllLayersRead,
+    AttentionStatsReader,
+    middle_layers,
+    waad_and_fai,
+)
+from antiphon.learning.model.pack_layout import PackLayout
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.sources import reasoning_gym
@@ -50,9 +57,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 MEASURES = (
-    "antiphon.learning.model.attention_rhythm",
+    "antiphon.learning.model.attention_stats",
     "antiphon.learning.model.attention",
-    "antiphon.algorithms.rhythm",
+    "antiphon.algorithms.attention_credit",
 )
 
 PEAKS = 0.2  # of a response's tokens, that are peaks
@@ -75,7 +82,7 @@ def memory(lengths: list[int], eager_limit: int, threads: int) -> dict[str, floa
         eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     tokens = np.random.default_rng(0).integers(0, 1000, max(lengths)).astype(np.int32)
     systems: dict[str, Callable[[int], object]] = {
-        "reader": lambda length: learner.attend([pack_of((tokens[:16], tokens[16:length]))]),
+        "reader": lambda length: learner.attention_stats([pack_of((tokens[:16], tokens[16:length]))]),
         "eager": lambda length: whole_maps(eager, tokens[:length]),
     }
     figures: dict[str, float] = {}
@@ -156,10 +163,10 @@ def cost(learner: TorchLearner, pairs: list[Pair], sampling: float, rounds: int)
     """Median seconds of annotating some answers and of a training step on them; `sampling` are those of a token."""
     batch = supervised_batch(pairs, 1024)
     packs = list(batch.updates[0].packs[0])
-    learner.attend(packs[:1])
+    learner.attention_stats(packs[:1])
     annotating, updating = [], []
     for _ in range(rounds):
-        annotating.append(seconds(lambda: learner.attend(packs)))
+        annotating.append(seconds(lambda: learner.attention_stats(packs)))
         updating.append(seconds(lambda: learner.step(batch)))
     annotate, update = statistics.median(annotating), statistics.median(updating)
     sample = sampling * sum(len(response) for _, response in pairs)
@@ -193,13 +200,13 @@ def read(learner: TorchLearner, pair: Pair) -> Response:
     tokens = torch.from_numpy(pack.tokens)[None].long()
     inputs = {"input_ids": tokens, "position_ids": layout.positions[None], "use_cache": False, "layout": layout}
     layers = middle_layers(learner.model.config.num_hidden_layers)
-    reader = RhythmReader(pack, layers, TO_THE_END, learner.device)
+    reader = AttentionStatsReader(pack, layers, TO_THE_END, learner.device)
     with torch.no_grad():
-        with contextlib.suppress(AllRead):
+        with contextlib.suppress(AllLayersRead):
             learner.model.base_model(**inputs, reader=reader)
         logits = learner.model(**inputs).logits[0, len(pair[0]) - 1 : -1]
     (sums,) = reader.sums()
-    waad, fai = rhythm(sums).T
+    waad, fai = waad_and_fai(sums).T
     columns = sums.fai[:, : -TO_THE_END.horizon_low]
     receiver = columns[kurtosis(columns).topk(round(HEAD_SHARE * len(columns))).indices].mean(0)
     entropies = torch.distributions.Categorical(logits=logits).entropy()
@@ -295,7 +302,7 @@ def main() -> None:
     readable = [pair for pair in pairs if len(pair[1]) > 2 * TO_THE_END.horizon_low]
     figures |= coupling([read(learner, pair) for pair in readable])
     prompt, response = max(readable, key=lambda pair: len(pair[1]))
-    (values,) = learner.attend([pack_of((prompt, response))])
+    (values,) = learner.attention_stats([pack_of((prompt, response))])
     tokenizer = AutoTokenizer.from_pretrained(directory)
     words = [plain(tokenizer.decode([token])) for token in response.tolist()]
     draw(values[len(prompt) :][:120], words[:120], args.figure)

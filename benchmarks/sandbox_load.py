@@ -28,7 +28,7 @@ import psutil
 
 MEASURES = (
     "antiphon.sandbox.service",
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
 )
 
 TOKEN = "a-token-of-the-load"

@@ -18,17 +18,18 @@ from pathlib import Path
 from _common import table, write_result
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 MEASURES = (
-    "antiphon.sandbox.sessions.box",
+    "antiphon.sandbox.sessions.shell_sandbox",
     "antiphon.sandbox.sessions.files",
     "antiphon.sandbox.sessions.runtime_dirs",
     "antiphon.sandbox.sessions.session",
+    "antiphon.sandbox.sessions.command",
     "antiphon.sandbox.sessions.shell",
 )
 SETTINGS = {
@@ -43,8 +44,8 @@ TREE = "for d in {1..50}; do mkdir d$d; for f in {1..20}; do head -c 10000 /dev/
 async def session_command_ms(rooms: RuntimeDirs, commands: int) -> dict[str, float]:
     """Milliseconds of a command, and of a new shell, a new box, a snapshot and its restoration (1,000 files, 10 MB)."""
     began = time.perf_counter()
-    async with await Box.start(rooms, BoxConfig(), Deadlines()) as box:
-        session, files = Session(box), Files(box)
+    async with await ShellSandbox.start(rooms, ShellSandboxConfig(), Deadlines()) as box:
+        session, files = Session(box), SandboxFiles(box)
         await session.run("true")
         figures = {"first_command_ms": time.perf_counter() - began}
         figures |= await _commands(session, commands)
@@ -80,7 +81,7 @@ async def _commands(session: Session, commands: int) -> dict[str, float]:
 async def boxes_alive(rooms: RuntimeDirs, number: int) -> dict[str, float]:
     """Boxes at once: seconds until all have answered, memory of each, and seconds until all are gone."""
     deadlines, began = Deadlines(), time.perf_counter()
-    boxes = [await Box.start(rooms, BoxConfig(), deadlines) for _ in range(number)]
+    boxes = [await ShellSandbox.start(rooms, ShellSandboxConfig(), deadlines) for _ in range(number)]
     sessions = [Session(box) for box in boxes]
     answers = await asyncio.gather(*(session.run("echo $((6 * 7))") for session in sessions))
     assert all(answer.stdout == "42\n" for answer in answers)

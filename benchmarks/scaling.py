@@ -21,8 +21,12 @@ MEASURES = (
     "antiphon.run.loop",
     "antiphon.rollout",
     "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
     "antiphon.simulate.engine",
-    "antiphon.simulate.components",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
     "antiphon.simulate.clock",
     "antiphon.simulate.faults",
 )

@@ -28,7 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MEASURES = (
     "antiphon.learning.torch_learner",
+    "antiphon.learning.model_worker",
     "antiphon.learning.pack_learner",
+    "antiphon.learning.packing",
     "antiphon.learning.model.attention",
     "antiphon.learning.batch",
 )
@@ -119,14 +121,15 @@ def one(way: str, spec: Path) -> dict[str, float]:
 def ours(share: bool, spec: dict) -> dict[str, float]:
     """Steps of the learner on the work of a specification."""
     from antiphon.algorithms.config import AlgorithmConfig
-    from antiphon.learning.batch import build_batch, single_response
+    from antiphon.learning.batch import build_batch
     from antiphon.learning.config import LearnerConfig, OptimizerConfig
+    from antiphon.learning.data_samples import make_response
     from antiphon.learning.torch_learner import TorchLearner
 
     prompt = np.array(spec["prompt"], np.int32)
     group = []
     for number, (completion, reward) in enumerate(zip(spec["completions"], spec["rewards"], strict=True)):
-        (sample,) = single_response(number, prompt, np.array(completion, np.int32))
+        (sample,) = make_response(number, prompt, np.array(completion, np.int32))
         group.append(replace(sample, advantages=np.where(sample.segment.loss_mask, reward, 0).astype(np.float32)))
     learner = TorchLearner(spec["model"], LearnerConfig(), seed=0)
     learner.begin(AlgorithmConfig(), OptimizerConfig(), spec["steps"] + 1)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-MOST = 20.0  # |log ratio| beyond which a probability has lost all meaning
+MAX_LOG_RATIO = 20.0  # |log ratio| beyond which a probability has lost all meaning
 
 
-def divergence(policy: Any, reference: Any, estimator: str, library: Any) -> Any:
+def estimate_kl(policy: Any, reference: Any, estimator: str, library: Any) -> Any:
     """KL(policy ‖ reference) at each token [N], estimated from log-probs [N] of either; `library` is numpy or torch.
 
     With d = log policy - log reference: k1 = d, abs = |d|, k2 = mse = d² / 2, k3 = exp(-d) + d - 1, which is unbiased as k1 is,
@@ -15,7 +15,7 @@ def divergence(policy: Any, reference: Any, estimator: str, library: Any) -> Any
 
     >>> import numpy as np
     >>> policy, reference = np.log([0.5, 0.5]), np.log([0.25, 1.0])
-    >>> [divergence(policy, reference, name, np).round(4).tolist() for name in ("k1", "abs", "k2", "k3")]
+    >>> [estimate_kl(policy, reference, name, np).round(4).tolist() for name in ("k1", "abs", "k2", "k3")]
     [[0.6931, -0.6931], [0.6931, 0.6931], [0.2402, 0.2402], [0.1931, 0.3069]]
     """
     difference = log_ratio(policy, reference, library)
@@ -31,5 +31,5 @@ def divergence(policy: Any, reference: Any, estimator: str, library: Any) -> Any
 
 
 def log_ratio(numerator: Any, denominator: Any, library: Any) -> Any:
-    """Log of the ratio of probabilities [N], kept within ±`MOST`; 0 of two that are impossible."""
-    return library.clip(library.nan_to_num(numerator - denominator, nan=0.0), -MOST, MOST)
+    """Log of the ratio of probabilities [N], kept within ±`MAX_LOG_RATIO`; 0 of two that are impossible."""
+    return library.clip(library.nan_to_num(numerator - denominator, nan=0.0), -MAX_LOG_RATIO, MAX_LOG_RATIO)

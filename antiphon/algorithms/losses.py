@@ -1,27 +1,33 @@
-"""Policy losses: pure functions of per-token tensors, one value a token. The learner multiplies each with the token's
-coefficient and sums, so no loss knows of batches, padding or normalisation.
+"""Policy losses: pure functions of per-token tensors, one value a token.
 
-Here r is the ratio of a token's probability under the policy being trained to that under the policy that sampled it (or under
-the proximal policy, where there is one), A its advantage, and sg stops the gradient. Logarithms of ratios are kept within
-±20, beyond which a probability has lost all meaning: no loss and no gradient is ever infinite.
+The learner multiplies each value with the token's coefficient and sums, so a loss knows nothing of batches, padding or
+normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that sampled
+it (or under the proximal policy, where there is one), A is its advantage, and sg stops the gradient. Log ratios are clipped to
+±20, so no loss and no gradient is ever infinite.
+
+Importing this module imports no torch, because the checks of a configuration read what each loss declares.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.declarations import loss
+from antiphon.algorithms.divergence import MAX_LOG_RATIO
+from antiphon.core.types import StreamSpec
 
-from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
-from antiphon.algorithms.divergence import MOST, divergence, log_ratio
-from antiphon.core.errors import ConfigError
-from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE, StreamSpec
+if TYPE_CHECKING:
+    import torch
 
-Metrics = dict[str, torch.Tensor]  # name -> one value a token
+Metrics = dict[str, "torch.Tensor"]  # name -> one value a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """What a loss may look at: the N loss tokens of one pack, sequence after sequence."""
+    """The inputs of a loss: the N loss tokens of one pack, sequence after sequence."""
 
     logprobs: torch.Tensor  # [N] of the policy being trained, differentiable
     entropies: torch.Tensor  # [N] of the same distributions, differentiable
@@ -32,9 +38,10 @@ class LossInputs:
     streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]
 
 
-Loss = Callable[[LossInputs, AlgorithmConfig], tuple[torch.Tensor, Metrics]]
+Loss = Callable[[LossInputs, AlgorithmConfig], tuple["torch.Tensor", Metrics]]
 
 
+@loss(zero_at_zero_advantage=True)
 def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-min(r A, clip(r, 1 - low, 1 + high) A); with `dual_clip` c at most -c A where A < 0.
 
@@ -50,16 +57,17 @@ def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor,
     >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
     tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    ratio = _levelled(_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config.ratio_level).exp()
+    ratio = aggregate_log_ratio(clipped_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config.ratio_level).exp()
     free = ratio * inputs.advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
-    gained = torch.minimum(free, clipped)
+    gained = free.minimum(clipped)
     if config.dual_clip:
-        bounded = torch.maximum(gained, config.dual_clip * inputs.advantages)
-        gained = torch.where(inputs.advantages < 0, bounded, gained)
+        bounded = gained.maximum(config.dual_clip * inputs.advantages)
+        gained = bounded.where(inputs.advantages < 0, gained)
     return -gained, {"clip_fraction": (clipped < free).float()}
 
 
+@loss(zero_at_zero_advantage=True)
 def policy_gradient(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-A log pi: the gradient of REINFORCE, whoever sampled the token.
 
@@ -71,6 +79,7 @@ def policy_gradient(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.
     return -inputs.advantages * inputs.logprobs, {}
 
 
+@loss(zero_at_zero_advantage=True)
 def tis(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-sg(clip(r, `ratio_low`, `ratio_high`)) A log pi: truncated importance sampling.
 
@@ -80,11 +89,12 @@ def tis(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metr
     >>> tis(example(logprobs=[-1.0, -2.0], behaviour=[-2.0, -1.0], advantages=[1.0, 1.0]), AlgorithmConfig())[0]
     tensor([1.0000, 0.7358], dtype=torch.float64)
     """
-    ratio = _log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    ratio = clipped_log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
     bounded = ratio.clamp(config.ratio_low, config.ratio_high)
     return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
 
 
+@loss(zero_at_zero_advantage=True)
 def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """`positive_weight` times the loss of `policy_gradient` where A > 0, `negative_weight` times that of `tis` elsewhere.
 
@@ -98,10 +108,11 @@ def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Met
     free, _ = policy_gradient(inputs, config)
     truncated, metrics = tis(inputs, config)
     positive = inputs.advantages > 0
-    loss = torch.where(positive, config.positive_weight * free, config.negative_weight * truncated)
-    return loss, {"clip_fraction": metrics["clip_fraction"] * ~positive}
+    value = (config.positive_weight * free).where(positive, config.negative_weight * truncated)
+    return value, {"clip_fraction": metrics["clip_fraction"] * ~positive}
 
 
+@loss(zero_at_zero_advantage=True)
 def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-sg(clip(r, 1 - low, 1 + high)) A log pi: every token keeps a gradient, whatever its ratio.
 
@@ -111,11 +122,12 @@ def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Me
     >>> cispo(inputs, AlgorithmConfig())[0]
     tensor([1.2000, 1.0000], dtype=torch.float64)
     """
-    ratio = _log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    ratio = clipped_log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
 
 
+@loss()
 def kimi(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-A log pi + (`kimi_tau` / 2) (log r)²: the policy gradient, held near the policy that sampled.
 
@@ -125,9 +137,10 @@ def kimi(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Met
     tensor([1.2000], dtype=torch.float64)
     """
     free, metrics = policy_gradient(inputs, config)
-    return free + config.kimi_tau / 2 * _log_ratio(inputs.logprobs, inputs.behaviour).square(), metrics
+    return free + config.kimi_tau / 2 * clipped_log_ratio(inputs.logprobs, inputs.behaviour).square(), metrics
 
 
+@loss()
 def sft(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """Negative log-likelihood of the target tokens.
 
@@ -142,6 +155,7 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
 
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 9; clipped as in its public code.
 
+    >>> import torch
     >>> values, returns = torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])
     >>> value_loss(values, torch.zeros(2), returns, 0.0)
     tensor([0.5000, 0.5000])
@@ -151,95 +165,39 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
     errors = (values - returns).square()
     if clip:
         bounded = old + (values - old).clamp(-clip, clip)
-        errors = torch.maximum(errors, (bounded - returns).square())
+        errors = errors.maximum((bounded - returns).square())
     return errors / 2
 
 
-def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """The chosen loss, corrected, with the entropy bonus and the divergence from the reference around it, [N]."""
-    weight, corrected = correction(inputs, config.correction) if config.correction.on else (1.0, {})
-    if config.correction.on:
-        inputs = replace(inputs, behaviour=_proximal(inputs, config.correction))
-    value, metrics = loss(inputs, config)
-    if value.shape != inputs.logprobs.shape:
-        raise ConfigError(
-            f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
-        )
-    value, metrics = weight * value, metrics | corrected
-    if config.entropy_coefficient:
-        value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
-    if config.kl.in_loss:
-        apart = divergence(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
-        value = value + config.kl.coefficient * apart
-        metrics = metrics | {"reference_kl": apart.detach()}
-    return value, metrics
+# --- ratios --------------------------------------------------------------------------------------------------------------
 
 
-def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
-    """What each token's loss is multiplied with, for it was sampled by another policy than the one before the step: their
-    ratio, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a level of its own. [N]
+def clipped_log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """Return the log ratio of probabilities [N], clipped to ±`MAX_LOG_RATIO`; 0 where both are impossible."""
+    return (numerator - denominator).nan_to_num(nan=0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
-    The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
-    no forward pass is spent on it. None ever is with `proximal: interpolated`. The loss then takes its ratio against it. So
-    `ppo_clip` with a token's weight is decoupled PPO.
 
-    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
-    "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability"; the interpolation as in Li et al. 2025,
-    "A-3PO".
+def aggregate_log_ratio(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
+    """Return the log ratio of each token, its turn or its sequence, [N].
 
-    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.4, -3.0], advantages=[1.0, 1.0])
-    >>> correction(inputs, CorrectionConfig(level="token", high=5.0))[0]  # exp(0.4), and exp(2) cut off
-    tensor([1.4918, 5.0000], dtype=torch.float64)
-    >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
-    tensor([1., 0.], dtype=torch.float64)
+    For `turn` and `sequence` it is the mean over their tokens, for `product` the sum over the sequence.
     """
-    difference = _log_ratio(_proximal(inputs, config), inputs.behaviour)
-    weight, metrics = torch.ones_like(difference), {}
-    if config.level is not None:
-        weight = _levelled(difference, inputs, config.level).exp().clamp(max=config.high)
-        metrics["correction_weight"] = weight
-    if config.filter_level is not None:
-        ratio = _levelled(difference, inputs, config.filter_level).exp()
-        kept = ((ratio >= config.keep_low) & (ratio <= config.keep_high)).to(weight.dtype)
-        weight, metrics["correction_kept"] = weight * kept, kept
-    return weight, metrics
-
-
-def example(logprobs: list[float], behaviour: list[float], advantages: list[float]) -> LossInputs:
-    """One sequence of one turn, in double precision: to try a loss by hand."""
-    new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, behaviour, advantages))
-    nowhere = torch.zeros(len(logprobs), dtype=torch.long)
-    return LossInputs(
-        logprobs=new, entropies=-new, behaviour=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
-    )
-
-
-# --- pieces --------------------------------------------------------------------------------------------------------------
-
-
-def _log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    ratio: torch.Tensor = log_ratio(numerator, denominator, torch)
-    return ratio
-
-
-def _proximal(inputs: LossInputs, config: CorrectionConfig) -> torch.Tensor:
-    """Log-probs of before the step [N]; interpolated, d / (d + 1) of the way from those of sampling to those of now, where d is
-    the token's age."""
-    now = inputs.logprobs.detach()
-    if config.proximal == "interpolated":
-        age = inputs.streams[TOKEN_AGE]
-        return inputs.behaviour + age / (age + 1) * _log_ratio(now, inputs.behaviour)
-    return inputs.streams.get(PROXIMAL_LOGPROBS, now)
-
-
-def _levelled(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
-    """The token's own log ratio, or what all tokens of its turn or sequence come to together: their mean (`turn`, `sequence`)
-    or their sum (`product`, over the sequence). [N]"""
     if level == "token":
         return log_ratio
     _, member = (inputs.turn if level == "turn" else inputs.sequence).unique(return_inverse=True)
     count = int(member.max()) + 1 if len(member) else 0
     together = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
     if level == "product":
-        return together[member].clamp(-MOST, MOST)
+        return together[member].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (together / member.bincount(minlength=count))[member]
+
+
+def example(logprobs: list[float], behaviour: list[float], advantages: list[float]) -> LossInputs:
+    """Return the inputs of one sequence of one turn, in double precision, to try a loss by hand."""
+    import torch  # here alone, see the module
+
+    new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, behaviour, advantages))
+    nowhere = torch.zeros(len(logprobs), dtype=torch.long)
+    return LossInputs(
+        logprobs=new, entropies=-new, behaviour=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
+    )

@@ -1,15 +1,16 @@
 """Means, deviations and differences from them, in double precision, that never take rounding for a signal: equal values are
-exactly 0 apart however large they are, and small differences on a large offset are kept."""
+exactly 0 apart however large they are, and small differences on a large offset are kept.
+"""
 
 import numpy as np
 
 EPSILON = 1e-4  # of TRL and of DeepSeekMath's public code; a deviation below it counts as none
 
 
-def mean_of(values: np.ndarray) -> float:
+def stable_mean(values: np.ndarray) -> float:
     """Return the mean of values [N], 0 of none. That of equal values is the value itself, which a sum divided by N need not be.
 
-    >>> mean_of(np.array([0.1, 0.1, 0.1])), float(np.mean([0.1, 0.1, 0.1]))
+    >>> stable_mean(np.array([0.1, 0.1, 0.1])), float(np.mean([0.1, 0.1, 0.1]))
     (0.1, 0.10000000000000002)
     """
     if not len(values):
@@ -18,10 +19,10 @@ def mean_of(values: np.ndarray) -> float:
     return first + float((values.astype(np.float64) - first).mean())
 
 
-def centred(values: np.ndarray) -> np.ndarray:
+def center(values: np.ndarray) -> np.ndarray:
     """Return values [N] less their mean.
 
-    >>> centred(np.array([0, 1, 2])), centred(np.array([0.1, 0.1, 0.1]))
+    >>> center(np.array([0, 1, 2])), center(np.array([0.1, 0.1, 0.1]))
     (array([-1.,  0.,  1.]), array([0., 0., 0.]))
     """
     if not len(values) or values.min() == values.max():
@@ -32,30 +33,30 @@ def centred(values: np.ndarray) -> np.ndarray:
     return centre
 
 
-def deviation(values: np.ndarray, correction: int = 1) -> float:
+def standard_deviation(values: np.ndarray, correction: int = 1) -> float:
     """Return the standard deviation of values [N], with Bessel's correction; 0 where there are too few to have one.
 
-    >>> deviation(np.array([0, 1, 2])), deviation(np.array([0.1, 0.1, 0.1])), deviation(np.array([5]))
-    (1.0, 0.0, 0.0)
+    >>> [standard_deviation(np.array(values)) for values in ([0, 1, 2], [0.1, 0.1, 0.1], [5])]
+    [1.0, 0.0, 0.0]
     """
     count = len(values) - correction
-    return float(np.sqrt(np.square(centred(values)).sum() / count)) if count > 0 else 0.0
+    return float(np.sqrt(np.square(center(values)).sum() / count)) if count > 0 else 0.0
 
 
-def normalised(values: np.ndarray, correction: int = 1) -> np.ndarray:
+def normalize(values: np.ndarray, correction: int = 1) -> np.ndarray:
     """Return values [N] less their mean, divided by their deviation and epsilon; 0 for one alone.
 
-    >>> normalised(np.array([0, 1, 2])).round(3)
+    >>> normalize(np.array([0, 1, 2])).round(3)
     array([-1.,  0.,  1.])
     """
-    return centred(values) / (deviation(values, correction) + EPSILON)
+    return center(values) / (standard_deviation(values, correction) + EPSILON)
 
 
-def left_out(values: np.ndarray) -> np.ndarray:
+def leave_one_out(values: np.ndarray) -> np.ndarray:
     """Return values [N], each less the mean of the others.
 
-    >>> left_out(np.array([0, 1, 2]))
+    >>> leave_one_out(np.array([0, 1, 2]))
     array([-1.5,  0. ,  1.5])
     """
     count = len(values)
-    return centred(values) * (count / (count - 1))
+    return center(values) * (count / (count - 1))

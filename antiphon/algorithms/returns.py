@@ -1,12 +1,12 @@
-"""What follows: discounted sums of rewards, and of how far these differ from what was expected. Pure numpy, one array [T]."""
+"""Discounted sums of rewards, and generalized advantages. Pure numpy, one array [T]."""
 
 import numpy as np
 
 
-def discounted(rewards: np.ndarray, gamma: float) -> np.ndarray:
+def discounted_sums(rewards: np.ndarray, gamma: float) -> np.ndarray:
     """Σ_{k≥t} gamma^(k-t) r_k of each t, [T] in double precision; in log T passes over the array.
 
-    >>> discounted(np.array([1.0, 0.0, 4.0]), 0.5)
+    >>> discounted_sums(np.array([1.0, 0.0, 4.0]), 0.5)
     array([2., 2., 4.])
     """
     found = rewards.astype(np.float64)
@@ -19,11 +19,11 @@ def discounted(rewards: np.ndarray, gamma: float) -> np.ndarray:
     return found
 
 
-def generalised(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
+def generalized_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
     """Generalised advantages [T] of rewards [T] and the values [T] of the states in which the tokens were chosen.
 
-    >>> generalised(np.array([0.0, 1.0]), np.array([0.5, 0.6]), 1.0, 0.5)  # δ = 0.1, 0.4
+    >>> generalized_advantages(np.array([0.0, 1.0]), np.array([0.5, 0.6]), 1.0, 0.5)  # δ = 0.1, 0.4
     array([0.3, 0.4])
     """
     after = np.append(values[1:], 0.0) if len(values) else values
-    return discounted(rewards + gamma * after - values, gamma * lambda_)
+    return discounted_sums(rewards + gamma * after - values, gamma * lambda_)

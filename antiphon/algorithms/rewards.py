@@ -1,5 +1,7 @@
-"""What becomes of scores before advantages are made of them, and how much each trajectory counts: pure numpy, one array [G] a
-group. Both are made over the whole batch, so that neither depends on how it is cut."""
+"""Shaping of scores into rewards, and weights of trajectories. Pure numpy, one array [G] a group.
+
+Both are computed over the whole batch, so neither depends on how it is cut.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antiphon.algorithms.config import KlConfig, LossWeightConfig, Over, RewardConfig
-from antiphon.algorithms.normalization import EPSILON, centred, deviation, mean_of
+from antiphon.algorithms.normalization import EPSILON, center, stable_mean, standard_deviation
+from antiphon.algorithms.sections import KlConfig, LossWeightConfig, NormalizationScope, RewardConfig
 from antiphon.core.types import FloatArray, TrajectoryMeta
 
 Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
@@ -16,7 +18,7 @@ Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
 
 @dataclass(slots=True)
 class Moments:
-    """Mean and deviation of all that was added, in double precision.
+    """Running mean and standard deviation of all values added, in double precision.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
 
@@ -31,12 +33,12 @@ class Moments:
     squares: float = 0.0  # sum of squared distances from the mean
 
     def add(self, values: np.ndarray) -> None:
-        """Take values [N] in."""
+        """Add values [N]."""
         if not len(values):
             return
         count = self.count + len(values)
-        apart = mean_of(values) - self.mean
-        self.squares += float(np.square(centred(values)).sum())
+        apart = stable_mean(values) - self.mean
+        self.squares += float(np.square(center(values)).sum())
         self.squares += apart**2 * self.count * len(values) / count
         self.mean += apart * (len(values) / count)  # all of it at first, to the last bit
         self.count = count
@@ -49,7 +51,7 @@ class Moments:
 
 @dataclass(slots=True)
 class Controllers:
-    """What an algorithm remembers from step to step."""
+    """State that an algorithm keeps from step to step."""
 
     rewards: Moments = field(default_factory=Moments)  # of all scores so far
     kl: float | None = None  # the coefficient, once it was adapted
@@ -71,20 +73,21 @@ class Controllers:
 
 
 def restore_controllers(state: dict[str, Any] | None) -> Controllers:
-    """Of what `dataclasses.asdict` made of them; new ones of None."""
+    """Return controllers from the dictionary that `dataclasses.asdict` made; new ones for None."""
     return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
-class Shaped(NamedTuple):
-    """Rewards of a group, and what its turns' rewards are to be divided by: None where turns have no part in the rewards."""
+class ShapedRewards(NamedTuple):
+    """Rewards of a group, and the divisor of the rewards of its turns; None where turns have no share in the rewards."""
 
     rewards: np.ndarray  # [G]
     turn_divisor: float | None
 
 
-def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[Shaped]:
-    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
-    before it is used. `max_tokens` is the limit of a completion.
+def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
+    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says.
+
+    `seen` takes the batch in before it is used. `max_tokens` is the limit of a completion.
 
     Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
     response too long. A baseline, and what a bound cuts off, are of no turn.
@@ -100,45 +103,48 @@ def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens
     ):
         values = values / divisor
         values = np.clip(values, -config.clip, config.clip) if config.clip else values
-        found.append(Shaped(values, None if config.without_turns else divisor))
+        found.append(ShapedRewards(values, None if config.without_turns else divisor))
     return found
 
 
-def _less_baseline(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[np.ndarray]:
-    """Values [G] of each group, less the mean over the group, the batch, or all so far."""
+def _less_baseline(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[np.ndarray]:
+    """Subtract from the values [G] of each group the mean over the group, the batch, or all values so far."""
     match over:
         case "none":
             return list(raw)
         case "group":
-            return [centred(values) for values in raw]
+            return [center(values) for values in raw]
         case "batch":
             if not raw:
                 return []
-            whole = centred(np.concatenate(raw))
+            whole = center(np.concatenate(raw))
             return np.split(whole, np.cumsum([len(values) for values in raw])[:-1])
         case "running":
             return [values - seen.mean for values in raw]
 
 
-def _divisors(raw: Sequence[np.ndarray], over: Over, seen: Moments) -> list[float]:
-    """For each group the deviation over the group, the batch, or all values so far, and epsilon; 1 where there is none."""
+def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[float]:
+    """Return the standard deviation plus epsilon for each group, over the group, the batch or all so far; 1 where it is 0."""
     match over:
         case "none":
             found = [0.0] * len(raw)
         case "group":
-            found = [deviation(values) for values in raw]
+            found = [standard_deviation(values) for values in raw]
         case "batch":
-            found = [deviation(np.concatenate(raw))] * len(raw) if raw else []
+            found = [standard_deviation(np.concatenate(raw))] * len(raw) if raw else []
         case "running":
             found = [seen.deviation] * len(raw)
     return [each + EPSILON if each > EPSILON else 1.0 for each in found]
 
 
-def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
-    """How much each trajectory counts: 0 if it is masked; the others according to `config.by`, their mean over the batch 1.
+def trajectory_weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
+    """Return how much each trajectory counts in the loss.
 
-    By difficulty: from 0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for
-    the longest of the batch. Source: ROLL (Wang et al. 2025), which makes them of a micro-batch.
+    Masked trajectories have weight 0; the others are weighted by `config.by`, with mean 1 over the batch. By difficulty: from
+    0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for the longest of the
+    batch.
+
+    Source: ROLL (Wang et al. 2025), which computes them within a micro-batch.
     """
     longest = max((meta.completion_tokens for group in groups for meta in group), default=0)
     found = []
@@ -147,14 +153,14 @@ def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
         lengths = np.array([meta.completion_tokens for meta in group])
         values = np.ones(len(group))
         if config.by == "difficulty":
-            values += 1 - 1.5 * np.clip(mean_of(scores), 0, 1)
+            values += 1 - 1.5 * np.clip(stable_mean(scores), 0, 1)
         elif config.by == "length":
             values += 0.5 - lengths / max(longest, 1)
         if config.mask_truncated:
             values *= [not meta.truncated for meta in group]
         if config.mask_difficulty is not None:
             low, high = config.mask_difficulty
-            values *= low < mean_of(scores) < high
+            values *= low < stable_mean(scores) < high
         if config.mask_wrong_over:
             values *= (scores > 0) | (lengths <= config.mask_wrong_over)
         found.append(values)
@@ -165,12 +171,12 @@ def weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
 
 
 def _scores(group: Sequence[TrajectoryMeta]) -> np.ndarray:
-    """The score of each trajectory, in double precision, [G]. One without a verdict never reaches a group."""
+    """Return the score of each trajectory in double precision, [G]."""
     return np.array([meta.score.value for meta in group], dtype=np.float64)
 
 
 def _overlong(group: Sequence[TrajectoryMeta], config: RewardConfig, max_tokens: int) -> np.ndarray:
-    """What is taken off for length, [G]: nothing up to `overlong_tokens` before the limit, then in proportion."""
+    """Return the penalty for length, [G]: 0 up to `overlong_tokens` before the limit, then proportional."""
     if not config.overlong_tokens:
         return np.zeros(len(group))
     lengths = np.array([meta.completion_tokens for meta in group], dtype=np.float64)

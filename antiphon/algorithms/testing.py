@@ -1,22 +1,29 @@
-"""What the learner takes for granted of a loss, proved in one call from its test: `check_loss(my_loss)`."""
+"""Checks that a loss has the properties that the learner relies on: `check_loss(my_loss)`, in the test of the loss."""
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.losses import Loss, LossInputs
+from antiphon.algorithms.testing_packs import (
+    DIFFERENTIABLE,
+    LENGTHS,
+    differentiable_copies,
+    draw_sequences,
+    extreme_packs,
+    join_sequences,
+    map_tensors,
+    named_tensors,
+)
 from antiphon.core.types import StreamSpec
 
-COLUMNS = tuple(field.name for field in fields(LossInputs) if field.name != "streams")
-DIFFERENTIABLE = ("logprobs", "entropies")
-LENGTHS = (3, 1, 8, 2, 5)  # tokens of the sequences of a pack
-EXTREMES = ((-1000.0, -0.001), (-0.001, -1000.0), (-1.0, -1.0), (0.0, 0.0))  # log-probs, trained and sampled
 STEP = 1e-5  # of finite differences, in double precision
 
 Found = dict[str, torch.Tensor]  # values, gradients and metrics of one call, [N] each
@@ -29,30 +36,42 @@ def check_loss(
     streams: Sequence[StreamSpec] = (),
     seeds: Sequence[int] = (0, 1, 2, 3),
 ) -> None:
-    """Raise `AssertionError` unless `loss` keeps what is listed; the message begins with what it does not keep.
+    """Check the properties that the learner relies on.
 
-    - `shape`: it returns values and metrics; values are [N], as precise as the log-probs, and differentiable.
-    - `inputs`: it changes nothing of what it is given.
-    - `metrics`: names are strings, the same at every call, with a finite number a token, [N].
-    - `finite`: values and gradients are, in single precision: of one token alone, without advantage, where a ratio is beyond
-      what a float can hold.
-    - `repeatable`: a second call makes the same.
-    - `order`: in another order of the sequences every token keeps its value, gradient and metrics.
-    - `micro-batches`: so it does where its sequence is alone in the pack: nothing is divided by what the pack counts, and
-      nothing reaches from one sequence to another.
-    - `gradient`: it is that of small steps. What the loss takes out of the graph (`detach`, `no_grad`, `item`, comparisons)
-      is held still while steps are made, so stopped gradients are right and slips of a backward pass are not.
+    - `shape`: the loss returns values and metrics; values are [N], of the dtype of the log-probs, and differentiable.
+    - `inputs`: it does not change its inputs.
+    - `metrics`: names are strings, the same at every call, with a finite number for each token, [N].
+    - `finite`: values and gradients are finite in single precision, also for one token alone, without advantage, and where a
+      ratio overflows a float.
+    - `repeatable`: a second call returns the same.
+    - `order`: each token keeps its value, gradient and metrics in another order of the sequences.
+    - `micro-batches`: and where its sequence is alone in the pack: the loss divides by no count of the pack, and no sequence
+      depends on another.
+    - `gradient`: it agrees with finite differences. What the loss takes out of the graph (`detach`, `no_grad`, `item`,
+      comparisons) is held constant in these, so stopped gradients pass and mistakes of a backward pass do not.
+    - `declared`: with `zero_at_zero_advantage` the gradient is 0 for tokens without advantage.
 
-    Each seed draws a pack of five sequences in several turns, with the `streams` that the loss reads: those of floats are
-    log-probs, others 0 and 1. A rare draw may lie on a kink of a loss, where small steps say nothing; name other seeds then.
+    Args:
+        loss: The loss function.
+        config: Settings that it is called with.
+        streams: Streams that it reads, if it does not declare them. Float streams are drawn as log-probs, others as 0 and 1.
+        seeds: Each draws a pack of five sequences of several turns. A rare draw lies on a kink of a loss, where finite
+            differences mean nothing; give other seeds then.
+
+    Raises:
+        AssertionError: The loss lacks a property; the message begins with its name.
     """
-    for inputs in _extremes(streams):
+    declared = declaration_of(loss)
+    streams = streams or declared.needs
+    for inputs in extreme_packs(streams):
         _run(loss, config, inputs)
     for seed in seeds:
-        parts = _draw(seed, streams)
-        found = _run(loss, config, _joined(parts))
+        parts = draw_sequences(seed, streams)
+        found = _run(loss, config, join_sequences(parts))
         _check_packing(loss, config, parts, found, f"seed {seed}")
-        _check_gradient(loss, config, _joined(parts), found, f"seed {seed}")
+        _check_gradient(loss, config, join_sequences(parts), found, f"seed {seed}")
+        if declared.zero_at_zero_advantage:
+            _check_declared(loss, config, join_sequences(parts), f"seed {seed}")
 
 
 def _check_packing(loss: Loss, config: AlgorithmConfig, parts: list[LossInputs], found: Found, where: str) -> None:
@@ -64,7 +83,7 @@ def _check_packing(loss: Loss, config: AlgorithmConfig, parts: list[LossInputs],
     ]
     packings += [("micro-batches: a sequence alone in its pack", (part,)) for part in range(len(parts))]
     for what, order in packings:
-        again = _run(loss, config, _joined([parts[part] for part in order]))
+        again = _run(loss, config, join_sequences([parts[part] for part in order]))
         _require(again.keys() == found.keys(), f"metrics: other names: {sorted(again)}, {sorted(found)}")
         for name in found:
             wanted = found[name][torch.cat([spans[part] for part in order])]
@@ -77,7 +96,7 @@ def _check_gradient(loss: Loss, config: AlgorithmConfig, pack: LossInputs, found
     def total(name: str, step: torch.Tensor) -> torch.Tensor:
         moved = replace(pack, **{name: getattr(pack, name) + step})
         with held:
-            values, _ = loss(replace(moved, **_leaves(moved)), config)
+            values, _ = loss(replace(moved, **differentiable_copies(moved)), config)
         return (weights * values.detach()).sum()
 
     steps = STEP * torch.eye(sum(LENGTHS), dtype=torch.float64)
@@ -88,9 +107,18 @@ def _check_gradient(loss: Loss, config: AlgorithmConfig, pack: LossInputs, found
         _require_close(f"gradient: not that of small steps in {name} ({where})", gradients, slopes, 1e-5)
 
 
+def _check_declared(loss: Loss, config: AlgorithmConfig, pack: LossInputs, where: str) -> None:
+    found = _run(loss, config, replace(pack, advantages=torch.zeros_like(pack.advantages)))
+    for name in DIFFERENTIABLE:
+        gradient = found[f"gradients of {name}"]
+        _require_close(f"declared: zero_at_zero_advantage, but not in {name} ({where})", gradient, 0 * gradient, 0.0)
+
+
 class _Held(TorchFunctionMode):
-    """While it is entered for the first time, keeps what is taken out of the graph; when entered again, gives that back
-    instead, call for call. Numbers and comparisons are taken out as well, so every call takes the same way."""
+    """Records what is taken out of the graph in its first use, and returns the same values, call for call, in later uses.
+
+    Numbers and comparisons are recorded too, so every call takes the same path.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,9 +151,9 @@ def _tracked(value: Any) -> bool:
 
 
 def _run(loss: Loss, config: AlgorithmConfig, inputs: LossInputs) -> Found:
-    """One call, and what can be seen to be wrong from it alone."""
-    leaves = _leaves(inputs)
-    given = replace(_mapped(torch.clone, inputs), **{name: leaf.clone() for name, leaf in leaves.items()})
+    """Call the loss and check what one call shows."""
+    leaves = differentiable_copies(inputs)
+    given = replace(map_tensors(torch.clone, inputs), **{name: leaf.clone() for name, leaf in leaves.items()})
     returned = loss(given, config)
     _require(
         isinstance(returned, tuple) and len(returned) == 2, f"shape: returned {returned}, expected values and metrics"
@@ -143,7 +171,7 @@ def _run(loss: Loss, config: AlgorithmConfig, inputs: LossInputs) -> Found:
 
 
 def _weights(inputs: LossInputs) -> torch.Tensor:
-    """Of the tokens in the sum whose gradient is taken: unequal, so that gradients that cross tokens do not cancel."""
+    """Return unequal weights of the tokens in the sum that is differentiated, so that gradients across tokens do not cancel."""
     return 1 + inputs.entropies
 
 
@@ -174,8 +202,8 @@ def _require_shape(values: Any, inputs: LossInputs) -> None:
 
 
 def _require_unchanged(given: LossInputs, before: LossInputs) -> None:
-    now = _named(given)
-    for name, then in _named(before).items():
+    now = named_tensors(given)
+    for name, then in named_tensors(before).items():
         _require(torch.equal(now[name], then), f"inputs: {name} were {then.tolist()}, are {now[name].tolist()}")
 
 
@@ -195,74 +223,3 @@ def _require_close(what: str, found: torch.Tensor, wanted: torch.Tensor, toleran
 
 
 # --- packs -----------------------------------------------------------------------------------------------------------
-
-
-def _draw(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]:
-    """The sequences of a pack, each by itself, in double precision."""
-    random = torch.Generator().manual_seed(seed)
-
-    def uniform(length: int) -> torch.Tensor:
-        return torch.rand(length, generator=random, dtype=torch.float64)
-
-    return [
-        LossInputs(
-            logprobs=-3 * uniform(length),
-            entropies=3 * uniform(length),
-            behaviour=-3 * uniform(length),
-            advantages=4 * uniform(length) - 2,
-            sequence=torch.zeros(length, dtype=torch.long),
-            turn=(uniform(length) < 0.3).cumsum(0),
-            streams={spec: _stream(spec, length, random) for spec in streams},
-        )
-        for length in LENGTHS
-    ]
-
-
-def _stream(spec: StreamSpec, length: int, random: torch.Generator) -> torch.Tensor:
-    drawn = torch.rand(length, *spec.shape, generator=random, dtype=torch.float64)
-    dtype = getattr(torch, spec.dtype)
-    return -3 * drawn if dtype.is_floating_point else (drawn < 0.5).to(dtype)
-
-
-def _joined(parts: Sequence[LossInputs]) -> LossInputs:
-    """One pack, numbered as the learner does it: turns from 0, and prompts count between the sequences."""
-    turns = itertools.accumulate((int(part.turn[-1] - part.turn[0]) + 1 for part in parts), initial=0)
-    numbered = [
-        replace(part, sequence=part.sequence + 2 * place + 1, turn=part.turn - part.turn[0] + first)
-        for place, (part, first) in enumerate(zip(parts, turns, strict=False))
-    ]
-    return _mapped(lambda *pieces: torch.cat(pieces), *numbered)
-
-
-def _extremes(streams: Sequence[StreamSpec]) -> list[LossInputs]:
-    """Tokens at the edges of what numbers can hold, in single precision: as one sequence, and each by itself."""
-    rows = torch.tensor([(*edge, advantage) for edge in EXTREMES for advantage in (-1.0, 0.0, 1.0)])
-    nowhere = torch.zeros(len(rows), dtype=torch.long)
-    whole = LossInputs(
-        logprobs=rows[:, 0],
-        entropies=torch.zeros(len(rows)),
-        behaviour=rows[:, 1],
-        advantages=rows[:, 2],
-        sequence=nowhere,
-        turn=nowhere,
-        streams={spec: _stream(spec, len(rows), torch.Generator()) for spec in streams},
-    )
-    single = _mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, whole)
-    return [single, *(_mapped(lambda tensor, at=at: tensor[at : at + 1], single) for at in range(len(rows)))]
-
-
-def _leaves(inputs: LossInputs) -> dict[str, torch.Tensor]:
-    return {name: getattr(inputs, name).clone().requires_grad_() for name in DIFFERENTIABLE}
-
-
-def _named(inputs: LossInputs) -> dict[str, torch.Tensor]:
-    return {name: getattr(inputs, name) for name in COLUMNS} | {
-        f"streams[{spec.name!r}]": stream for spec, stream in inputs.streams.items()
-    }
-
-
-def _mapped(change: Callable[..., torch.Tensor], *inputs: LossInputs) -> LossInputs:
-    """The inputs whose every tensor is what `change` makes of theirs."""
-    columns = {name: change(*(getattr(each, name) for each in inputs)) for name in COLUMNS}
-    streams = {spec: change(*(each.streams[spec] for each in inputs)) for spec in inputs[0].streams}
-    return LossInputs(**columns, streams=streams)

@@ -20,6 +20,9 @@ AntiphonError
 """
 
 import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 _CONTROL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, bidi overrides, lone surrogates, line separators
 MOST_PRINTED = 10_000  # characters of one text
@@ -42,12 +45,82 @@ class AntiphonError(Exception):
     """Base of all errors that users see as one message without a traceback."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a configuration.
+
+    Attributes:
+        key: Dotted path of the value that is wrong; empty if it is no single one.
+        message: What is wrong, and what would be valid.
+        value: The wrong value, if there is one.
+        valid: Valid values or keys, if they can be listed.
+        path: Place of the value: file and line, or the override.
+        suggestions: Valid values or keys that are probably meant.
+    """
+
+    key: str
+    message: str
+    value: Any = None
+    valid: tuple[str, ...] = ()
+    path: str = ""
+    suggestions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.path, self.key, self.message) if part)
+
+
+class Problems(ValueError):
+    """Mistakes that a configuration model's validators found, with keys relative to that model.
+
+    Validators raise it, so that several mistakes are reported at once, each with its place.
+    """
+
+    def __init__(self, mistakes: Iterable[Mistake | tuple[str, str]]) -> None:
+        """Collect mistakes; a tuple is the key and the message of one."""
+        self.mistakes = tuple(each if isinstance(each, Mistake) else Mistake(*each) for each in mistakes)
+        super().__init__("\n".join(map(str, self.mistakes)))
+
+
 class ConfigError(AntiphonError):
-    """The configuration is wrong. The message names file, key, value and what would be valid."""
+    """The configuration is wrong. The message names file, key, value and what would be valid.
+
+    `key`, `value`, `valid`, `path` and `suggestions` are those of the first mistake (see `Mistake`); `mistakes` has all.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str = "",
+        value: Any = None,
+        valid: Iterable[str] = (),
+        path: str = "",
+        suggestions: Iterable[str] = (),
+    ) -> None:
+        mistake = Mistake(key, message, value, tuple(valid), path, tuple(suggestions))
+        self._set(mistake)
+        super().__init__(str(mistake))
+
+    @classmethod
+    def from_mistakes(cls, mistakes: Iterable[Mistake]) -> "ConfigError":
+        """Return one error about several mistakes, with a line for each."""
+        mistakes = tuple(mistakes)
+        error = cls("\n".join(map(str, mistakes)))
+        error._set(*mistakes)
+        return error
+
+    def _set(self, *mistakes: Mistake) -> None:
+        self.mistakes = mistakes
+        self.key, self.value, self.valid = mistakes[0].key, mistakes[0].value, mistakes[0].valid
+        self.path, self.suggestions = mistakes[0].path, mistakes[0].suggestions
 
 
 class DataError(AntiphonError):
-    """A dataset, model or file is missing or malformed."""
+    """A dataset, model or file is missing or malformed; `path` names it, if it is one file."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class WorkerDied(AntiphonError):

@@ -39,12 +39,12 @@ class Registry:
             return name
         nearest = difflib.get_close_matches(name, self.built_in, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ConfigError(
-            f"unknown {self.kind} {name!r}: {hint}valid are {', '.join(sorted(self.built_in))}, or package.module:attribute"
-        )
+        names = sorted(self.built_in)
+        valid = f"valid are {', '.join(names)}, or package.module:attribute"
+        raise ConfigError(f"unknown {self.kind} {name!r}: {hint}{valid}", value=name, valid=names, suggestions=nearest)
 
     def resolve(self, name: str) -> Any:
-        """Import what `name` stands for; `ConfigError` if there is no such name, module or attribute."""
+        """Import the object that `name` stands for; `ConfigError` if there is no such name, module or attribute."""
         path = self.built_in.get(self.check(name), name)
         return import_path(path, self.kind)
 
@@ -56,10 +56,12 @@ def import_path(path: str, kind: str = "object") -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise ConfigError(f"{kind} {path!r}: there is no module {module_name!r} on the import path") from error
+            message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
+            raise ConfigError(message, value=path) from error
         raise
     if not hasattr(module, attribute):
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ConfigError(f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}")
+        message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
+        raise ConfigError(message, value=path)
     return getattr(module, attribute)

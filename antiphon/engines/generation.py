@@ -6,40 +6,42 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, Timing
-from antiphon.engines.base import Delta
+from antiphon.engines.base import GenerationHandle
+from antiphon.engines.deltas import Delta
 
 
-class Runs(Protocol):
-    """What runs a request, as its `Generation` sees it."""
+class RequestOwner(Protocol):
+    """The engine that runs a request, as its `Generation` sees it."""
 
     def abort(self, request: str) -> None:
-        """End it early."""
+        """End a request early."""
 
     def forget(self, request: str) -> None:
-        """It has ended."""
+        """Note that a request has ended."""
 
 
-class Generation:
-    """A `GenerationHandle`: collects deltas, streams them to whoever iterates, and joins them in `result`."""
+class Generation(GenerationHandle):
+    """Collects the deltas of a request, streams them to whoever iterates, and joins them in `result`."""
 
-    def __init__(self, engine: Runs, request: GenerateRequest) -> None:
+    def __init__(self, engine: RequestOwner, request: GenerateRequest) -> None:
         self.request = request
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._queued = asyncio.get_running_loop().time()
-        self._first = 0.0
+        self._first = 0.0  # time of the first delta
 
     def receive(self, delta: Delta) -> None:
-        """One more delta came."""
+        """Add a delta."""
         if delta.error is not None:
             self._engine.forget(self.request.id)
             self.fail(delta.error)
             return
-        if len(delta.logprobs) != len(delta.tokens):  # nobody knows which tokens lack theirs: none has any
+        if len(delta.logprobs) != len(delta.tokens):  # unknown which tokens lack theirs: none has any
             delta = replace(delta, logprobs=np.full(len(delta.tokens), np.nan, np.float32))
         self._first = self._first or asyncio.get_running_loop().time()
         if delta.restarted:
@@ -50,22 +52,22 @@ class Generation:
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:
-        """The engine died, or refuses the request."""
+        """Fail the request: the engine died, or refuses it."""
         self._error = error
         self._changed.set()
 
+    @override
     def abort(self) -> None:
-        """See `GenerationHandle.abort`."""
         if self._error is None:
             self._engine.abort(self.request.id)
 
-    async def _change(self) -> None:
-        """Wait for the next delta."""
+    async def _wait_for_change(self) -> None:
         if self._error is not None:
             raise self._error
         self._changed.clear()
         await self._changed.wait()
 
+    @override
     async def __aiter__(self) -> AsyncIterator[Delta]:
         position = 0
         while True:
@@ -75,16 +77,16 @@ class Generation:
                 yield delta
                 if delta.finish is not None:
                     return
-            await self._change()
+            await self._wait_for_change()
 
+    @override
     async def result(self) -> Completion:
-        """See `GenerationHandle.result`."""
         while not self._deltas or self._deltas[-1].finish is None:
-            await self._change()
+            await self._wait_for_change()
         return self.partial()
 
+    @override
     def partial(self) -> Completion:
-        """See `GenerationHandle.partial`."""
         whole = Delta.join([Delta.empty(self.request.id), *self._deltas])
         return Completion(
             tokens=whole.tokens,

@@ -4,19 +4,30 @@ import asyncio
 import itertools
 from contextlib import suppress
 
+from typing_extensions import override
+
 from antiphon.core.deadlines import fail, succeed
 from antiphon.core.errors import AntiphonError, RequestError, WorkerDied
 from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
-from antiphon.engines.base import Delta
+from antiphon.engines.base import InferenceEngine
+from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
-from antiphon.engines.worker import Loaded
+from antiphon.engines.worker import WeightsLoaded
 
 
-class RemoteEngine:
-    """An `InferenceEngine` whose core runs behind a `WorkerHandle`."""
+class RemoteEngine(InferenceEngine):
+    """An engine whose `EngineWorker` is reached by a `WorkerHandle`."""
 
     def __init__(self, handle: WorkerHandle, version: int = 0, *, colocated: bool = False, device: str = "") -> None:
+        """Create the controller's side of a spawned worker.
+
+        Args:
+            handle: The worker.
+            version: Version of the weights that it begins with.
+            colocated: True if it shares a device with the learner.
+            device: Class of its device.
+        """
         self.handle = handle
         self.version = version
         self.colocated = colocated
@@ -34,12 +45,12 @@ class RemoteEngine:
     async def ready(self) -> None:
         """Return once the engine has loaded its model."""
         self.capacity, self.max_length, self.vocabulary = await self.handle.call("limits")
-        if self.colocated:  # whether it can is known before anything is trained
+        if self.colocated:  # find out before anything is trained that it can sleep
             await self.sleep()
             await self.wake()
 
-    def start(self, request: GenerateRequest) -> "Generation":
-        """Send a request to the engine."""
+    @override
+    def start(self, request: GenerateRequest) -> Generation:
         generation = Generation(self, request)
         if request.id in self._requests:
             generation.fail(RequestError(f"request {request.id!r} is already running"))
@@ -51,55 +62,55 @@ class RemoteEngine:
             generation.fail(error)
         return generation
 
+    @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Load published weights; returns when the engine samples from them."""
         call, loaded = next(self._load_calls), asyncio.get_running_loop().create_future()
         self._loads[call] = loaded
         await self.handle.call("load", update, mode)
         await loaded
 
+    @override
     def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
-        self._tell("pause")
+        self._send("pause")
 
+    @override
     def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
-        self._tell("resume")
+        self._send("resume")
 
-    def _tell(self, what: str, *args: str) -> None:
-        with suppress(WorkerDied):  # whoever waits for it learns of that
-            self.handle.send(what, *args)
-
+    @override
     async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`."""
         await self.handle.call("sleep")
 
+    @override
     async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
         await self.handle.call("wake")
 
+    @override
     async def health(self) -> None:
-        """See `InferenceEngine.health`."""
         await self.handle.call("limits")
 
+    @override
     def kill(self) -> None:
-        """See `InferenceEngine.kill`."""
         self.handle.kill()
 
     async def close(self) -> None:
-        """End it politely."""
+        """End the worker without force."""
         await self.handle.close()
 
     def abort(self, request: str) -> None:
         """End a request early."""
-        self._tell("abort", request)
+        self._send("abort", request)
 
     def forget(self, request: str) -> None:
-        """Listen no more to a request that ended."""
+        """Note that a request has ended."""
         self._requests.pop(request, None)
 
-    def _on_event(self, event: Loaded | list[Delta]) -> None:
-        if isinstance(event, Loaded):
+    def _send(self, method: str, *args: str) -> None:
+        with suppress(WorkerDied):  # requests and loads that wait for it fail in `_on_death`
+            self.handle.send(method, *args)
+
+    def _on_event(self, event: WeightsLoaded | list[Delta]) -> None:
+        if isinstance(event, WeightsLoaded):
             self.version = event.version
             for call in [call for call in self._loads if call <= event.loads]:
                 succeed(self._loads.pop(call), None)

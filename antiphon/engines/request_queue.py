@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from antiphon.core.errors import StateError
 from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 
 T = TypeVar("T")
 

@@ -1,9 +1,10 @@
-"""An engine in a running server: vLLM, SGLang, or another that returns token ids (`engines.server_protocols`).
+"""An engine on a running server: vLLM, SGLang, or another that returns token ids (`engines.server_protocols`).
 
-It lives in the controller: requests wait here, and each that runs is one stream. Nothing is tokenised again: a server that
-does not tell every token's id and log-prob is refused before it is used. Each load opens an epoch, and a server that
-knows `cache_salt` finds in its prefix cache only what the weights of the epoch computed. A stream never outlives a load, so
-that a token's version is that of the weights there are when it comes.
+The engine lives in the controller: requests wait here, and each running request is one HTTP stream. Text is never
+tokenised again: a server that does not return every token's id and log-prob is refused before it is used.
+
+A stream never outlives a load, so a token's version is that of the weights in use when it comes. Each load gives the
+weights a new id, and a server that supports `cache_salt` reuses only prefixes that weights of the same id computed.
 """
 
 import asyncio
@@ -18,21 +19,22 @@ from uuid import uuid4
 
 import httpx
 import numpy as np
+from typing_extensions import override
 
 from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
+from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
+from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
+from antiphon.engines.request_checks import check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
-from antiphon.engines.server_protocols import DIALECTS, Piece
-from antiphon.engines.stops import StopRule, read_decoder
+from antiphon.engines.server_connection import INVALID_STATUSES, ServerConnection
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS, StreamChunk
+from antiphon.engines.stops import FINISH_REASONS, StopRule, read_decoder
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.shared_directory import shared_directory
-
-CONNECT_SECONDS = 10.0
-INVALID = frozenset({400, 413, 422})  # statuses with which a server refuses one request
 
 
 @dataclass(slots=True, eq=False)
@@ -45,24 +47,33 @@ class _Running:
     task: asyncio.Task[None] | None = None  # reads its stream
 
 
-class ServerEngine:
-    """An `InferenceEngine` on the server `options.urls[number]`, which holds the architecture of the model in a directory.
+class ServerEngine(InferenceEngine):
+    """An engine on the server `options.urls[number]`, which must hold the architecture of the model in a directory.
 
-    With a flavour that can load it is given that model's weights first, whatever it was started with, and each new version as
-    a checkpoint in a directory that both ends see. It ends by no doing of ours: once its connection broke, or someone else
-    changed its weights, it is dead here, and another `ServerEngine` may begin anew with it.
+    If it can load weights, it is given those of that model first, and each new version as a checkpoint in a directory that
+    both ends see. The engine does not end the server. Once its connection broke, or someone else changed the weights, the
+    engine is dead, and another `ServerEngine` may begin anew with the server.
     """
 
     colocated = False
     device = ""
 
     def __init__(self, options: ServerOptions, number: int, model: Path, config: EngineKind, channel: str) -> None:
+        """Create the engine; `ready` connects it.
+
+        Args:
+            options: Addresses and protocol of the servers.
+            number: Which of `options.urls` it is.
+            model: Model directory.
+            config: Slots and length.
+            channel: Name of the channel that new weights come by.
+        """
         self.version = 0
         self.capacity = config.slots
         self.max_length = config.max_length
         self.dead = False
         self.url = options.urls[number].rstrip("/").removesuffix("/v1")
-        from transformers import AutoConfig  # and with it torch, which no run without servers is to wait for
+        from transformers import AutoConfig  # imports torch, for which runs without servers need not wait
 
         self._shape = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         self.vocabulary: int = self._shape.vocab_size
@@ -70,26 +81,27 @@ class ServerEngine:
         self._model = model
         self._name = options.model
         self._channel = channel
-        self._loads = options.flavour in LOADABLE_FLAVOURS
-        self._dialect = DIALECTS[options.flavour](self.url)
+        self._loads_weights = options.flavour in LOADABLE_FLAVOURS
+        self._protocol = SERVER_PROTOCOLS[options.flavour](self.url)
         self._decoder = read_decoder(str(model))
-        headers = {"Authorization": f"Bearer {read_secret(options.key)}"} if options.key else {}
-        # A connection that is kept may be closed by the server at any time, which would look like its death.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        self._client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        key = read_secret(options.key) if options.key else ""
+        self._connection = ServerConnection(self.url, key, self._on_death)
         self._requests: dict[str, Generation] = {}  # queued and running
         self._queue: RequestQueue[_Running] = RequestQueue(
             config.slots, start=self._start_stream, stop=_cancel, emit=self._deliver
         )
-        self._idle = asyncio.Event()
+        self._idle = asyncio.Event()  # set when nothing runs
         self._loading = asyncio.Lock()
-        self._epoch = uuid4().hex  # no other run's
-        self._death: WorkerDied | None = None
+        self._weights_id = uuid4().hex  # differs from that of any other run
 
     async def ready(self) -> None:
-        """Return once the server has shown that it can be relied on. `WorkerDied` if it does not answer, `UnsupportedError` if
-        it cannot do what it has to."""
+        """Check the server, and give it the model's weights if it can load them.
+
+        Raises:
+            WorkerDied: If the server does not answer.
+            ConfigError: If it does not serve the model, or does not say how long a sequence may be.
+            UnsupportedError: If it lacks something that training needs.
+        """
         served = (await self._call("GET", "/v1/models"))["data"]
         named = [each for each in served if self._name in ("", each["id"])]
         if not named:
@@ -98,37 +110,37 @@ class ServerEngine:
         self._name = named[0]["id"]
         limits = [limit for limit in (self.max_length, named[0].get("max_model_len")) if limit]
         if not limits:
-            raise ConfigError(f"engine.max_length: {self.url} does not tell how long a sequence may be: give it")
+            raise ConfigError(f"engine.max_length: {self.url} does not say how long a sequence may be: set it")
         self.max_length = min(limits)
-        await self._probe()
-        if self._loads:
-            await self._dialect.require_reloadable(self._call, self._shape)
-            await self._give(0, self._copy_model, OnUpdate.DRAIN)
+        await self._check_logprobs()
+        if self._loads_weights:
+            await self._protocol.check_reloadable(self._call, self._shape)
+            await self._push_weights(0, self._copy_model, OnUpdate.DRAIN)
 
-    async def _probe(self) -> None:
-        """`UnsupportedError` if tokens do not come with their ids, or with the log-probs that they were drawn with."""
+    async def _check_logprobs(self) -> None:
+        """Raise `UnsupportedError` if tokens come without ids, or without the log-probs they were sampled with."""
         request = GenerateRequest(id="probe", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=1))
-        body = self._dialect.body(self._name, request, [], self._epoch)
-        spread = []  # between the log-probs of the most likely tokens
+        body = self._protocol.request_body(self._name, request, [], self._weights_id)
+        spread = []  # between the highest log-probs, at temperatures 1 and 2
         for temperature in (1.0, 2.0):
-            most = await self._dialect.likeliest(self._call, body, temperature)
-            spread.append(most[-1] - most[0])
-        if spread[1] > 0.75 * spread[0]:  # half of it, if the temperature is in them
+            top = await self._protocol.top_logprobs(self._call, body, temperature)
+            spread.append(top[-1] - top[0])
+        if spread[1] > 0.75 * spread[0]:  # half of it, if log-probs are taken after the temperature
             raise UnsupportedError(
-                f"{self.url} tells log-probs that no temperature is in: it must tell those that tokens are drawn with (of "
-                "vLLM: --logprobs-mode processed_logprobs)"
+                f"{self.url} returns log-probs without the temperature: it must return those that tokens are sampled with "
+                "(vLLM: --logprobs-mode processed_logprobs)"
             )
-        told = await self.start(request).result()  # as all others will be
-        self._dialect.require_logprobs(told.logprobs.tolist())
+        completion = await self.start(request).result()  # as all others will be
+        self._protocol.check_logprobs(completion.logprobs.tolist())
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
+    @override
     def start(self, request: GenerateRequest) -> Generation:
-        """See `InferenceEngine.start`."""
         generation = Generation(self, request)
         try:
-            if self._death is not None:
-                raise self._death
+            if self._connection.death is not None:
+                raise self._connection.death
             if request.id in self._queue:
                 raise RequestError(f"request {request.id!r} is already running")
             validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
@@ -147,11 +159,20 @@ class ServerEngine:
             self._admit()
 
     def forget(self, request: str) -> None:
-        """It has ended."""
+        """Note that a request has ended."""
         self._requests.pop(request, None)
 
+    @override
+    def pause(self) -> None:
+        self._queue.hold("paused")
+
+    @override
+    def resume(self) -> None:
+        self._queue.release("paused")
+        self._admit()
+
     def _admit(self) -> None:
-        """Send the requests that there is room for, most urgent first."""
+        """Send the requests that there is room for, the most urgent first."""
         self._queue.admit()
         if not self._queue.running:
             self._idle.set()
@@ -165,59 +186,57 @@ class ServerEngine:
         return running
 
     def _send(self, running: _Running) -> None:
-        running.task = asyncio.create_task(self._stream(running), name=f"stream {running.generation.request.id}")
-        running.task.add_done_callback(partial(self._ended, running))
+        running.task = asyncio.create_task(self._read_stream(running), name=f"stream {running.generation.request.id}")
+        running.task.add_done_callback(partial(self._on_stream_end, running))
 
-    def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
+    def _on_stream_end(self, running: _Running, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, httpx.HTTPError):
-            self._die(f"{type(error).__name__} {error}")
-        elif error is not None and self._queue.running.get(running.generation.request.id) is running:
-            self._leave(running)
+            self._connection.die(f"{type(error).__name__} {error}")
+        elif error is not None and self._is_running(running):
+            self._finish(running)
             running.generation.fail(error)
         self._admit()
 
-    def _leave(self, running: _Running) -> None:
-        name = running.generation.request.id
-        if self._queue.running.get(name) is running:
-            self._queue.finish(name)
-            self.forget(name)
+    def _is_running(self, running: _Running) -> bool:
+        return self._queue.running.get(running.generation.request.id) is running
 
-    async def _stream(self, running: _Running) -> None:
-        """Send a request, with the tokens there are, and take what comes until it ends."""
+    def _finish(self, running: _Running) -> None:
+        if self._is_running(running):
+            self._queue.finish(running.generation.request.id)
+            self.forget(running.generation.request.id)
+
+    async def _read_stream(self, running: _Running) -> None:
+        """Send a request, with the tokens there are, and read its stream to the end."""
         begun = len(running.tokens)
-        body = self._dialect.body(self._name, running.generation.request, running.tokens, self._epoch)
-        async with self._client.stream("POST", self._dialect.path, json=body) as response:
-            if not response.is_success:
-                await response.aread()
-                if response.status_code in INVALID:
-                    raise RequestError(f"{self.url} refuses a request: {response.text[:300]}")
-                self._refuse(response)
-            async for line in response.aiter_lines():
+        request = running.generation.request
+        body = self._protocol.request_body(self._name, request, running.tokens, self._weights_id)
+        async with self._connection.stream_lines(self._protocol.path, body) as lines:
+            async for line in lines:
                 text = line.removeprefix("data:").strip()
                 if text.startswith("{"):
-                    told = json.loads(text)
-                    if "error" in told:
-                        raise _stream_error(told["error"])
-                    piece = self._dialect.read(told, len(running.tokens) - begun)
-                    if piece is not None and self._accept(running, piece):
+                    answer = json.loads(text)
+                    if "error" in answer:
+                        raise _stream_error(answer["error"])
+                    chunk = self._protocol.parse_chunk(answer, len(running.tokens) - begun)
+                    if chunk is not None and self._accept(running, chunk):
                         return
         raise httpx.RemoteProtocolError("a stream ended before its request")
 
-    def _accept(self, running: _Running, piece: Piece) -> bool:
-        """Pass on what came; whether that was the last."""
-        if piece.finish not in FINISHED:
-            raise httpx.RemoteProtocolError(f"a request was ended by {piece.finish!r}")
-        tokens, logprobs, _ = piece
-        finish, rule = FINISHED[piece.finish], running.rule
+    def _accept(self, running: _Running, chunk: StreamChunk) -> bool:
+        """Pass on the tokens of a chunk; return True if they were the last."""
+        if chunk.finish not in FINISH_REASONS:
+            raise httpx.RemoteProtocolError(f"a request was ended by {chunk.finish!r}")
+        tokens, logprobs, _ = chunk
+        finish, rule = FINISH_REASONS[chunk.finish], running.rule
         for count, token in enumerate(tokens, 1):
             running.tokens.append(token)
-            # Stop strings are ours: after a load, the server would not know how the text before ended.
-            if rule is not None and rule.ends(np.array(running.tokens[-rule.window :], np.int32), self._decoder):
+            # Stop strings are found here: after a load, the server would not know how the text before ended.
+            if rule is not None and rule.matches(np.array(running.tokens[-rule.window :], np.int32), self._decoder):
                 tokens, finish = tokens[:count], FinishReason.STOP
                 break
         if finish is not None:
-            self._leave(running)
+            self._finish(running)
         if tokens or finish is not None:
             running.generation.receive(
                 Delta(
@@ -231,36 +250,32 @@ class ServerEngine:
             )
         return finish is not None
 
-    def pause(self) -> None:
-        """See `InferenceEngine.pause`."""
-        self._queue.hold("paused")
-
-    def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
-        self._queue.release("paused")
-        self._admit()
-
     # --- weights -------------------------------------------------------------------------------------------------------
 
+    @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Have the server load published weights. `WeightsError` if they are not what was sent, or not the model's: the old
-        ones are in use then as before. `UnsupportedError` for a server that cannot load, and for `KEEP`: what it streams
-        across a load does not tell which weights each token came from."""
-        if not self._loads:
+        """Have the server load published weights.
+
+        Raises:
+            WeightsError: If they are not what was sent, or not the model's; the server keeps its weights then.
+            UnsupportedError: If the server cannot load weights, or for `KEEP`: a stream across a load does not say which
+                weights each token came from.
+        """
+        if not self._loads_weights:
             raise UnsupportedError(f"{self.url}: a server of flavour {self._options.flavour!r} cannot be given weights")
         if mode is OnUpdate.KEEP:
             raise UnsupportedError(f"{self.url}: a server cannot load weights with on_update 'keep'")
-        await self._give(update.version, partial(self._write, update), mode)
+        await self._push_weights(update.version, partial(self._write_update, update), mode)
 
-    async def _give(self, version: int, write: Callable[[Path], None], mode: OnUpdate) -> None:
-        """Have the server load the checkpoint that is written to a directory."""
+    async def _push_weights(self, version: int, write: Callable[[Path], None], mode: OnUpdate) -> None:
+        """Have the server load the checkpoint that `write` writes to a directory."""
         async with self._loading:
             try:
                 with shared_directory("checkpoint", self._options.directory) as folder:
                     shutil.copy(self._model / "config.json", folder)
                     await asyncio.to_thread(write, folder)
                     self._queue.hold("load")
-                    await self._exchange(folder, mode)
+                    await self._exchange_weights(folder, mode)
                 self.version = version
                 for running in self._queue.running.values():
                     self._send(running)
@@ -272,8 +287,8 @@ class ServerEngine:
         for path in self._model.glob("*.safetensors*"):
             shutil.copy(path, folder)
 
-    def _write(self, update: WeightsUpdate, folder: Path) -> None:
-        """All is checked before the server hears of it: vLLM takes what it knows, and leaves what is missing as it is."""
+    def _write_update(self, update: WeightsUpdate, folder: Path) -> None:
+        """Write an update as a checkpoint. It is checked first: vLLM loads what it knows and ignores what is missing."""
         from safetensors.torch import save_file  # torch, which the controller does without if it can
 
         from antiphon.weights.checkpoint_layout import CheckpointLayout
@@ -283,21 +298,21 @@ class ServerEngine:
         layout.validate(tensors, update.version)
         save_file(dict(layout.convert(tensors)), folder / "model.safetensors")
 
-    async def _exchange(self, folder: Path, mode: OnUpdate) -> None:
-        """What goes wrong here leaves weights that nobody knows."""
+    async def _exchange_weights(self, folder: Path, mode: OnUpdate) -> None:
+        """Load the checkpoint in a folder. A failure here leaves unknown weights: the server is given up."""
         try:
-            await self._interrupt(mode)
-            epoch = uuid4().hex
-            await self._dialect.give(self._call, str(folder), epoch)
+            await self._interrupt_streams(mode)
+            weights_id = uuid4().hex
+            await self._protocol.push_weights(self._call, str(folder), weights_id)
         except BaseException as error:
-            death = self._die(f"it was to load weights, and did not: {error}")
+            death = self._connection.die(f"it was to load weights, and did not: {error}")
             if isinstance(error, UnsupportedError):
                 raise death from error
             raise
-        self._epoch = epoch
+        self._weights_id = weights_id
 
-    async def _interrupt(self, mode: OnUpdate) -> None:
-        """End all streams: at once, or with `DRAIN` as they end."""
+    async def _interrupt_streams(self, mode: OnUpdate) -> None:
+        """End all streams: at once, or with `DRAIN` as their requests end."""
         if mode is OnUpdate.DRAIN:
             while self._queue.running:
                 self._idle.clear()
@@ -313,59 +328,43 @@ class ServerEngine:
 
     # --- the server ----------------------------------------------------------------------------------------------------
 
+    @override
     async def sleep(self) -> None:
-        """Not here: the device is the server's."""
         raise UnsupportedError(f"{self.url}: a server does not leave its device to what trains (placement.engine)")
 
+    @override
     async def wake(self) -> None:
-        """Nothing: it never sleeps."""
+        """Do nothing: a server never sleeps."""
 
+    @override
     async def health(self) -> None:
-        """See `InferenceEngine.health`. `WorkerDied` also of a server that has other weights than we gave it."""
+        """Return once the server has answered; raise `WorkerDied` also if it holds other weights than it was given."""
         await self._call("GET", "/health")
-        if self._loads and not self._loading.locked():
-            epoch, there = self._epoch, await self._dialect.epoch(self._call)
-            if there != epoch == self._epoch and not self._loading.locked():
-                raise self._die("it was started anew, or someone else has given it weights")
+        if self._loads_weights and not self._loading.locked():
+            expected, found = self._weights_id, await self._protocol.weights_id(self._call)
+            if found != expected == self._weights_id and not self._loading.locked():
+                raise self._connection.die("it was started anew, or someone else has given it weights")
 
+    @override
     def kill(self) -> None:
-        """Give the server up: it is not ours to end."""
-        self._die("it was given up")
+        """Give the server up, without ending it."""
+        self._connection.die("it was given up")
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        """What the server answers."""
-        if self._death is not None:
-            raise self._death
-        try:
-            response = await self._client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise self._die(f"{type(error).__name__} {error}") from error
-        if not response.is_success:
-            self._refuse(response)
-        return response.json() if response.content else None
+        return await self._connection.call(method, path, body)
 
-    def _refuse(self, response: httpx.Response) -> None:
-        told = f"HTTP {response.status_code} for {response.request.url.path}: {response.text[:300]}"
-        if response.is_server_error:
-            raise self._die(told)
-        raise UnsupportedError(f"{self.url} answers {told}")
-
-    def _die(self, reason: str) -> WorkerDied:
-        """Do without the server from now on, and tell whoever waits for it."""
-        if self._death is None:
-            self.dead, self._death = True, WorkerDied(f"the server at {self.url} is lost: {reason}")
-            for running in self._queue.running.values():
-                _cancel(running)
-            for generation in self._requests.values():
-                generation.fail(self._death)
-            self._requests.clear()
-            self._queue.clear()
-            self._idle.set()
-        return self._death
+    def _on_death(self, death: WorkerDied) -> None:
+        self.dead = True
+        for running in self._queue.running.values():
+            _cancel(running)
+        for generation in self._requests.values():
+            generation.fail(death)
+        self._requests.clear()
+        self._queue.clear()
+        self._idle.set()
 
 
 def _cancel(running: _Running) -> None:
-    """Stop reading the stream of a request; the server notices that nobody reads it."""
     if running.task is not None:
         running.task.cancel()
 
@@ -374,8 +373,8 @@ def _progress(running: _Running) -> Progress:
     return Progress(sampled=bool(running.tokens), cached=False)  # a stream never outlives a load
 
 
-def _stream_error(told: Any) -> Exception:
-    """Return what an error in a stream means: that the request is invalid, or that the server is lost."""
-    if isinstance(told, dict) and told.get("code") in INVALID:
-        return RequestError(f"a server refuses a request: {str(told)[:300]}")
-    return httpx.RemoteProtocolError(str(told))
+def _stream_error(error: Any) -> Exception:
+    """Return the exception for an error in a stream: the request is invalid, or the server is lost."""
+    if isinstance(error, dict) and error.get("code") in INVALID_STATUSES:
+        return RequestError(f"a server refuses a request: {str(error)[:300]}")
+    return httpx.RemoteProtocolError(str(error))

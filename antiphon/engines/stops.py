@@ -1,4 +1,4 @@
-"""Why and when a sequence ends."""
+"""Rules that end a sequence: stop tokens, stop strings and the limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,40 +11,46 @@ from transformers import PreTrainedTokenizerFast
 
 from antiphon.core.types import FinishReason, GenerateRequest
 
+FINISH_REASONS = {
+    None: None,
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}  # by the names of vLLM and OpenAI
+
 
 class Decoder(Protocol):
-    """What of a tokenizer the engine needs, for stop strings only."""
+    """The part of a tokenizer that stop strings need."""
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """The text of the tokens."""
+        """Return the text of tokens."""
 
 
 def read_decoder(model: str) -> Decoder | None:
-    """The tokenizer in a model's directory; None if there is none, as for models that only tests have."""
+    """Return the tokenizer of a model directory; None if it has none, as some models of tests."""
     found: Any = PreTrainedTokenizerFast.from_pretrained(model) if (Path(model) / "tokenizer.json").is_file() else None
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends one request besides the model's own end tokens and the limit."""
+    """Stops of one request, besides the model's own end tokens and the limit."""
 
     tokens: frozenset[int]
     strings: tuple[str, ...]
-    window: int  # tokens at the end within which a stop string that was completed just now must lie
+    window: int  # tokens at the end within which a stop string that was just completed must lie
 
     @staticmethod
     def of(request: GenerateRequest) -> "StopRule | None":
-        """The rule of a request; None if it names no stops."""
+        """Return the rule of a request; None if it names no stops."""
         sampling = request.sampling
         if not sampling.stop and not sampling.stop_tokens:
             return None
-        # A token is at least one byte of text; one more, so that a character cut at the window's start does no harm.
+        # A token is at least one byte of text. One more token, so that a character cut at the window's start does no harm.
         window = max((len(text.encode()) for text in sampling.stop), default=0) + 1
         return StopRule(frozenset(sampling.stop_tokens), sampling.stop, window)
 
-    def ends(self, completion: NDArray[np.int32], decoder: Decoder | None) -> bool:
-        """True if the last of the tokens sampled so far [C] completes a stop."""
+    def matches(self, completion: NDArray[np.int32], decoder: Decoder | None) -> bool:
+        """Return True if the last of the sampled tokens [C] completes a stop."""
         if int(completion[-1]) in self.tokens:
             return True
         if not self.strings or decoder is None:
@@ -56,7 +62,7 @@ class StopRule:
 def finish_reasons(
     ended: NDArray[np.bool_], length: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> list[FinishReason | None]:
-    """The reason of each row [R]: a stop goes before the limit."""
+    """Return the reason why each row [R] ends, or None. A stop takes precedence over the limit."""
     reasons: list[FinishReason | None] = [None] * len(ended)
     for row in np.flatnonzero(ended | (length >= limit)).tolist():
         reasons[row] = FinishReason.STOP if ended[row] else FinishReason.LENGTH

@@ -1,9 +1,11 @@
-"""An engine on vLLM: its model, cache and scheduler, under our rules for weights that come in mid-flight.
+"""An engine on vLLM: its model, cache and scheduler, with weight updates in flight as `request_queue` defines them.
 
-vLLM runs in this process and is stepped by us, so that weights change between two steps and never within one. Requests
-wait in a queue of ours, because what vLLM holds counts as in flight. Each update, and each sleep, opens an epoch, and every
-request reads and fills the prefix cache under the name of the epoch it was handed over in: nothing that old weights computed
-is found under new ones, and nothing has to be thrown away while others still decode from it.
+vLLM runs in this process and is stepped from here, so that weights change between two steps and never within one. Requests
+wait in our own queue, because those that vLLM holds count as in flight.
+
+Each update, and each sleep, begins a new epoch of the prefix cache. A request reads and fills the cache with the epoch as
+its salt. So nothing that old weights computed is found under new ones, and nothing has to be dropped while other requests
+still decode from it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +19,12 @@ import torch
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
-from antiphon.engines.base import FINISHED, Delta, check_sampling_supported, validate_request
+from antiphon.engines.base import EngineCore
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
+from antiphon.engines.request_checks import check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
-from antiphon.engines.stops import Decoder, StopRule, read_decoder
+from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, read_decoder
 from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
@@ -41,18 +45,18 @@ except ModuleNotFoundError as missing:
 
 Receive = Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
 
-CPU_CACHE = 1 << 30  # bytes; vLLM's own choice is most of the machine, which learner and graders need too
+CPU_CACHE = 1 << 30  # bytes; by default vLLM takes most of the machine, which learner and graders need too
 
 
 def open_engine(model: str, config: EngineConfig, receive: Receive) -> "VLLMEngine":
-    """The engine for the model in a directory, with its tokenizer for stop strings."""
+    """Return the engine for the model in a directory, with its tokenizer for stop strings."""
     torch.set_num_threads(config.threads)
     return VLLMEngine(model, config, receive=receive, tokenizer=read_decoder(model))
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request that vLLM has."""
+    """A request that vLLM runs."""
 
     request: GenerateRequest
     rule: StopRule | None
@@ -60,18 +64,26 @@ class _Running:
     mixed: bool = False  # its cache is older than the weights
 
 
-class VLLMEngine:
-    """An `EngineCore` on vLLM. `receive` opens an update's tensors by name; `tokenizer` is needed for stop strings only.
+class VLLMEngine(EngineCore):
+    """An engine core on vLLM.
 
-    Log-probs are those of log-softmax(logits / temperature), as the learner computes them; sampling from less than the
-    whole vocabulary is refused, because vLLM would give the log-probs of what is left.
+    Log-probs are those of log-softmax(logits / temperature), as the learner computes them. Sampling from less than the
+    whole vocabulary is refused, because vLLM would return the log-probs of the truncated distribution.
     """
 
     def __init__(self, model: str, config: EngineConfig, *, receive: Receive, tokenizer: Decoder | None = None) -> None:
+        """Load the model.
+
+        Args:
+            model: Model directory.
+            config: Slots, length, dtype and vLLM's own options.
+            receive: Yields the tensors of an update by name.
+            tokenizer: Needed for stop strings only.
+        """
         self.version = 0
         self.loads = 0
         self.capacity = config.slots
-        self._engine = _start(model, config)
+        self._engine = _start_vllm(model, config)
         settings = self._engine.model_config
         self._sleeps: bool = settings.enable_sleep_mode
         self.max_length: int = settings.max_model_len
@@ -89,8 +101,13 @@ class VLLMEngine:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. `RequestError` if it is invalid, `UnsupportedError` if vLLM would do it in another way than asked,
-        `StateError` if its id is in use."""
+        """Queue a request.
+
+        Raises:
+            RequestError: If it is invalid.
+            UnsupportedError: If vLLM would sample differently from what is asked.
+            StateError: If its id is in use.
+        """
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         check_sampling_supported(request.sampling)
         self._queue.add(request)
@@ -107,9 +124,11 @@ class VLLMEngine:
     # --- weights and memory --------------------------------------------------------------------------------------------
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
-        comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: the old ones
-        are in use then as before."""
+        """Load new weights; see `RequestQueue` for the modes.
+
+        Raises:
+            WeightsError: If the tensors are not the model's; the old ones stay in use then.
+        """
         if self._queue.begin_update(update, mode):
             self._swap(update, mode)
 
@@ -140,13 +159,19 @@ class VLLMEngine:
                 self._engine.sleep()
 
     def sleep(self) -> None:
-        """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
-        running; queued ones wait until `wake`. On a CPU vLLM forgets what it has read, and keeps all of its memory."""
+        """Free the KV cache and leave the device; weights stay in host memory. Queued requests wait until `wake`.
+
+        On a CPU vLLM only empties its prefix cache, and keeps all of its memory.
+
+        Raises:
+            StateError: If requests are running.
+            UnsupportedError: If vLLM was started without sleep mode.
+        """
         if running := len(self._queue.running):
             raise StateError(f"the engine cannot sleep: {running} requests are running")
         if not (self._sleeps or current_platform.is_cpu()):
             raise UnsupportedError(
-                "the vllm engine gives back its KV cache only if it was started so (enable_sleep_mode in engine.options)"
+                "the vllm engine frees its KV cache only if it was started with enable_sleep_mode (engine.options)"
             )
         self._engine.sleep()
         self._asleep = True
@@ -163,7 +188,7 @@ class VLLMEngine:
     # --- one step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Advance all running requests by at most one token and return what is new of each."""
+        """Advance all running requests by at most one token and return the new tokens of each."""
         deltas, self._outbox = self._outbox, []
         self._finish_draining()
         self._queue.admit()
@@ -185,7 +210,7 @@ class VLLMEngine:
         self._engine.abort_request([running.request.id])
 
     def _hand_over(self, running: _Running) -> None:
-        """Have vLLM go on with a request from the tokens there are, under the weights there are."""
+        """Have vLLM continue a request from the tokens there are, with the present weights."""
         request, running.mixed = running.request, False
         sampling, tokens = request.sampling, [*request.tokens.tolist(), *running.tokens]
         self._engine.add_request(
@@ -194,10 +219,10 @@ class VLLMEngine:
             SamplingParams(
                 max_tokens=sampling.max_tokens - len(running.tokens),
                 temperature=sampling.temperature,
-                # vLLM counts its draws from here, not from the prompt: with the seed alone it would repeat those it has made.
+                # vLLM counts draws from the end of this prompt: with the same seed it would repeat those it has made.
                 seed=derive(sampling.seed, len(tokens)),
                 stop_token_ids=list(sampling.stop_tokens),
-                logprobs=0,  # of the sampled token, and no others
+                logprobs=0,  # of the sampled token alone
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             ),
@@ -208,9 +233,9 @@ class VLLMEngine:
         tokens = list(completion.token_ids)
         running = self._queue.running[name]
         running.tokens += tokens
-        finish = FINISHED[completion.finish_reason]
-        # Stop strings are ours: vLLM would forget, when a request is handed over anew, how the text before ended.
-        if running.rule is not None and running.rule.ends(np.array(running.tokens, np.int32), self._tokenizer):
+        finish = FINISH_REASONS[completion.finish_reason]
+        # Stop strings are found here: vLLM does not know how the text ended before a request was handed over anew.
+        if running.rule is not None and running.rule.matches(np.array(running.tokens, np.int32), self._tokenizer):
             if finish is None:
                 self._engine.abort_request([name])
             finish = FinishReason.STOP
@@ -220,7 +245,7 @@ class VLLMEngine:
             request=name,
             tokens=np.array(tokens, np.int32),
             logprobs=np.array(
-                [told[token].logprob for token, told in zip(tokens, completion.logprobs, strict=True)], np.float32
+                [found[token].logprob for token, found in zip(tokens, completion.logprobs, strict=True)], np.float32
             ),
             versions=np.full(len(tokens), self.version, np.int32),
             streams=Streams({MIXED_CACHE: np.full(len(tokens), running.mixed)}),
@@ -233,22 +258,22 @@ def _progress(running: _Running) -> Progress:
     return Progress(sampled=bool(running.tokens), cached=bool(running.tokens))
 
 
-def _refuse(config: EngineConfig, device: str) -> None:
-    """`UnsupportedError` for what this vLLM, made for a kind of device, does not do."""
+def _check_config(config: EngineConfig, device: str) -> None:
+    """Raise `UnsupportedError` for options that this vLLM, built for one kind of device, does not support."""
     if config.device not in ("auto", device):
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
     if config.routed_experts:
         raise UnsupportedError("engine.routed_experts: only the native engine records them")
     if device == "cpu" and config.options.get("pipeline_parallel_size", 1) > 1:
-        raise UnsupportedError("engine.options.pipeline_parallel_size: vLLM on a CPU makes no stages of a model")
+        raise UnsupportedError("engine.options.pipeline_parallel_size: vLLM on a CPU cannot divide a model into stages")
     if device == "cpu" and config.options.get("enable_sleep_mode"):
-        raise UnsupportedError("engine.options.enable_sleep_mode: vLLM on a CPU does not give back its memory")
+        raise UnsupportedError("engine.options.enable_sleep_mode: vLLM on a CPU does not free its memory")
 
 
-def _start(model: str, config: EngineConfig) -> Any:
-    """vLLM, in this process, with the model loaded."""
+def _start_vllm(model: str, config: EngineConfig) -> Any:
+    """Start vLLM in this process with the model loaded."""
     device = current_platform.device_type
-    _refuse(config, device)
+    _check_config(config, device)
     ours: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -257,49 +282,53 @@ def _start(model: str, config: EngineConfig) -> Any:
         "max_num_batched_tokens": config.prefill_tokens + config.slots,
         "dtype": config.dtype,
         "logprobs_mode": "processed_logprobs",
-        "async_scheduling": False,  # a step would return tokens that were sampled before the weights it is asked with
+        "async_scheduling": False,  # else a step would return tokens that older weights sampled
     }
     if clash := sorted(ours.keys() & config.options):
-        raise ConfigError(f"engine.options: {', '.join(clash)} are set by the engine's other options, or by itself")
-    # Named as a class, because on a CPU vLLM takes "uni" for a mistake and starts a process for the model.
+        raise ConfigError(
+            f"engine.options: {', '.join(clash)} are set by other options of the engine, or by the engine itself"
+        )
+    # Passed as a class: on a CPU vLLM replaces "uni" and starts a process for the model.
     defaults: dict[str, Any] = {
         "distributed_executor_backend": UniProcExecutor if config.devices_per_engine == 1 else "mp"
     }
     if device == "cpu":
-        # Compiling takes minutes there; blocks of 128, vLLM's own choice, are longer than most prompts that siblings share.
+        # Compiling takes minutes there. Blocks of 128, the default, are longer than most prompts that siblings share.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
-        # A prompt that is read in parts has draws of its seed undone, which the generators of a CPU cannot do.
+        # Chunked prefill rewinds the generator of a seed, which generators of a CPU cannot do.
         defaults |= {"enable_chunked_prefill": False}
-    envs.VLLM_NO_USAGE_STATS = True  # a run calls nobody
+    envs.VLLM_NO_USAGE_STATS = True  # a run sends nothing to others
     if envs.VLLM_CPU_OMP_THREADS_BIND == "auto":  # else each of several devices would need a NUMA node
         envs.VLLM_CPU_OMP_THREADS_BIND = "nobind"
     try:
         arguments = EngineArgs(**{**defaults, **config.options, **ours})
     except TypeError as error:
-        raise ConfigError(f"engine.options: vLLM does not take them: {error}") from error
+        raise ConfigError(f"engine.options: vLLM does not accept them: {error}") from error
     if arguments.enable_chunked_prefill is False:  # None is vLLM's own choice
         longest = arguments.create_model_config().max_model_len
         arguments.max_num_batched_tokens = max(ours["max_num_batched_tokens"], longest)
     settings = arguments.create_engine_config()
     if settings.model_config.enforce_eager:
-        torch.compiler.set_stance(
-            "force_eager"
-        )  # a helper of vLLM's sampler would be compiled all the same, for half a minute
+        # A helper of vLLM's sampler would be compiled all the same, for half a minute.
+        torch.compiler.set_stance("force_eager")
     executor = UniProcExecutor.get_class(settings)
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
 
 
 def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: CheckpointLayout) -> None:
-    """Runs where the model is. All is checked before anything is touched: vLLM takes what it knows of an update, leaves
-    what is missing as it is or, in fused layers, undefined, and says so in its log only."""
+    """Load an update in the process that has the model.
+
+    It is checked first: vLLM loads what it knows, leaves what is missing as it is or, in fused layers, undefined, and says
+    so in its log only.
+    """
     tensors = dict(receive(update))
     layout.validate(tensors, update.version)
     worker.reload_weights(weights_iterator=layout.convert(tensors))
     for module in worker.get_model().modules():
         if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
-            # A head tied to the embedding got no tensor of its own; on a CPU it would go on with a packed copy of the old.
+            # A head tied to the embedding gets no tensor of its own; on a CPU it would keep a packed copy of the old one.
             module.quant_method.process_weights_after_loading(module)
         method = getattr(module, "quant_method", None)
         if current_platform.is_cpu() and isinstance(method, UnquantizedFusedMoEMethod):
-            # The experts that a CPU computes with are packed, but for those that come in reloading.
+            # A CPU computes with packed experts, and reloading does not pack them.
             method.moe_kernel.fused_experts.process_weights_after_loading(module)

@@ -11,38 +11,43 @@ from typing import NamedTuple
 from antiphon.core.errors import AntiphonError, RequestError
 from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
-from antiphon.engines.base import ENGINES, Delta, EngineCore
+from antiphon.engines.base import ENGINES, EngineCore
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
 from antiphon.weights.base import CHANNELS
 
 BUNDLE_SECONDS = 0.25
 
 
-class Loaded(NamedTuple):
-    """What an engine tells when it samples from new weights."""
+class WeightsLoaded(NamedTuple):
+    """Event: the engine samples from new weights."""
 
     version: int
     loads: int  # calls of `load` that are done: the last of them, and those that it replaced
 
 
 class EngineWorker(Worker):
-    """Runs an `EngineCore` in a worker process.
-
-    `kind` names what opens it, called with (model directory, config, receive); `channel` the way that weights come.
-    """
+    """Runs an `EngineCore` in a worker process."""
 
     def __init__(self, kind: str, model: str, config: EngineConfig, channel: str) -> None:
+        """Open the engine.
+
+        Args:
+            kind: Name in `ENGINES` of the factory, which is called with (model, config, receive).
+            model: Model directory.
+            config: Options of the engine.
+            channel: Name in `CHANNELS` of the way that weights come.
+        """
         self.core: EngineCore = ENGINES.resolve(kind)(model, config, CHANNELS.resolve(channel).receive)
         self._load_calls = 0
         self._core_loads = self.core.loads
-        self._loaded = self._announced = Loaded(self.core.version, 0)
+        self._loaded = self._announced = WeightsLoaded(self.core.version, 0)
         self._paused = False
-        self._waiting: dict[str, list[Delta]] = {}
-        self._sent = time.monotonic()
+        self._unsent: dict[str, list[Delta]] = {}  # by request
+        self._last_sent = time.monotonic()
 
     def limits(self) -> tuple[int, int, int]:
-        """Requests the engine decodes at once, the most tokens of one, and the tokens there are; answered once the engine is
-        ready."""
+        """Return capacity, maximum length and vocabulary of the engine; answered once it is ready."""
         return self.core.capacity, self.core.max_length, self.core.vocabulary
 
     def add(self, request: GenerateRequest) -> None:
@@ -61,13 +66,13 @@ class EngineWorker(Worker):
         self.core.abort(request)
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Take new weights; an event tells when they are in use."""
+        """Load new weights; a `WeightsLoaded` event follows when they are in use."""
         self._load_calls += 1
         self.core.load(update, mode)
         self._note_loads()
 
     def sleep(self) -> None:
-        """Leave the device to others."""
+        """Leave the device."""
         self.core.sleep()
 
     def wake(self) -> None:
@@ -79,16 +84,16 @@ class EngineWorker(Worker):
         self._paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Do engine steps again."""
         self._paused = False
 
     def advance(self) -> bool:
-        """One engine step."""
+        """Do one engine step; return True if there is more to do."""
         if self._paused:
             return False
         if self.core.busy:
             for delta in self.core.step():
-                self._waiting.setdefault(delta.request, []).append(delta)
+                self._unsent.setdefault(delta.request, []).append(delta)
             self._send_deltas()
         self._note_loads()
         if self._loaded != self._announced:
@@ -97,16 +102,16 @@ class EngineWorker(Worker):
         return self.core.busy
 
     def _note_loads(self) -> None:
-        """Find out which loads are done. Versions do not tell: an engine may be given one that it has."""
+        """Note which loads are done. Versions do not tell: an engine may be given one that it has."""
         if self.core.loads != self._core_loads:
             self._core_loads = self.core.loads
-            self._loaded = Loaded(self.core.version, self._load_calls)
+            self._loaded = WeightsLoaded(self.core.version, self._load_calls)
 
     def _send_deltas(self) -> None:
         now = time.monotonic()
-        due = now - self._sent >= BUNDLE_SECONDS or not self.core.busy
-        ready = [key for key, deltas in self._waiting.items() if due or deltas[-1].finish]
+        due = now - self._last_sent >= BUNDLE_SECONDS or not self.core.busy
+        ready = [key for key, deltas in self._unsent.items() if due or deltas[-1].finish]
         if ready:
-            self.emit([Delta.join(self._waiting.pop(key)) for key in ready])
+            self.emit([Delta.join(self._unsent.pop(key)) for key in ready])
         if due:
-            self._sent = now
+            self._last_sent = now

@@ -1,16 +1,13 @@
-"""Grading a finished run again, from its record: with the graders it had, or with others. Nothing of the run is changed.
+"""Grade a finished run again from its record, with its own rewards or with others. The record is not changed.
 
-A transcript is made of the prompt, which the task's source still has, and of the recorded tokens. What an environment said
-between two turns is there as the policy read it, with the markup of its chat template.
+A transcript is made of the prompt, which the task's source must still have, and of the recorded tokens. Observations between
+two turns are there as the policy read them, with the markup of the chat template.
 """
 
 import asyncio
-import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, Prompt, Score, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
-from antiphon.record import reading, schema, trajectories
+from antiphon.record import safe_files
+from antiphon.record.reader import AttemptRow, RunReader
 from antiphon.record.run_dir import atomic_write, convert_write_errors
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
@@ -31,13 +29,13 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.rendering import Renderer
 
-AT_ONCE = 256  # gradings under way
+CONCURRENT_GRADINGS = 256
 CLASSES = ("right", "not right", "ungraded")  # a score of 1 or more is right, as in an evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegradedAttempt:
-    """One attempt, and what was and is said of it."""
+    """One attempt with its recorded and its new score."""
 
     lineage: int
     attempt: AttemptId
@@ -49,35 +47,39 @@ class RegradedAttempt:
 
     @property
     def changed(self) -> bool:
-        """Whether the score is another, or there is one only now, or no more."""
+        """True if the score differs, or exists in only one of the two gradings."""
         return self.before != self.after.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What became of the scores of a run."""
+    """A comparison of recorded and new scores."""
 
-    path: Path  # the table
+    path: Path  # of the table
     attempts: int
     changed: int
     confusion: Mapping[tuple[str, str], int]  # (before, after), of CLASSES
-    by_step: Mapping[str, float]  # share that changed; what no step trained on is "untrained"
+    by_step: Mapping[str, float]  # share that changed; "untrained" for attempts that no step trained on
 
 
 def regrade(run: Path, config: RunConfig, name: str) -> Agreement:
-    """Grade all recorded attempts of a run with the rewards of `config`, and write `regraded/<name>.parquet` beside the
-    record. `RecordError` for a run without one, `DataError` if its prompts are not to be had any more."""
+    """Grade all recorded attempts of a run with the rewards of `config`, and write `regraded/<name>.parquet` beside the record.
+
+    Raises:
+        RecordError: The run has no ledger, or it is damaged.
+        DataError: The run's prompts are not available any more.
+    """
     with convert_write_errors(run):
-        found = asyncio.run(_graded(run, config))
-        path = reading.resolve_path(run, f"regraded/{name}.parquet")
+        found = asyncio.run(_grade_all(run, config))
+        path = safe_files.resolve_path(run, f"regraded/{name}.parquet")
         path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as file:
-            pq.write_table(_table(found), file)
-    return _agreement(path, found)
+            pq.write_table(_make_table(found), file)
+    return _summarize(path, found)
 
 
 def replace_reward(config: RunConfig, reward: str, options: Mapping[str, Any], task: str = "") -> RunConfig:
-    """The configuration with another reward for its tasks, or for one of them."""
+    """Return the configuration with another reward for all tasks, or for one of them."""
     names = [each.name for each in config.tasks]
     if task and task not in names:
         raise ConfigError(f"there is no task {task!r}; the run has {', '.join(names)}")
@@ -86,8 +88,8 @@ def replace_reward(config: RunConfig, reward: str, options: Mapping[str, Any], t
     return config.model_copy(update={"tasks": tasks})
 
 
-async def _graded(run: Path, config: RunConfig) -> list[RegradedAttempt]:
-    mixture, seats = Mixture.load(config.tasks, config.seed), asyncio.Semaphore(AT_ONCE)
+async def _grade_all(run: Path, config: RunConfig) -> list[RegradedAttempt]:
+    mixture, slots = Mixture.load(config.tasks, config.seed), asyncio.Semaphore(CONCURRENT_GRADINGS)
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, None)
     try:
         built = run / "model"
@@ -95,48 +97,48 @@ async def _graded(run: Path, config: RunConfig) -> list[RegradedAttempt]:
         renderer = Renderer(model)
         async with start_graders(LaunchContext(cluster=cluster, config=config)) as graders:
 
-            async def one(known: dict[str, Any], trajectory: Trajectory) -> RegradedAttempt:
-                async with seats:
-                    prompt = mixture.find(known.pop("task"), known.pop("prompt"), known.pop("epoch"))
-                    transcript = _transcript(prompt, trajectory, renderer)
+            async def grade(row: AttemptRow, trajectory: Trajectory) -> RegradedAttempt:
+                async with slots:
+                    prompt = mixture.find(*row.prompt)
+                    transcript = _make_transcript(prompt, trajectory, renderer)
                     after = await graders.router.score(prompt, transcript)
-                return RegradedAttempt(**known, prompt=prompt, trajectory=trajectory, after=after)
+                return RegradedAttempt(
+                    lineage=row.lineage,
+                    attempt=row.id,
+                    step=row.step,
+                    prompt=prompt,
+                    trajectory=trajectory,
+                    before=row.score,
+                    after=after,
+                )
 
-            return await asyncio.gather(*(one(*recorded) for recorded in _recorded(run)))
+            return await asyncio.gather(*(grade(*recorded) for recorded in _read_attempts(run)))
     finally:
         await cluster.close()
 
 
-def _recorded(run: Path) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-    """The attempts whose trajectory is on record, each where it was made."""
-    content = cache(lambda file: trajectories.read(reading.resolve_file(run, f"rollouts/{file}")))
-    with closing(schema.open_ledger(run)) as db, reading.convert_read_errors(run / "ledger.db"):
-        db.row_factory = sqlite3.Row
-        rows = db.execute(
-            "SELECT a.*, task, id, epoch FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts USING (prompt)"
-            " WHERE file IS NOT NULL AND origin IS NULL ORDER BY lineage, grp, sibling, try"
-        ).fetchall()
-    for row in rows:
-        attempt = AttemptId(row["grp"], row["sibling"], row["try"])
-        trajectory = content(row["file"]).get(attempt)
-        if trajectory is not None and trajectory.segments:
-            known = {"lineage": row["lineage"], "attempt": attempt, "step": row["step"], "before": row["score"]}
-            yield known | {"task": row["task"], "prompt": row["id"], "epoch": row["epoch"]}, trajectory
+def _read_attempts(run: Path) -> Iterator[tuple[AttemptRow, Trajectory]]:
+    """Yield the attempts that sampled a trajectory which is on record."""
+    with RunReader.open(run) as reader:
+        for row in list(reader.iterate_recorded()):
+            trajectory = reader.read_trajectories(row.file or "").get(row.id)
+            if trajectory is not None and trajectory.segments:
+                yield row, trajectory
 
 
-def _transcript(prompt: Prompt, trajectory: Trajectory, renderer: Renderer) -> Transcript:
-    """What the reward is told; of samples after the first, the prompt is there as the chat template rendered it."""
+def _make_transcript(prompt: Prompt, trajectory: Trajectory, renderer: Renderer) -> Transcript:
+    """Make the transcript that a reward reads; prompts of segments after the first are as the chat template rendered them."""
     messages = list(prompt.messages)
     for number, segment in enumerate(trajectory.segments):
         if number:
             messages.append(Message("user", renderer.decode(segment.tokens[: segment.turns[0].start])))
-        messages += _said(segment, renderer)
+        messages += _decode_turns(segment, renderer)
     turns = [turn for segment in trajectory.segments for turn in segment.turns]
     return Transcript(messages, turns, trajectory.meta.truncated)
 
 
-def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:
-    """What the policy said in each turn, and what it read in between."""
+def _decode_turns(segment: Segment, renderer: Renderer) -> Iterator[Message]:
+    """Yield the policy's response of each turn, and the observations in between."""
     end = segment.turns[0].start
     for turn in segment.turns:
         if turn.start > end:
@@ -145,7 +147,7 @@ def _said(segment: Segment, renderer: Renderer) -> Iterator[Message]:
         end = turn.stop
 
 
-def _table(found: Sequence[RegradedAttempt]) -> pa.Table:
+def _make_table(found: Sequence[RegradedAttempt]) -> pa.Table:
     rows = [
         {
             "lineage": each.lineage,
@@ -169,7 +171,7 @@ def _table(found: Sequence[RegradedAttempt]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema([(name, types[name]) for name in order]))
 
 
-def _agreement(path: Path, found: Sequence[RegradedAttempt]) -> Agreement:
+def _summarize(path: Path, found: Sequence[RegradedAttempt]) -> Agreement:
     changes: dict[str, list[bool]] = defaultdict(list)
     for each in sorted(found, key=lambda each: (each.step is None, each.step)):
         changes["untrained" if each.step is None else f"step {each.step}"].append(each.changed)
@@ -177,10 +179,10 @@ def _agreement(path: Path, found: Sequence[RegradedAttempt]) -> Agreement:
         path=path,
         attempts=len(found),
         changed=sum(each.changed for each in found),
-        confusion=Counter((_class(each.before), _class(each.after.value)) for each in found),
+        confusion=Counter((_classify(each.before), _classify(each.after.value)) for each in found),
         by_step={step: sum(changed) / len(changed) for step, changed in changes.items()},
     )
 
 
-def _class(score: float | None) -> str:
+def _classify(score: float | None) -> str:
     return CLASSES[2] if score is None else CLASSES[0] if score >= 1.0 else CLASSES[1]

@@ -5,10 +5,10 @@ the learner's node.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -18,16 +18,10 @@ from antiphon.core.types import Group, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import ModelRoles
-from antiphon.learning.stages import StepPipeline
+from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.weights.base import TransferContext
 
-Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # awaits with a deadline
 Fetch = Callable[[Sequence[Group]], Sequence[Group]]  # returns groups with their payloads
-
-
-async def wait_forever(work: Awaitable[Any]) -> Any:
-    """Await without a deadline."""
-    return await work
 
 
 def identity(groups: Sequence[Group]) -> Sequence[Group]:

@@ -6,6 +6,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, parse
+from antiphon.learning.backend_options import (
+    DeepSpeedOptions,
+    MegatronOptions,
+    megatron_incompatibilities,
+)
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.tasks.config import PromptsConfig
 
 
@@ -35,117 +41,12 @@ class LoraConfig(Config):
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """Factor of B A."""
         return self.alpha / self.rank
 
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of how many a layer has
-
-
-class MeshConfig(Config):
-    """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
-
-    replicate: int = Field(1, gt=0)
-    """Copies of the model, each of which has a share of the packs."""
-    shard: int = Field(1, gt=0)
-    """Ranks among which parameters, gradients and optimiser state are cut (FSDP), each with a share of the packs."""
-    context: int = Field(1, gt=0)
-    """Ranks among which the tokens of a pack are divided."""
-    tensor: int = Field(1, gt=0)
-    """Ranks among which heads, feed-forward columns and the vocabulary are divided."""
-    pipeline: int = Field(1, gt=0)
-    """Ranks among which the layers are divided."""
-    pipeline_chunks: int = Field(1, gt=0)
-    """Stages that each of them has; with several, packs are through sooner, and more is sent (interleaved 1F1B)."""
-    expert: int = Field(1, gt=0)
-    """Of the ranks of `shard`, so many have the experts of a mixture divided among them."""
-    context_attention: Literal["heads", "keys"] = "heads"
-    """With `context`, whether ranks exchange tokens for heads (Ulysses), or gather the keys of all tokens."""
-
-    @property
-    def world(self) -> int:
-        """Ranks."""
-        return self.data * self.context * self.tensor * self.pipeline
-
-    @property
-    def data(self) -> int:
-        """Shares that packs are divided into."""
-        return self.replicate * self.shard
-
-    def data_of(self, rank: int) -> int:
-        """Which share of the packs a rank computes; see `learning.mesh` for how ranks are laid out."""
-        around, expert = divmod(rank // self.tensor, self.expert)
-        copy, shard = divmod(around // self.context, self.shard // self.expert)
-        return copy % self.replicate * self.shard + shard * self.expert + expert
-
-    def beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
-        """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
-        if self.shard == 1:
-            yield "mesh.shard", f"1 leaves {kind!r} (learner.kind) nothing to divide: give 2 or more"
-        for axis in ("replicate", "context", "tensor", "pipeline", "expert"):
-            if (ranks := getattr(self, axis)) > 1:
-                yield f"mesh.{axis}", f"{ranks}: {kind!r} (learner.kind) divides among the ranks of mesh.shard alone"
-
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
-        heads = shape.get("num_attention_heads") or 0
-        keys = shape.get("num_key_value_heads") or heads
-        parts = {
-            "tensor": {
-                "attention heads": heads,
-                "key and value heads": keys,
-                "feed-forward columns": shape.get("intermediate_size"),
-            },
-            "expert": {"experts": next(filter(None, map(shape.get, EXPERTS)), None)},
-        }
-        if self.expert > 1 and not any(count for key, count in shape.items() if "expert" in key):
-            yield "expert", f"{self.expert} ranks have no experts to divide: its layers are dense"
-        for key, counts in parts.items():
-            for what, count in counts.items():
-                if count and count % getattr(self, key):
-                    yield key, f"{getattr(self, key)} ranks cannot divide {count} {what} evenly"
-        stages, layers = self.pipeline * self.pipeline_chunks, shape.get("num_hidden_layers") or 0
-        if layers % stages:
-            yield "pipeline", f"{layers} layers cannot be cut into {stages} equal stages (pipeline x pipeline_chunks)"
-        heads, keys = heads // self.tensor, keys // self.tensor
-        uneven = bool(heads) and (heads % self.context or (keys % self.context and self.context % keys))
-        if self.context_attention == "heads" and uneven:
-            yield (
-                "context",
-                f"{self.context} ranks cannot divide {heads} attention heads and {keys} key and value heads evenly; "
-                "context_attention: keys need not",
-            )
-
-
-class MeshesConfig(Config):
-    """Meshes of models that do not have `learner.mesh`. Of several critics or teachers each has the ranks of one."""
-
-    reference: MeshConfig | None = None
-    critic: MeshConfig | None = None
-    teacher: MeshConfig | None = None
-
-    @property
-    def roles(self) -> dict[str, MeshConfig]:
-        """What each role that has one of its own has."""
-        return {role: mesh for role in type(self).model_fields if (mesh := getattr(self, role)) is not None}
-
-
-class DeepSpeedOptions(Config):
-    """`learner.options` of `deepspeed`."""
-
-    stage: Literal[1, 2, 3] = 2
-    """Of ZeRO: what is cut among the ranks of `mesh.shard` is the optimiser state, the gradients too, or all parameters too."""
-
-
-class MegatronOptions(Config):
-    """`learner.options` of `megatron`."""
-
-    distributed_optimizer: bool = True
-    """Cut the optimiser state among the ranks that have the same parameters."""
-
-
 def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
-    """What the megatron learner has not: (key, message)."""
+    """Yield options that the Megatron learner lacks: (key, message)."""
     mesh = learner.mesh
     asked = {
         "lora": (learner.lora is not None, "it trains all weights"),
@@ -157,30 +58,6 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     for key, (there, instead) in asked.items():
         if there:
             yield key, f"is not of the megatron learner: {instead}. Kind torch has it"
-
-
-MEGATRON_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
-MEGATRON_POSITIONS = ("default", "linear", "llama3")
-
-
-def megatron_misfits(shape: Mapping[str, Any], mesh: MeshConfig) -> Iterator[tuple[str, str]]:
-    """Why the megatron learner cannot have a model, as its config.json has it: (key, message)."""
-    kind, rope = shape.get("model_type"), shape.get("rope_parameters") or shape.get("rope_scaling") or {}
-    positions = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in MEGATRON_MODELS:
-        yield "kind", f"megatron has the models {', '.join(MEGATRON_MODELS)}, and this is a {kind}; torch has it"
-    if positions not in MEGATRON_POSITIONS:
-        yield (
-            "kind",
-            f"megatron has rotary positions {', '.join(MEGATRON_POSITIONS)}, and these are {positions}; torch has it",
-        )
-    if (act := shape.get("hidden_act", "silu")) != "silu":
-        yield "kind", f"megatron has feed-forward blocks gated by silu, and these are by {act}; torch has it"
-    if mesh.tensor > 1 and shape.get("num_experts"):
-        yield (
-            "mesh.tensor",
-            "the megatron learner does not divide a mixture of experts so; mesh.expert and mesh.pipeline do",
-        )
 
 
 OPTIONS: dict[str, type[Config]] = {
@@ -195,9 +72,9 @@ class LearnerConfig(Config):
     kind: str = "torch"
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
     options: dict[str, Any] = {}
-    """What is special to this kind of learner: of `deepspeed`: stage; of `megatron`: distributed_optimizer."""
+    """Options of this kind of learner: `stage` of `deepspeed`, `distributed_optimizer` of `megatron`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
+    """Precision that layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
     device: str = "auto"
     threads: int = Field(1, gt=0)
     """CPU threads of the learner process."""
@@ -229,15 +106,16 @@ class LearnerConfig(Config):
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
     on_nonfinite: Literal["skip", "fail"] = "skip"
-    """What becomes of an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless
-    10 updates in a row are so, and with `fail` it ends."""
+    """Reaction to an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless 10
+    updates in a row are skipped, and with `fail` it ends.
+    """
     timeout: float = Field(14400.0, gt=0.0)
     """Seconds that a stage of a training step, or a step of supervised fine-tuning, may take; then the run ends. With
     `rollout.workers` all stages of a step together."""
 
     @property
     def special(self) -> Config:
-        """`options`, as this kind of learner has them. One that is the user's own takes any, and looks at them itself."""
+        """The parsed `options` of this kind of learner; a user's own kind takes any."""
         return parse(OPTIONS.get(self.kind, Config), {} if ":" in self.kind else self.options)
 
     @model_validator(mode="after")
@@ -247,7 +125,7 @@ class LearnerConfig(Config):
 
     @property
     def copies(self) -> tuple[int, int]:
-        """How often all ranks together have the weights, and the gradients."""
+        """Copies of the weights, and of the gradients, on all ranks together."""
         if self.kind != "deepspeed":
             return self.mesh.replicate, self.mesh.replicate
         stage = self.options.get("stage", 2)
@@ -259,13 +137,13 @@ class LearnerConfig(Config):
         """Optimiser steps of a training step."""
         return self.minibatches * self.epochs
 
-    def on(self, mesh: MeshConfig) -> "LearnerConfig":
-        """The same, on another mesh; one that shards nothing has nothing to offload."""
+    def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
+        """Return the settings on another mesh; a mesh that shards nothing offloads nothing."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What cannot be on several ranks, or would mean nothing: (key, message)."""
+        """Yield options that cannot be combined with the mesh: (key, message)."""
         mesh = self.mesh
         if mesh.shard % mesh.expert:
             yield "mesh.expert", f"{mesh.expert} is no divisor of the {mesh.shard} ranks of mesh.shard"
@@ -276,23 +154,24 @@ class LearnerConfig(Config):
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
         if self.kind == "deepspeed":
-            yield from mesh.beside_shard("deepspeed")
+            yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":
             yield from megatron_problems(self)
 
-    def misfits(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What of a model, as its config.json has it, cannot be learned so: (key, message)."""
-        yield from ((f"mesh.{key}", message) for key, message in self.mesh.misfits(shape))
+    def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield what this learner cannot train in a model, from its config.json: (key, message)."""
+        yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
         if self.kind == "megatron":
-            yield from megatron_misfits(shape, self.mesh)
+            yield from megatron_incompatibilities(shape, self.mesh)
 
 
 class CriticConfig(Config):
     """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is, but
-    on torch whatever `learner.kind` is."""
+    on torch whatever `learner.kind` is.
+    """
 
     path: str = ""
-    """Where they begin: a directory or Hugging Face id; empty is the model that is trained."""
+    """Model that critics begin with: a directory or Hugging Face id; empty is the model that is trained."""
     count: int = Field(1, gt=0)
     disjoint: bool = False
     """Each learns from a share of every group's trajectories that no other sees."""
@@ -300,9 +179,9 @@ class CriticConfig(Config):
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which they alone learn."""
     value_clip: float = Field(0.0, ge=0.0)
-    """How far a value may move from what it was before the step and still gain by it; 0 is any."""
+    """Bound of the change of a value from before the step, beyond which it gains nothing; 0 is none."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Of what they learn to say: 1 is what followed, below it their own later values come in."""
+    """Lambda of their regression targets: 1 is the return, below it their own later values come in."""
 
 
 class TeacherConfig(Config):
@@ -311,7 +190,7 @@ class TeacherConfig(Config):
     path: str
     """A directory or Hugging Face id; its tokenizer must be that of the model that is trained."""
     tasks: tuple[str, ...] = ()
-    """Which tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
+    """Names of the tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
 
 
 class CheckpointConfig(Config):
@@ -328,7 +207,7 @@ class CheckpointConfig(Config):
     """Seconds that a checkpoint may keep the learner, that the rest of it may take to be written, and that one may take to be
     read; then the run ends."""
     restarts: int = Field(1, ge=0)
-    """How often in a row, without a new checkpoint in between, a run that lost its learner goes on by itself at the last."""
+    """Most restarts in a row, without a new checkpoint in between, of a run that lost its learner."""
 
 
 class SftConfig(Config):

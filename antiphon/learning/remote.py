@@ -11,7 +11,8 @@ from antiphon.algorithms.rewards import Controllers
 from antiphon.core.rpc import Client, forwards
 from antiphon.core.types import Group
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.backend import StepResult, TrainBackend, Wait
+from antiphon.learning.backend import StepResult, TrainBackend
+from antiphon.learning.step import Wait
 
 
 @forwards(TrainBackend)

@@ -1,57 +1,32 @@
-"""The stages of a training step, in the order the configuration lists them.
+"""The default training step, stage by stage, in the order in which a configuration lists them (`learner.stages`).
 
-A stage is an async function of the `Step`; it reads what earlier stages left and leaves its own. A user's stage is named
-in `learner.stages` as package.module:function.
+    annotate         models       -> streams of each token: log-probs, values, attention statistics
+    rewards          scores       -> reward and weight of each trajectory
+    advantages       rewards      -> advantage of each token
+    update_critics   returns      -> updates of the critics
+    update_actor     advantages   -> updates of the policy
+
+A stage is an async function of the `Step`: it reads what earlier stages left there and adds its own, keyed by sample. A user's
+stage is named in `learner.stages` as package.module:function, among these or instead of them.
 """
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from antiphon.algorithms.advantages import (
-    Advantages,
-    Arrays,
-    add_kl_rewards,
-    add_teacher_rewards,
-    lowest,
-    of_all,
-    trajectories,
-    value_targets,
-    whiten,
-)
-from antiphon.algorithms.config import Aggregation, AlgorithmConfig, LossWeightConfig, RewardConfig
-from antiphon.algorithms.rewards import Controllers, shape_rewards, weights
-from antiphon.algorithms.rhythm import amplify
+from antiphon.algorithms.config import Aggregation
+from antiphon.algorithms.rewards import shape_rewards, trajectory_weights
+from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
+from antiphon.algorithms.trajectories import trajectories
+from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.registry import Registry
-from antiphon.core.types import (
-    ATTENTION_RHYTHM,
-    ENTROPY_WEIGHT,
-    KL_REWARD,
-    OLD_VALUE,
-    PROXIMAL_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    RETURNS,
-    ROUTED_EXPERTS,
-    TEACHER_LOGPROBS,
-    TOKEN_AGE,
-    VALUES,
-    FloatArray,
-    Group,
-    Pack,
-    Sample,
-    Streams,
-    StreamSpec,
-    TrainBatch,
-)
-from antiphon.learning.batch import build_batch, digest, pack_samples, samples_of, split_packs
-from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
-from antiphon.learning.learner import Scorer, Trainer
+from antiphon.core.types import RETURNS, TOKEN_AGE, Sample, TrainBatch
+from antiphon.learning.annotations import query_models
+from antiphon.learning.batch import build_batch
+from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
+from antiphon.learning.step import Step, by_key, gather_keyed
 
 STAGES = Registry(
     "stage",
@@ -62,297 +37,94 @@ STAGES = Registry(
 )
 
 
-Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # with a deadline
-
-
-async def _at_will(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-@dataclass(slots=True, kw_only=True)
-class StepPipeline:
-    """What makes updates of groups, from step to step."""
-
-    learner: Trainer
-    reference: Scorer | None = None
-    critics: Sequence[Trainer] = ()
-    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
-    algorithm: AlgorithmConfig
-    config: LearnerConfig
-    critic: CriticConfig | None = None
-    critic_ranks: int  # shares that the packs of a critic are divided into
-    estimate: Advantages
-    stages: Sequence["Stage"]
-    max_tokens: int  # of one completion
-    controllers: Controllers = field(default_factory=Controllers)
-
-    async def learn(
-        self, number: int, version: int, groups: Sequence[Group], wait: Wait = _at_will
-    ) -> tuple[dict[str, float], str]:
-        """Take step `number`, after `version`, through the stages; each is waited for with `wait`. Returns the metrics, and the
-        digest of what the learner was given."""
-        step = Step(number=number, version=version, samples=samples_of(groups), training=self)
-        for stage in self.stages:
-            await wait(stage(step))
-        return step.metrics, digest(step.batches)
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """What the stages of one training step work on."""
-
-    number: int  # from 1
-    version: int  # before the step
-    samples: list[list[Sample]]  # of each group, those of a trajectory one after another
-    training: StepPipeline
-    algorithm: AlgorithmConfig = field(init=False)  # with the coefficients of this step
-    metrics: dict[str, float] = field(default_factory=dict)
-    batches: list[TrainBatch] = field(default_factory=list)  # that the learner was given
-
-    def __post_init__(self) -> None:
-        self.algorithm, adapted = self.training.algorithm, self.training.controllers.kl
-        if adapted is not None:
-            kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
-            self.algorithm = self.algorithm.model_copy(update={"kl": kl})
-
-    @property
-    def flat(self) -> list[Sample]:
-        """All samples."""
-        return [sample for group in self.samples for sample in group]
-
-    def give(self, spec: StreamSpec, arrays: Iterable[NDArray[Any]]) -> None:
-        """Add a stream, an array [L, …] a sample in the order of `flat`."""
-        left = iter(arrays)
-        self.change(lambda sample: {"streams": sample.streams.with_stream(spec, next(left))})
-
-    def change(self, of: Callable[[Sample], dict[str, Any]]) -> None:
-        """Replace fields of all samples, in the order of `flat`."""
-        self.samples = [[replace(sample, **of(sample)) for sample in group] for group in self.samples]
-
-
-Stage = Callable[[Step], Awaitable[None]]
-Ask = Callable[[list[Pack]], Awaitable[list[FloatArray]]]
-
-
 async def annotate(step: Step) -> None:
-    """Add the streams that the algorithm needs, and none that it does not: log-probs of the reference model; those of the
-    policy before its first update, if a later one compares itself with them; the rhythm of its attention; what critics and
-    teachers say; how old each token is. The models are asked at once."""
-    training, correction = step.training, step.training.algorithm.correction
-    asked: dict[StreamSpec, Ask] = {}
-    if training.reference is not None:
-        asked[REFERENCE_LOGPROBS] = training.reference.score
-    first = PROXIMAL_LOGPROBS.name in training.algorithm.needed and training.config.updates > 1
-    if first or PROXIMAL_LOGPROBS.name in training.algorithm.streams:
-        asked[PROXIMAL_LOGPROBS] = training.learner.score
-    if training.algorithm.rhythm.reads_attention:
-        asked[ATTENTION_RHYTHM] = training.learner.attend
-    if training.critics:
-        asked[StreamSpec(VALUES, shape=(len(training.critics),))] = partial(_values, training.critics)
-    if asked:
-        for spec, arrays in zip(asked, await _said(step, step.flat, *asked.values()), strict=True):
-            step.give(spec, arrays)
-    if training.teachers:
-        step.give(TEACHER_LOGPROBS, await _taught(step))
-    if correction.on and correction.proximal == "interpolated":
-        ages = (np.maximum(step.version - sample.segment.versions, 0).astype(np.float32) for sample in step.flat)
-        step.give(TOKEN_AGE, ages)
-
-
-async def _values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
-    """What all critics say, [T, critics] a pack."""
-    columns = await asyncio.gather(*(critic.score(packs) for critic in critics))
-    return [np.stack(said, axis=-1) for said in zip(*columns, strict=True)]
-
-
-async def _taught(step: Step) -> list[FloatArray]:
-    """What the teachers of its task say on average of each token of each sample, [L]; for a task that has none, what the policy
-    said itself."""
-    flat, heard = step.flat, defaultdict[int, list[FloatArray]](list)
-    teachers = step.training.teachers
-    pupils = [
-        [i for i, sample in enumerate(flat) if not config.tasks or sample.meta.task in config.tasks]
-        for config, _ in teachers
-    ]
-    lessons = (
-        _said(step, [flat[i] for i in mine], teacher.score) for mine, (_, teacher) in zip(pupils, teachers, strict=True)
-    )
-    for mine, (said,) in zip(pupils, await asyncio.gather(*lessons), strict=True):
-        for index, array in zip(mine, said, strict=True):
-            heard[index].append(array)
-    return [
-        np.mean(heard[index], axis=0, dtype=np.float32)
-        if index in heard
-        else sample.streams.get(PROXIMAL_LOGPROBS, sample.segment.logprobs)
-        for index, sample in enumerate(flat)
-    ]
-
-
-async def _said(step: Step, samples: Sequence[Sample], *asked: Ask) -> list[list[FloatArray]]:
-    """What each of the models says of each token of each sample, [L, …]."""
-    config = step.training.config
-    members, packs = pack_samples(samples, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
-    bare = [replace(pack, streams=Streams()) for pack in packs]  # no other model has the policy's experts
-    own = (step.training.learner.score, step.training.learner.attend)
-    said = await asyncio.gather(*(ask(packs if ask in own else bare) for ask in asked))
-    return [split_packs(samples, members, arrays, config.share_prefixes) for arrays in said]
+    """Add the streams that the algorithm needs, and no others. All models are asked at once."""
+    for spec, arrays in (await query_models(step)).items():
+        step.add_stream(spec, arrays)
+    if TOKEN_AGE in step.algorithm.required_streams:
+        versions = {key: sample.segment.versions for key, sample in by_key(step.samples).items()}
+        ages = {key: np.maximum(step.version - each, 0).astype(np.float32) for key, each in versions.items()}
+        step.add_stream(TOKEN_AGE, ages)
 
 
 async def rewards(step: Step) -> None:
-    """Make each trajectory's reward of its score, and of each turn's accordingly, and decide how much it counts."""
-    training, algorithm = step.training, step.training.algorithm
+    """Shape each trajectory's score into its reward, and set how much the trajectory counts in the loss."""
+    algorithm, pipeline = step.algorithm, step.pipeline
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), LossWeightConfig()):
-        return  # scores as they are
+        return  # scores are rewards
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    of_scores = shape_rewards(metas, algorithm.reward, training.controllers.rewards, training.max_tokens)
-    weighed = weights(metas, algorithm.weight)
-    given = {
+    shaped = shape_rewards(metas, algorithm.reward, pipeline.controllers.rewards, pipeline.max_tokens)
+    weights = trajectory_weights(metas, algorithm.weight)
+    made: dict[Any, dict[str, Any]] = {
         meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}
-        for group, of_group, column in zip(metas, of_scores, weighed, strict=True)
+        for group, of_group, column in zip(metas, shaped, weights, strict=True)
         for meta, reward, weight in zip(group, of_group.rewards, column, strict=True)
     }
-
-    def changed(sample: Sample) -> dict[str, Any]:
-        made = given[sample.meta.id]
-        return {**made, "weights": sample.weights * made["weights"]}
-
-    step.change(changed)
-    step.metrics["reward/shaped"] = float(np.mean([made["reward"] for made in given.values()]))
-    step.metrics["weight/masked"] = float(np.mean([made["weights"] == 0 for made in given.values()]))
+    samples = by_key(step.samples)
+    step.update_samples(
+        {
+            key: made[one.meta.id] | {"weights": one.weights * made[one.meta.id]["weights"]}
+            for key, one in samples.items()
+        }
+    )
+    step.metrics["reward/shaped"] = float(np.mean([each["reward"] for each in made.values()]))
+    step.metrics["weight/masked"] = float(np.mean([each["weights"] == 0 for each in made.values()]))
 
 
 async def advantages(step: Step) -> None:
-    """Take the divergence from the reference off rewards, if `kl.place: reward` says so; give every token its advantage,
-    amplified where the rhythm says so; where critics agree or disagree too much, none, or no reward of its entropy."""
-    algorithm = step.algorithm
-    _take_off_kl(step)
-    estimated = step.training.estimate(step.samples, algorithm)
-    if algorithm.teacher_coefficient:
-        estimated = add_teacher_rewards(step.samples, estimated, algorithm.teacher_coefficient)
-    if algorithm.advantage_whiten:
-        estimated = whiten(step.samples, estimated)
-    if algorithm.advantage_clip:
-        bound = algorithm.advantage_clip
-        estimated = [[np.clip(array, -bound, bound) for array in group] for group in estimated]
-    estimated = [
-        [amplify(sample, array, algorithm.rhythm).astype(np.float32) for sample, array in zip(*pair, strict=True)]
-        for pair in zip(step.samples, estimated, strict=True)
-    ]
-    _mask_by_spread(step, estimated)
-    left = iter([array for group in estimated for array in group])
-    step.change(lambda sample: {"advantages": next(left)})
-
-
-def _take_off_kl(step: Step) -> None:
-    """Have samples with the divergence in their rewards, once, whichever stage asks first; and adapt its coefficient for the
-    next step."""
-    kl = step.algorithm.kl
-    if not kl.in_reward or all(KL_REWARD in sample.streams for sample in step.flat):
-        return
-    step.samples = add_kl_rewards(step.samples, kl)
-    paid = of_all(step.samples, [[sample.streams[KL_REWARD] for sample in group] for group in step.samples])
-    apart = float(-paid.mean() / kl.coefficient)
-    step.metrics |= {"reward/kl": apart, "reward/kl_coefficient": kl.coefficient}
-    if kl.target:
-        step.training.controllers.adapt(kl, apart, sum(map(len, map(trajectories, step.samples))))
-
-
-def _mask_by_spread(step: Step, estimated: Arrays) -> None:
-    """Take the advantage from the tokens on whose value critics agree most, and from those on which they do so least the
-    reward of their entropy.
-
-    Source: Liu et al. 2025, "Asymmetric proximal policy optimization".
-    """
-    algorithm = step.training.algorithm
-    if not (algorithm.agreement_mask or algorithm.disagreement_mask):
-        return
-    spread = [[_spread(sample.streams.named(VALUES)) for sample in group] for group in step.samples]
-    everywhere = of_all(step.samples, spread)
-    step.metrics["critic/spread"] = float(everywhere.mean())
-    if not np.ptp(everywhere):  # critics that have not learned yet
-        return
-    agreed = lowest(step.samples, spread, algorithm.agreement_mask)
-    for per_group, masks in zip(estimated, agreed, strict=True):
-        for array, mask in zip(per_group, masks, strict=True):
-            array[mask] = 0
-    disagreed = lowest(step.samples, [[-array for array in group] for group in spread], algorithm.disagreement_mask)
-    step.give(ENTROPY_WEIGHT, ((~mask).astype(np.float32) for group in disagreed for mask in group))
-
-
-def _spread(values: FloatArray) -> NDArray[np.float64]:
-    """Deviation of what critics say of each token, [L, critics] to [L]; 0 where all say the same, whatever it is."""
-    spread: NDArray[np.float64] = np.subtract(values, values[:, :1], dtype=np.float64).std(axis=-1)
-    return spread
+    """Give every token its advantage; mask tokens on whose value critics agree or disagree too much."""
+    subtract_kl(step)
+    estimated = by_key(token_advantages(step))
+    if masks := agreement_masks(step):
+        estimated = {key: np.where(masks.agreed[key], np.float32(0), array) for key, array in estimated.items()}
+        step.add_stream(*masks.entropy_weights())
+    step.update_samples({key: {"advantages": array} for key, array in estimated.items()})
 
 
 async def update_critics(step: Step) -> None:
-    """Fit each critic to what followed: to all samples, or of each group's trajectories to a share that no other sees."""
-    training = step.training
-    if training.critic is None:
+    """Fit each critic to the returns: of all samples, or of a share of each group's trajectories that no other critic sees."""
+    critic, critics = step.pipeline.critic, step.pipeline.critics
+    if critic is None:
         return
-    _take_off_kl(step)
-    targets = value_targets(step.samples, step.algorithm, training.critic.gae_lambda)
-    step.give(RETURNS, (array.astype(np.float32) for group in targets for array in group))
-    count = len(training.critics) if training.critic.disjoint else 1
-    batches = [
-        _batch(step, [_for_critic(group, number, count) for group in step.samples], training.critic_ranks, "token_mean")
-        for number in range(len(training.critics))
-    ]
-    trained = await asyncio.gather(
-        *(critic.step(batch) for critic, batch in zip(training.critics, batches, strict=True))
-    )
-    for number, metrics in enumerate(trained):
+    subtract_kl(step)
+    targets = by_key(value_targets(step.samples, step.algorithm, critic.gae_lambda))
+    step.add_stream(RETURNS, {key: array.astype(np.float32) for key, array in targets.items()})
+    shares = len(critics) if critic.disjoint else 1
+    batches = {
+        number: _build(step, critic_samples(step, number, shares), step.pipeline.critic_ranks, "token_mean")
+        for number in range(len(critics))
+    }
+    trained = await gather_keyed({number: critics[number].step(batch) for number, batch in batches.items()})
+    for number, metrics in trained.items():
         step.metrics |= {f"critic/{number}/{name}": value for name, value in metrics.items()}
 
 
-def _for_critic(group: Sequence[Sample], number: int, shares: int) -> list[Sample]:
-    """What critic `number` learns from: of so many shares of the trajectories its own, with the streams that it needs."""
-    return [
-        replace(
-            sample,
-            streams=Streams(
-                {RETURNS: sample.streams[RETURNS], OLD_VALUE: sample.streams.named(VALUES)[:, number].copy()}
-            ),
-        )
-        for index, samples in enumerate(trajectories(group))
-        for sample in samples
-        if index % shares == number % shares
-    ]
-
-
 async def update_actor(step: Step) -> None:
-    """Cut the samples into updates and train on them; not while critics warm up."""
-    training = step.training
-    if training.critic is not None and step.number <= training.critic.warmup_steps:
+    """Cut the samples into updates and train the policy on them; not while critics warm up."""
+    pipeline, algorithm = step.pipeline, step.algorithm
+    if pipeline.critic is not None and step.number <= pipeline.critic.warmup_steps:
         return
-    algorithm = training.algorithm
-    spent = {VALUES, RETURNS.name, TEACHER_LOGPROBS.name, ATTENTION_RHYTHM.name, KL_REWARD.name}
-    spent |= set() if algorithm.kl.in_loss else {REFERENCE_LOGPROBS.name}
-    spent -= set(algorithm.streams)
-    if any(spec.name in spent for sample in step.flat[:1] for spec in sample.streams):  # what no loss looks at
-        step.change(lambda sample: {"streams": sample.streams.without(spent)})
-    ranks = training.config.mesh.data
-    batch = _batch(step, step.samples, ranks, algorithm.aggregation, algorithm.zero_without_advantage)
+    streams = {key: sample.streams for key, sample in by_key(step.samples).items()}
+    step.update_samples(
+        {key: {"streams": own.only([s for s in own if step.reaches_learner(s)])} for key, own in streams.items()}
+    )
+    skip = algorithm.skips_zero_advantage(pipeline.loss)
+    batch = _build(step, step.samples, pipeline.config.mesh.data, algorithm.aggregation, skip)
     step.batches.append(batch)
-    trained = await training.learner.step(batch)
+    trained = await pipeline.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}
 
 
-def _batch(
-    step: Step,
-    samples: Sequence[Sequence[Sample]],
-    ranks: int,
-    aggregation: Aggregation,
-    skip_zero_advantage: bool = False,
+def _build(
+    step: Step, samples: Sequence[Sequence[Sample]], ranks: int, aggregation: Aggregation, skip: bool = False
 ) -> TrainBatch:
-    return build_batch(
+    config = step.pipeline.config
+    cut = partial(build_batch, minibatches=config.minibatches, epochs=config.epochs, share=config.share_prefixes)
+    return cut(
         samples,
         aggregation=aggregation,
-        max_tokens=step.training.max_tokens,
-        minibatches=step.training.config.minibatches,
-        epochs=step.training.config.epochs,
-        tokens_per_pack=step.training.config.tokens_per_pack,
-        skip_zero_advantage=skip_zero_advantage,
+        max_tokens=step.pipeline.max_tokens,
+        tokens_per_pack=config.tokens_per_pack,
+        skip_zero_advantage=skip,
         ranks=ranks,
-        share=step.training.config.share_prefixes,
     )

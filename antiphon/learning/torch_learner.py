@@ -7,16 +7,18 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import LossInputs, total_loss
+from antiphon.algorithms.losses import LossInputs
 from antiphon.algorithms.registry import LOSSES
+from antiphon.algorithms.total_loss import total_loss
 from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
+from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
-from antiphon.learning.host_device_copy import sums_of
+from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model import lora
-from antiphon.learning.model.attention_rhythm import AllRead, RhythmReader, middle_layers
+from antiphon.learning.model.attention_stats import AllLayersRead, AttentionStatsReader, middle_layers
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
-from antiphon.learning.pack_learner import PackLearner, copies, trim_memory
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.weights.adapters import flatten_adapters
 from antiphon.weights.base import TransferContext, open_channel
 from antiphon.weights.manifest import Adapters
@@ -26,7 +28,7 @@ class TorchLearner(PackLearner):
     """Trains a policy."""
 
     def _load(self) -> PreTrainedModel:
-        model = load_model(self.model_path, attention=self.attention, device=self._begins_on)
+        model = load_model(self.model_path, attention=self.attention, device=self._load_device)
         head_weight(model)  # or there is none to be had
         return model
 
@@ -36,29 +38,29 @@ class TorchLearner(PackLearner):
         return head_weight(self.model)
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """See `PackLearner.begin`."""
+        """Start a phase with the loss of an algorithm; return the number of trained parameters."""
         self.loss = LOSSES.resolve(algorithm.loss)
         return super().begin(algorithm, optimizer, total_updates)
 
     def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """Make the weights of now known as `version`."""
         trim_memory()
-        named, base = self.shards.named(), None
+        named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
-            named = flatten_adapters(lora.pairs(self.shards.named(trained=True)))
+            named = flatten_adapters(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
             base = Adapters(self.model_path, self.config.lora.scale)
-        if self._first:
+        if self._is_first:
             return open_channel(exchange).send(named, version, base)
-        copies({name: tensor.detach for name, tensor in named}, keep=False)
+        gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
 
     def score_base(self, packs: list[Pack]) -> list[FloatArray]:
-        """As `score`, under the model that the adapters were added to."""
-        with lora.switched_off(self.model):
+        """Return log-probs under the model without its adapters, [T] a pack."""
+        with lora.adapters_disabled(self.model):
             return self.score(packs)
 
-    def attend(self, packs: list[Pack]) -> list[FloatArray]:
-        """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_rhythm`.
+    def attention_stats(self, packs: list[Pack]) -> list[FloatArray]:
+        """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_stats`.
 
         Returns:
             One array [T, 2] a pack, 0 outside the loss.
@@ -68,22 +70,24 @@ class TorchLearner(PackLearner):
         """
         middle = middle_layers(self.model.config.get_text_config().num_hidden_layers)
         here = [number for number in middle if self.shards.has_layer(number)]
-        readers = {id(pack): RhythmReader(pack, here, self.algorithm.rhythm, self.device, self.mesh) for pack in packs}
+        readers = {
+            id(pack): AttentionStatsReader(pack, here, self.algorithm.rhythm, self.device, self.mesh) for pack in packs
+        }
 
         def pass_on(pack: Pack) -> torch.Tensor:
-            return self._pass_on(pack, readers[id(pack)])
+            return self._pipeline_forward(pack, readers[id(pack)])
 
         def ask(pack: Pack) -> None:
-            with self._autocast(), contextlib.suppress(AllRead):
-                self.shards.within(self._hidden, pack, self._targets(pack), readers[id(pack)])
+            with self._autocast(), contextlib.suppress(AllLayersRead):
+                self.shards.run(self._hidden, pack, self._targets(pack), readers[id(pack)])
 
         with torch.no_grad():
-            self.shards.each(packs, pass_on, ask)
+            self.shards.run_packs(packs, pass_on, ask)
             return [readers[id(pack)].values() for pack in packs]
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)
-        logprobs, entropies = self.shards.within(self._forward, pack, targets)
+        logprobs, entropies = self.shards.run(self._forward, pack, targets)
         sequence = self._tensor(np.repeat(pack.owners, pack.lengths))[targets]
         inputs = LossInputs(
             logprobs=logprobs,
@@ -105,7 +109,7 @@ class TorchLearner(PackLearner):
             if MIXED_CACHE in inputs.streams:
                 mixed = inputs.streams[MIXED_CACHE].float()
                 measures |= {"mixed_share": mixed, "mixed_mismatch_kl": mismatch * mixed}
-            return sums_of(loss, measures, len(logprobs))
+            return sum_measures(loss, measures, len(logprobs))
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Log-probs and entropies of the loss tokens, [N] each."""
@@ -121,10 +125,10 @@ class TorchLearner(PackLearner):
             )
 
         with self._autocast():
-            return self._divided(self._hidden(pack, targets), say)
+            return self._split_over_context(self._hidden(pack, targets), say)
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """Which turn of the pack each loss token belongs to, [N]: the places of a turn's tokens follow one another."""
+    """Return the turn of the pack that each loss token belongs to, [N]; the places of the tokens of a turn are consecutive."""
     begins = (targets.diff() != 1) | (sequence.diff() != 0)
     return torch.cat([begins.new_zeros(min(len(targets), 1)), begins]).cumsum(0)

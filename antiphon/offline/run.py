@@ -27,8 +27,9 @@ from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.batch import pack_samples, pair, pair_mean, scored_pair, single_response, split_packs, token_mean
+from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.learner import WorkerLearner
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
 from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, staging_dir
 from antiphon.record.live import View, make_view
@@ -51,21 +52,21 @@ def dpo(config: DpoConfig, *, overwrite: bool = False) -> None:
     """Run `antiphon dpo`: the log-probs of the model that the run begins with are the reference's."""
 
     async def main(run: "Offline") -> None:
-        learner = run.learner("antiphon.learning.offline.preference:PreferenceLearner", config.dpo)
+        learner = run.learner("antiphon.learning.objectives.pairs:PreferenceLearner", config.dpo)
         run.data = await run.referenced(learner, run.data)
         run.validation = await run.referenced(learner, run.validation)
-        await run.train(learner, run.pair_mean)
+        await run.train(learner, run.pair_mean_batch)
 
-    asyncio.run(_run(config, overwrite, pair, main))
+    asyncio.run(_run(config, overwrite, make_pair, main))
 
 
 def reward_model(config: RewardModelConfig, *, overwrite: bool = False) -> None:
     """Run `antiphon reward-model`."""
 
     async def main(run: "Offline") -> None:
-        await run.train(run.learner("antiphon.learning.offline.preference:RewardLearner"), run.pair_mean)
+        await run.train(run.learner("antiphon.learning.objectives.pairs:RewardLearner"), run.pair_mean_batch)
 
-    asyncio.run(_run(config, overwrite, scored_pair, main))
+    asyncio.run(_run(config, overwrite, make_scored_pair, main))
 
 
 def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
@@ -76,11 +77,11 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
         path = await model_directory(run.cluster, config.distill.teacher, made, config.seed)
         check_tokenizers(run.model, path)
         given = config.distill, max(Renderer(run.model).vocabulary().values()) + 1
-        learner = run.learner("antiphon.learning.offline.distillation:DistillationLearner", *given)
-        teacher = run.spawn("teacher", "antiphon.learning.offline.distillation:Teacher", path, *given)
+        learner = run.learner("antiphon.learning.objectives.distill:DistillationLearner", *given)
+        teacher = run.spawn("teacher", "antiphon.learning.objectives.distill:Teacher", path, *given)
 
         async def taught(groups: Sequence[Group]) -> TrainBatch:
-            (update,) = token_mean(groups, config.learner.tokens_per_pack).updates
+            (update,) = token_mean_batch(groups, config.learner.tokens_per_pack).updates
             (packs,) = update.packs
             said = [await run.wait(teacher.call("teach", pack), "teach", "the teacher") for pack in packs]
             packs = tuple(replace(pack, streams=streams) for pack, streams in zip(packs, said, strict=True))
@@ -88,14 +89,14 @@ def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
 
         await run.train(learner, taught)
 
-    asyncio.run(_run(config, overwrite, single_response, main))
+    asyncio.run(_run(config, overwrite, make_response, main))
 
 
 class WorkerOfflineLearner(WorkerLearner):
-    """A `learning.offline.scoring.OfflineLearner` behind a `WorkerHandle`."""
+    """A `learning.objectives.base.OfflineLearner` behind a `WorkerHandle`."""
 
     async def measure(self, pack: Pack) -> dict[str, float]:
-        """See `learning.offline.scoring.OfflineLearner.measure`."""
+        """Return the pack's part of the loss and the sums of its measures."""
         measured: dict[str, float] = await self._handle.call("measure", pack)
         return measured
 
@@ -131,9 +132,9 @@ class Offline:
         deadline, key = self.config.timeout, "timeout"
         return await self.deadlines.wait(awaitable, name=name, owner="run", on=on, deadline=deadline, key=key)
 
-    async def pair_mean(self, pairs: Sequence[Group]) -> TrainBatch:
+    async def pair_mean_batch(self, pairs: Sequence[Group]) -> TrainBatch:
         """An update on pairs."""
-        return pair_mean(pairs, self.config.learner.tokens_per_pack)
+        return pair_mean_batch(pairs, self.config.learner.tokens_per_pack)
 
     async def referenced(self, learner: WorkerOfflineLearner, pairs: Sequence[Group]) -> list[Group]:
         """The pairs with the log-probs of the learner's model as it is."""
@@ -182,7 +183,7 @@ class Offline:
         self.view.message(f"{seconds:.0f} s; {self.directory.path / 'model'}")
 
     async def _evaluate(self, learner: WorkerOfflineLearner, batch: TrainBatch) -> dict[str, float]:
-        """What `step` would say of a batch of one update, without a step."""
+        """Return the metrics of a batch of one update, without a step."""
         totals: dict[str, float] = defaultdict(float)
         for pack in (pack for rank in batch.updates[0].packs for pack in rank):
             for name, value in (await self.wait(learner.measure(pack), "evaluate")).items():
@@ -207,8 +208,10 @@ class Offline:
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
-    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs. The last
-    batch of an epoch has what is left."""
+    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs.
+
+    The last batch of an epoch has what is left.
+    """
     for epoch in count():
         order = np.arange(len(rows)) if seed is None else generator(seed, "rows", epoch).permutation(len(rows))
         for start in range(0, len(rows), size):

@@ -1,22 +1,22 @@
-"""What happened in a run, in order: one JSON object a line, `t` its second on the run's clock, `event` its kind.
+"""Events of a run, in order: one JSON object a line, with `t` in seconds on the run's clock and its kind `event`.
 
-Kinds and what they carry (`attempt` is group.sibling.try, `request` is attempt/turn):
+Kinds and their fields (`attempt` is group.sibling.try, `request` is attempt/turn):
 
-    admit    group, prompt                      a group has a slot
-    attempt  attempt, status                    every change of an attempt: running first, a terminal status last
+    admit    group, prompt                      a group is admitted
+    attempt  attempt, status                    an attempt changes its status, first to running
     place    request, engine                    a request goes to an engine
-    served   request, engine, finish, tokens    it is back, with so many tokens, of these
-             versions [oldest, newest]          versions
-    load     engine, version                    an engine samples from a version
-    join     engine, version                    the pool has an engine more
-    lost, retired  engine                       the pool has an engine less
-    grow     engines, asked                     the pool wants so many engines from now on, for so many requests
+    served   request, engine, finish, tokens    an engine returns it, with its number of
+             versions [oldest, newest]          tokens and the versions that sampled them
+    load     engine, version                    an engine has loaded a version
+    join     engine, version                    an engine joins the pool
+    lost, retired  engine                       an engine leaves the pool
+    grow     engines, asked                     the pool is resized, for `asked` requests
     take     groups                             a step begins with these groups
-    publish  version                            it is done
+    publish  version                            the step is done
 
-Of the engines of a judge only those that come and go are noted, with `pool`, the judge's name.
+Of a judge's engines only rare events are recorded, with the judge's name as `pool`.
 
-`to_trace` turns them into a picture: https://ui.perfetto.dev opens the file.
+`to_trace` converts them to a trace that https://ui.perfetto.dev opens.
 """
 
 import itertools
@@ -27,113 +27,118 @@ from pathlib import Path
 from typing import Any, TextIO
 
 RARE = frozenset({"join", "lost", "retired", "grow", "fault"})
-KEPT = 20  # events, for whoever wants to know what happened last
+RECENT = 20  # events that are kept in memory, for error messages
 
 
 class Events:
-    """Writes events to `sink`; without one, only the last few are kept."""
+    """Writes events to `sink`; without one, keeps only the last few."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
         self._clock = clock
         self._sink = sink
-        self.engine_numbers: Iterator[int] = itertools.count()  # of engines, in the order of their coming
-        self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT)
-        self.on_rare: Callable[[str, dict[str, Any]], None] = lambda event, what: (
-            None
-        )  # hears of what is worth keeping always
+        self.engine_numbers: Iterator[int] = itertools.count()  # of engines, in the order in which they join
+        self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=RECENT)
+        # Called with each rare event.
+        self.on_rare: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody listens; asked where it costs something to say what happens."""
+        """True if events are written; checked where an event is costly to make."""
         return self._sink is not None
 
-    def add(self, event: str, **what: Any) -> None:
-        """Note an event that happens now."""
+    def add(self, event: str, **fields: Any) -> None:
+        """Record an event that happens now."""
         now = self._clock()
-        self._last.append((now, event, what))
+        self._last.append((now, event, fields))
         if event in RARE:
-            self.on_rare(event, what)
+            self.on_rare(event, fields)
         if self._sink is not None:
-            self._sink.write(_line(now, event, what) + "\n")
+            self._sink.write(_format_event(now, event, fields) + "\n")
 
     def for_pool(self, pool: str) -> "Events":
-        """What notes the rare events of another pool than the policy's among these, with its name."""
-        return _Aside(self, pool)
+        """Return events of a judge's pool: rare ones are recorded here with the pool's name, others are dropped."""
+        return _PoolEvents(self, pool)
 
     def now(self) -> float:
-        """The second on the run's clock."""
+        """Return the seconds on the run's clock."""
         return self._clock()
 
     def format_recent(self) -> str:
-        """The last events, one a line."""
-        return "\n".join(_line(*event) for event in self._last) or "none"
+        """Return the last events, one a line."""
+        return "\n".join(_format_event(*event) for event in self._last) or "none"
 
 
-class _Aside(Events):
-    """Rare events of one pool, among those of the run."""
+class _PoolEvents(Events):
+    """Rare events of one pool, recorded among those of the run."""
 
     def __init__(self, run: Events, pool: str) -> None:
         super().__init__(run.now)
-        self.engine_numbers = run.engine_numbers  # an engine's is its own in the whole run
+        self.engine_numbers = run.engine_numbers  # unique in the whole run
         self._run = run
         self._pool = pool
 
-    def add(self, event: str, **what: Any) -> None:
-        """See `Events.add`."""
+    def add(self, event: str, **fields: Any) -> None:
+        """Record an event if it is rare."""
         if event in RARE:
-            self._run.add(event, pool=self._pool, **what)
+            self._run.add(event, pool=self._pool, **fields)
 
 
-def _line(now: float, event: str, what: dict[str, Any]) -> str:
-    return json.dumps({"t": now, "event": event, **what}, separators=(",", ":"))
+def _format_event(now: float, event: str, fields: dict[str, Any]) -> str:
+    return json.dumps({"t": now, "event": event, **fields}, separators=(",", ":"))
 
 
 def to_trace(lines: Iterable[str]) -> dict[str, Any]:
-    """Events as a trace in Chrome's format: steps of the learner, requests on each engine, attempts, and what is alive."""
+    """Convert events to Chrome's trace format: steps, requests on each engine, attempts, and the number of running ones."""
     trace: list[dict[str, Any]] = []
     began: dict[str, tuple[float, dict[str, Any]]] = {}
-    alive = 0
+    running_count = 0
 
-    def span(name: str, track: str, since: float, until: float, key: str, **what: Any) -> None:
+    def span(name: str, track: str, since: float, until: float, key: str, **fields: Any) -> None:
         common = {"name": name, "cat": track, "id": key, "pid": track, "tid": track}
-        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": what})
+        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": fields})
         trace.append({**common, "ph": "e", "ts": until * 1e6})
 
     for line in lines:
-        what = json.loads(line)
-        t, event = what.pop("t"), what.pop("event")
+        fields = json.loads(line)
+        t, event = fields.pop("t"), fields.pop("event")
         match event:
             case "take":
-                began["step"] = (t, what)
+                began["step"] = (t, fields)
             case "publish":
                 since, args = began.pop("step", (t, {}))
-                span(f"step {what['version']}", "learner", since, t, f"step {what['version']}", **args)
+                span(f"step {fields['version']}", "learner", since, t, f"step {fields['version']}", **args)
             case "place":
-                began[what["request"]] = (t, what)
+                began[fields["request"]] = (t, fields)
             case "served":
-                since, _ = began.pop(what["request"], (t, {}))
-                span(what["request"], f"engine {what['engine']}", since, t, what["request"], **what)
+                since, _ = began.pop(fields["request"], (t, {}))
+                span(fields["request"], f"engine {fields['engine']}", since, t, fields["request"], **fields)
             case "attempt":
-                alive += {"running": 1}.get(what["status"], 0)
-                key = f"attempt {what['attempt']}"
-                if what["status"] == "running":
-                    began[key] = (t, what)
+                running_count += {"running": 1}.get(fields["status"], 0)
+                key = f"attempt {fields['attempt']}"
+                if fields["status"] == "running":
+                    began[key] = (t, fields)
                 elif key in began:
                     since, _ = began.pop(key)
-                    alive -= 1
-                    span(what["attempt"], "attempts", since, t, key, **what)
+                    running_count -= 1
+                    span(fields["attempt"], "attempts", since, t, key, **fields)
                 trace.append(
-                    {"name": "running attempts", "ph": "C", "pid": "attempts", "ts": t * 1e6, "args": {"n": alive}}
+                    {
+                        "name": "running attempts",
+                        "ph": "C",
+                        "pid": "attempts",
+                        "ts": t * 1e6,
+                        "args": {"n": running_count},
+                    }
                 )
             case _:
-                track = f"engine {what['engine']}" if "engine" in what else "events"
+                track = f"engine {fields['engine']}" if "engine" in fields else "events"
                 trace.append(
-                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": what}
+                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": fields}
                 )
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 
 def write_trace(events: Path, trace: Path) -> None:
-    """Make the picture of a file of events."""
+    """Write the trace of a file of events."""
     with events.open(encoding="utf-8") as lines:
         trace.write_text(json.dumps(to_trace(lines)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel in a terminal, one line a step elsewhere.
+"""Views of a running run: a live panel in a terminal, one line a step elsewhere.
 
 view.start("tiny_arithmetic", "groups alive 64")
 view.step(3, 100, metrics, waits)      after each step
@@ -21,27 +21,27 @@ from rich.text import Text
 
 from antiphon.core.deadlines import Deadlines, Wait
 
-HISTORY = 48  # steps that a trend shows
+HISTORY = 48  # steps in a sparkline
 
 
 class View(Protocol):
     """Shows a run to a person."""
 
     def start(self, name: str, note: str = "") -> None:
-        """Begin; `note` says in a line what kind of run it is."""
+        """Begin; `note` describes the run in one line."""
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
-        """Show step `step` (from 1) of `steps` with its reduced metrics, and who waits for whom from now on."""
+        """Show step `step` (from 1) of `steps` with its reduced metrics, and from now on the open waits of `deadlines`."""
 
     def message(self, text: str) -> None:
-        """Say something once."""
+        """Show a line."""
 
     def close(self) -> None:
-        """End, leaving the last state on the screen."""
+        """End, and leave the last state on the screen."""
 
 
 def make_view(mode: Literal["auto", "on", "off"] = "auto", stream: TextIO | None = None) -> View:
-    """The view that `record.live` asks for on `stream`, by default standard output."""
+    """Make the view that `record.live` asks for, on `stream` or standard output."""
     stream = stream or sys.stdout
     live = mode == "on" or (mode == "auto" and stream.isatty())
     return LiveView(stream) if live else PlainView(stream)
@@ -49,7 +49,7 @@ def make_view(mode: Literal["auto", "on", "off"] = "auto", stream: TextIO | None
 
 # --- one line a step ---------------------------------------------------------------------------------------------------
 
-# What a line shows of a step, in this order, where it is known: label, metric, format.
+# The metrics in the line of a step, where they are known: label, metric, format.
 COLUMNS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "evaluation/accuracy", "{:.3f}"),
@@ -66,33 +66,33 @@ COLUMNS = (
 )
 
 
-def line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """A step in one line of plain text."""
+def format_step(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """Return the line of a step."""
     shown = [f"{label} {form.format(metrics[name])}" for label, name, form in COLUMNS if name in metrics]
     return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(shown)
 
 
 class PlainView:
-    """One line a step, for logs and pipes."""
+    """Prints one line a step, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def start(self, name: str, note: str = "") -> None:
-        """Print what begins."""
+        """Print the name of the run."""
         self.message(f"{name}: {note}" if note else name)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
         """Print the step's line."""
-        self.message(line(step, steps, metrics))
+        self.message(format_step(step, steps, metrics))
 
     def message(self, text: str) -> None:
-        """Print a line, at once."""
+        """Print a line at once."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no line is buffered."""
 
 
 # --- the live panel ----------------------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ class PlainView:
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def trend(values: "deque[float]") -> str:
-    """The values as a row of bars, from the lowest to the highest of them."""
+def sparkline(values: "deque[float]") -> str:
+    """Return the values as a row of bars."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""
@@ -109,7 +109,7 @@ def trend(values: "deque[float]") -> str:
     return "".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in known)
 
 
-# Rows of the panel: title, then (label, metric, format) each; the first metric of a row also shows its trend.
+# Rows of the panel: title, then (label, metric, format) each; the first metric of a row also has a sparkline.
 ROWS = (
     (
         "reward",
@@ -147,7 +147,7 @@ ROWS = (
 
 
 class LiveView:
-    """A panel that is redrawn twice a second, so that it shows who waits for whom between steps too."""
+    """Draws a panel twice a second, so that open waits are current between steps too."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, force_terminal=True)
@@ -166,7 +166,7 @@ class LiveView:
         self._live.start()
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
-        """Take the step's numbers; those that a step does not have stay as they were."""
+        """Update the panel; metrics that a step does not have keep their last value."""
         self._step, self._steps, self._deadlines = step, steps, deadlines
         self._metrics = {**self._metrics, **metrics}
         for _, ((_, name, _), *_) in ROWS:
@@ -188,8 +188,10 @@ class LiveView:
             if known:
                 history = self._history.get(cells[0][1], deque())
                 numbers = "   ".join(f"{label} {value}".strip() for label, value in known)
-                table.add_row(Text(title, style="bold"), Text(numbers), Text(trend(history), style="cyan"))
-        table.add_row(Text("waiting", style="bold"), Text(_waiting(self._deadlines.open() if self._deadlines else [])))
+                table.add_row(Text(title, style="bold"), Text(numbers), Text(sparkline(history), style="cyan"))
+        table.add_row(
+            Text("waiting", style="bold"), Text(_format_waits(self._deadlines.open() if self._deadlines else []))
+        )
         progress = Table.grid(padding=(0, 1))
         progress.add_row(
             Text(f"step {self._step}/{self._steps or '?'}"),
@@ -199,8 +201,8 @@ class LiveView:
         return Panel(Group(progress, table), title=Text(self._name, style="bold"), title_align="left")
 
 
-def _waiting(deadlines: list[Wait]) -> str:
-    """Who waits for whom; equal waits are counted, since hundreds of episodes may wait for one engine."""
+def _format_waits(deadlines: list[Wait]) -> str:
+    """Return who waits for whom; equal waits are counted, since hundreds of episodes may wait for one engine."""
     counts: dict[str, int] = {}
     for wait in deadlines:
         what = f"{wait.owner.split(' ')[0]} → {wait.on}"

@@ -1,7 +1,7 @@
-"""Numbers of a run: recorded at any moment, reduced once a step, written as one line of JSON.
+"""Metrics of a run: recorded at any time, reduced once a step, and written as one line of JSON.
 
-How a metric is reduced is declared, or follows from its name: the last word after `/` or `_` being `max`, `min`, `sum`
-(or `total`, `count`) or `last` says it; every other metric is a weighted mean.
+The reduction of a metric is declared, or follows from the last word of its name after `/` or `_`: `max`, `min`, `sum` (also
+`total`, `count`) or `last`. Every other metric is a weighted mean.
 """
 
 import json
@@ -16,7 +16,7 @@ from antiphon.record.run_dir import replace_nonfinite
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 Entry = tuple[float, float]  # value, weight
 
-# Metrics of the loop whose names say something else than their reduction.
+# Metrics of the loop whose names do not say their reduction.
 DECLARED: Mapping[str, Reduction] = {
     "groups/filtered": "sum",
     "engines/live": "last",
@@ -43,7 +43,7 @@ _BY_NAME: Mapping[str, Reduction] = {
 
 def _mean(entries: Sequence[Entry]) -> float:
     weight = sum(w for _, w in entries)
-    # Without weight there is nothing to be the mean of; null in the file tells it from a zero.
+    # Without weight there is no mean; it becomes null in the file, unlike a zero.
     return sum(v * w for v, w in entries) / weight if weight else float("nan")
 
 
@@ -57,7 +57,7 @@ REDUCE: Mapping[Reduction, Callable[[Sequence[Entry]], float]] = {
 
 
 def find_reduction(name: str, declared: Mapping[str, Reduction] = DECLARED) -> Reduction:
-    """How the metric `name` is reduced over a step."""
+    """Return the reduction of a metric over a step."""
     return declared.get(name) or _BY_NAME.get(re.split(r"[/_]", name)[-1], "mean")
 
 
@@ -65,16 +65,21 @@ class Metrics:
     """Collects metrics between two steps and appends them to `metrics.jsonl`."""
 
     def __init__(self, path: Path, declared: Mapping[str, Reduction] | None = None, *, lineage: int = 0) -> None:
-        """`declared` adds to the reductions that are known, or replaces them. `lineage` stands in every line: of the lines of
-        a step that was undone and done again, the last is the one that stands."""
+        """Append to a file.
+
+        Args:
+            path: The file.
+            declared: Reductions besides `DECLARED`, which they override.
+            lineage: Written to every line. Of several lines of one step, which was undone and done again, the last is valid.
+        """
         self._declared = {**DECLARED, **(declared or {})}
         self._entries: dict[str, list[Entry]] = {}
         self._lineage = lineage
-        _drop_torn_line(path)
+        _remove_partial_line(path)
         self._file = path.open("a", encoding="utf-8")
 
     def record(self, name: str, value: float, weight: float = 1) -> None:
-        """Add a value; `weight` counts in means only, and is not negative."""
+        """Add a value; `weight` counts only in means and must not be negative."""
         if weight < 0:
             raise ValueError(f"metric {name!r}: weight {weight} is negative")
         self._entries.setdefault(name, []).append((float(value), float(weight)))
@@ -85,7 +90,7 @@ class Metrics:
             self.record(name, value, weight)
 
     def flush(self, step: int) -> dict[str, float]:
-        """Reduce what was recorded since the last flush, append it as the line of `step`, and return it."""
+        """Reduce the values since the last flush, append them as the line of `step`, and return them."""
         values = {
             name: REDUCE[find_reduction(name, self._declared)](entries)
             for name, entries in sorted(self._entries.items())
@@ -98,7 +103,7 @@ class Metrics:
         return values
 
     def close(self) -> None:
-        """Close the file; what was not flushed is dropped."""
+        """Close the file; values that were not flushed are dropped."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -110,8 +115,8 @@ class Metrics:
         self.close()
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Cut off the unfinished last line that a killed process may have left, so that the next one does not join it."""
+def _remove_partial_line(path: Path) -> None:
+    """Remove an incomplete last line that a killed process left, so that the next line does not continue it."""
     if path.exists():
         with path.open("rb+") as file:
             content = file.read()

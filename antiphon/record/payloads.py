@@ -1,5 +1,8 @@
-"""Payloads that do not travel with their metas: whoever makes trajectories keeps them in files, whoever trains on them fetches
-them from there. What lies between has `PayloadReference`s."""
+"""Payloads that do not travel with their metadata.
+
+Rollout workers write trajectories to files, and the trainer process reads them from there. In between, a trajectory holds a
+`PayloadReference`.
+"""
 
 import asyncio
 import itertools
@@ -15,46 +18,46 @@ from antiphon.record.run_dir import atomic_write, make_write_error
 
 
 class PayloadWriter:
-    """The files in which one process keeps trajectories: what ends while one is written goes into the next."""
+    """Writes the trajectories of one process; those that end while a file is written go into the next file."""
 
     def __init__(self, rollouts: Path, name: str, lineage: int) -> None:
-        """`name` is nobody else's in `rollouts`, the folder that all processes of the run see."""
+        """Write to `rollouts`, which all processes of the run see, under names that begin with `name`, which no other uses."""
         self._rollouts = rollouts
         self._lineage = lineage
         self._names = (f"{name}-{number:06d}.parquet" for number in itertools.count())
         self._waiting: list[Trajectory] = []  # for the next file
         self._next: asyncio.Task[str] | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def keep(self, trajectory: Trajectory) -> Trajectory:
-        """The same, by reference; when this returns, its payload is durable. `RecordError` if nothing can be written."""
+    async def write(self, trajectory: Trajectory) -> Trajectory:
+        """Make a trajectory's payload durable, and return the trajectory with a reference to it."""
         if not trajectory.segments:
             return trajectory
         if not self._waiting:
-            self._next = asyncio.create_task(self._write(), name="rollouts")
+            self._next = asyncio.create_task(self._write_file(), name="rollouts")
         assert self._next is not None
         self._waiting.append(trajectory)
         file = await asyncio.shield(self._next)
         return replace(trajectory, payload=PayloadReference(file, trajectory.meta.id, trajectories.digest(trajectory)))
 
-    async def _write(self) -> str:
-        async with self._turn:
-            kept, self._waiting = self._waiting, []
+    async def _write_file(self) -> str:
+        async with self._lock:
+            waiting, self._waiting = self._waiting, []
             name = next(self._names)
-            await asyncio.to_thread(_write_whole, self._rollouts / name, self._lineage, kept)
+            await asyncio.to_thread(_write_durably, self._rollouts / name, self._lineage, waiting)
         return name
 
     async def close(self) -> None:
-        """Return when nothing is written any more."""
+        """Wait until the last file is written."""
         if self._next is not None:
             await asyncio.wait({self._next})
 
 
-def _write_whole(path: Path, lineage: int, kept: Sequence[Trajectory]) -> None:
-    """As `trajectories.write`, but the file is durable, or it is not there. `RecordError` if it cannot be written."""
+def _write_durably(path: Path, lineage: int, written: Sequence[Trajectory]) -> None:
+    """Write trajectories to a file that is durable or not there; raise `RecordError` if it cannot be written."""
     try:
         with atomic_write(path) as file:
-            trajectories.write(file, lineage, kept)
+            trajectories.write(file, lineage, written)
             hit("rollouts.write")
     except OSError as error:
         raise make_write_error(path, error) from error
@@ -62,14 +65,14 @@ def _write_whole(path: Path, lineage: int, kept: Sequence[Trajectory]) -> None:
 
 
 class PayloadReader:
-    """Fetches what is referred to, from the run's `rollouts`; the files of the last time are at hand."""
+    """Reads referenced payloads from the run's `rollouts`; the files of the last call are kept in memory."""
 
     def __init__(self, rollouts: Path) -> None:
         self._rollouts = rollouts
         self._files: dict[str, Mapping[AttemptId, Trajectory]] = {}
 
     def fetch(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with their segments. `RecordError` if one does not lie there as it was recorded."""
+        """Return groups with their segments; raise `RecordError` if a payload is not the one that was recorded."""
         known, self._files = self._files, {}
         return [
             replace(group, trajectories=tuple(self._fetch(each, known) for each in group.trajectories))
@@ -77,18 +80,18 @@ class PayloadReader:
         ]
 
     def _fetch(self, trajectory: Trajectory, known: Mapping[str, Mapping[AttemptId, Trajectory]]) -> Trajectory:
-        lies = trajectory.payload
-        if not isinstance(lies, PayloadReference):
+        reference = trajectory.payload
+        if not isinstance(reference, PayloadReference):
             return trajectory
-        path = self._rollouts / lies.file
-        if lies.file not in self._files:
+        path = self._rollouts / reference.file
+        if reference.file not in self._files:
             try:
-                self._files[lies.file] = known.get(lies.file) or trajectories.read(path)
+                self._files[reference.file] = known.get(reference.file) or trajectories.read(path)
             except RecordError as error:
                 raise RecordError(
-                    f"{path} cannot be read where the learner is: {error}; all nodes must see record.directory"
+                    f"{path} cannot be read by the learner: {error}; all nodes must see record.directory"
                 ) from error
-        found = self._files[lies.file].get(lies.attempt)
-        if found is None or trajectories.digest(found) != lies.digest:
-            raise RecordError(f"{path}: the trajectory of attempt {lies.attempt} is not the one that was recorded")
+        found = self._files[reference.file].get(reference.attempt)
+        if found is None or trajectories.digest(found) != reference.digest:
+            raise RecordError(f"{path}: the trajectory of attempt {reference.attempt} is not the one that was recorded")
         return replace(trajectory, payload=found.payload)

@@ -1,13 +1,12 @@
-"""Going on with a run that has ended in any way: at the newest checkpoint that is whole, with all that its ledger has.
+"""Continue a run after any kind of end, from its newest complete checkpoint and its ledger.
 
-What earlier lives did after that step is undone. Attempts that were alive are lost, and their prompts are offered again. A
-finished trajectory whose tokens come from versions that still stand is not sampled again: `ReusableRollouts` hands it to the
-group that asks for its prompt.
+What earlier lineages did after that step is marked undone. Attempts that were live are lost, and their prompts are drawn
+again. A finished trajectory whose tokens come from versions that are still part of the run is not sampled again:
+`ReusableRollouts` gives it to the group that draws its prompt.
 """
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,16 +16,15 @@ from typing import Any
 from antiphon import __version__
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, PayloadReference, Prompt, Trajectory
-from antiphon.record import reading, schema, trajectories
+from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import newest_checkpoint, read_state, set_aside_newer
-from antiphon.record.ledger import LedgerStore
-
-Identity = tuple[str, str, int]  # of a prompt: task, id, epoch
+from antiphon.record.reader import PromptKey, RunReader
+from antiphon.record.store import LedgerStore
 
 
 @dataclass(frozen=True, slots=True)
 class ReusableRollout:
-    """A trajectory that an earlier life of the run has finished."""
+    """A trajectory that an earlier lineage of the run finished."""
 
     started: int  # version
     origin: str
@@ -34,46 +32,46 @@ class ReusableRollout:
     _trajectory: Trajectory
 
     def trajectory(self, attempt: AttemptId) -> Trajectory:
-        """The trajectory, under the name that it has from now on."""
+        """Return the trajectory under the id of the attempt that reuses it."""
         return trajectories.with_id(self._trajectory, attempt)
 
 
 @dataclass(slots=True)
 class ReusableRollouts:
-    """Trajectories that wait for their prompts to be offered again."""
+    """Trajectories that wait for their prompts to be drawn again."""
 
-    by_prompt: dict[Identity, dict[int, ReusableRollout]] = field(default_factory=dict)  # by prompt and sibling
+    by_prompt: dict[PromptKey, dict[int, ReusableRollout]] = field(default_factory=dict)  # by prompt and sibling
 
     def exclude_tasks(self, tasks: Collection[str]) -> None:
-        """Do without those of `tasks`."""
-        self.by_prompt = {identity: found for identity, found in self.by_prompt.items() if identity[0] not in tasks}
+        """Discard the trajectories of some tasks."""
+        self.by_prompt = {key: found for key, found in self.by_prompt.items() if key.task not in tasks}
 
     def take(self, prompt: Prompt, oldest: int) -> Mapping[int, ReusableRollout]:
-        """Hand out those of a prompt that started at version `oldest` or later, by sibling."""
-        found = self.by_prompt.pop((prompt.task, prompt.id, prompt.epoch), {})
+        """Remove the trajectories of a prompt, and return those that started at version `oldest` or later, by sibling."""
+        found = self.by_prompt.pop(PromptKey(prompt.task, prompt.id, prompt.epoch), {})
         return {sibling: kept for sibling, kept in found.items() if kept.started >= oldest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """Where a run goes on."""
+    """The point at which a run continues."""
 
     checkpoint: Path
-    lineage: int  # the new one
-    state: Mapping[str, Any]  # that the checkpoint was saved with
+    lineage: int  # that was opened
+    state: Mapping[str, Any]  # saved with the checkpoint
     reusable: ReusableRollouts
-    lost: int  # attempts
+    lost: int  # attempts that were live
 
 
 class Lineages:
-    """Which version is which: one number can name several, of which later lives undid all but one."""
+    """Resolves version numbers: one number can name several versions, of which later lineages undid all but one."""
 
     def __init__(self, rows: Mapping[int, tuple[int | None, int]]) -> None:
-        """`rows` maps each lineage to its parent and the version at its cut."""
+        """Resolve among lineages; `rows` maps each to its parent and the version at its cut."""
         self._rows = rows
 
-    def origin(self, lineage: int, version: int) -> tuple[int, int]:
-        """The lineage that published the version which `lineage` knows by this number, and the number."""
+    def find_origin(self, lineage: int, version: int) -> tuple[int, int]:
+        """Return the lineage that published the version which `lineage` knows by this number, and the number."""
         parent, cut = self._rows[lineage]
         while parent is not None and version <= cut:
             lineage = parent
@@ -81,27 +79,37 @@ class Lineages:
         return lineage, version
 
     def is_current(self, lineage: int, version: int, now: int) -> bool:
-        """Whether a version of `lineage` is still one of the lineage `now`."""
-        return self.origin(lineage, version) == self.origin(now, version)
+        """Return True if a version of `lineage` is also a version of the lineage `now`."""
+        return self.find_origin(lineage, version) == self.find_origin(now, version)
 
 
 def open_first_lineage(store: LedgerStore) -> None:
-    """Open the first lineage of a run."""
+    """Record the first lineage of a run."""
     with store.connection as db:
         db.execute("INSERT INTO lineages VALUES (0, NULL, 0, 0, ?, NULL)", (code_version(),))
 
 
 def open_next_lineage(
-    store: LedgerStore, checkpoints: Path, max_age: int, tell: Callable[[str], None], *, refer: bool = False
+    store: LedgerStore, checkpoints: Path, max_age: int, report: Callable[[str], None], *, refer: bool = False
 ) -> ResumeState:
-    """Open the next lineage. `max_age` is the age up to which a trajectory may be trained on; `tell` hears what was passed
-    over; with `refer` the payloads of what returns stay where they are. `RecordError` if no checkpoint is whole."""
-    checkpoint = newest_checkpoint(checkpoints, tell)
+    """Record the next lineage of a run, from its newest complete checkpoint.
+
+    Args:
+        store: The run's ledger.
+        checkpoints: Folder of the run's checkpoints.
+        max_age: Age in versions up to which a trajectory may be trained on.
+        report: Receives a line for each damaged checkpoint.
+        refer: Leave the payloads of reusable trajectories in their files.
+
+    Raises:
+        RecordError: No checkpoint is complete, or the newest is one of supervised fine-tuning alone.
+    """
+    checkpoint = newest_checkpoint(checkpoints, report)
     set_aside_newer(checkpoint)
     state = read_state(checkpoint)
     if "scheduler" not in state:
         raise RecordError(
-            f"{checkpoint} is of supervised fine-tuning alone, which is not resumed; --overwrite starts anew"
+            f"{checkpoint} is a checkpoint of supervised fine-tuning alone, which cannot be resumed; --overwrite starts anew"
         )
     step, version, parent = state["step"], state["version"], state["lineage"]
     with store.connection as db:
@@ -120,44 +128,44 @@ def open_next_lineage(
         checkpoint=checkpoint,
         lineage=lineage,
         state=state,
-        reusable=find_reusable(store.connection, store.rollouts, lineage, version, version - max_age, refer=refer),
+        reusable=find_reusable(
+            RunReader(store.directory, store.connection), lineage, version, version - max_age, refer=refer
+        ),
         lost=sum(count for _, count in lost),
     )
 
 
 def find_reusable(
-    db: sqlite3.Connection, rollouts: Path, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
+    reader: RunReader, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
 ) -> ReusableRollouts:
-    """What lives before `lineage` have finished with versions up to `newest_version` that still stand, started at
-    `oldest_start` or later; with `refer`, by reference."""
-    rows = db.execute("SELECT lineage, parent, version FROM lineages").fetchall()
-    lineages = Lineages({number: (parent, version) for number, parent, version in rows})
-    finished = db.execute(
-        "SELECT a.lineage, a.grp, a.sibling, a.try, a.started, a.newest, a.file, a.digest, a.origin, p.task, p.id, p.epoch"
-        " FROM attempts a JOIN groups USING (lineage, grp) JOIN prompts p USING (prompt)"
-        " WHERE a.lineage < ? AND a.started >= ? AND a.newest <= ? AND a.file IS NOT NULL AND a.score IS NOT NULL"
-        " ORDER BY a.lineage, a.grp, a.sibling, a.try",
-        (lineage, oldest_start, newest_version),
-    )
-    content = cache(lambda file: trajectories.read(reading.resolve_file(rollouts, file)))
-    metas = cache(lambda file: trajectories.read_metas(reading.resolve_file(rollouts, file)))
-    found_all = ReusableRollouts()
-    for life, group, sibling, attempt, started, newest_token, file, digest, origin, *identity in finished:
-        if not lineages.is_current(life, newest_token, lineage):
+    """Find the trajectories of earlier lineages that a lineage may still train on.
+
+    Args:
+        reader: The run.
+        lineage: The lineage that reuses them.
+        newest_version: Version at its cut; no token may be newer.
+        oldest_start: Version before which no trajectory may have started.
+        refer: Leave payloads in their files.
+    """
+    lineages = Lineages({row.lineage: (row.parent, row.version) for row in reader.list_lineages()})
+    reusable = ReusableRollouts()
+    for row in reader.iterate_scored(lineage, oldest_start, newest_version):
+        assert row.newest is not None and row.file is not None  # the reader's condition
+        if not lineages.is_current(row.lineage, row.newest, lineage):
             continue
-        origin = origin or f"{life}:{group}.{sibling}.{attempt}"
-        made_by = AttemptId(*map(int, origin.partition(":")[2].split(".")))
-        lies = PayloadReference(file, made_by, digest)
-        found = Trajectory(meta=metas(file)[made_by], payload=lies) if refer else content(file)[made_by]
-        kept = ReusableRollout(started, origin, file, found)
-        task, name, epoch = identity
-        found_all.by_prompt.setdefault((task, name, epoch), {}).setdefault(sibling, kept)
-    return found_all
+        if refer:
+            payload = PayloadReference(row.file, row.made_by, row.digest or 0)
+            found = Trajectory(meta=reader.read_metas(row.file)[row.made_by], payload=payload)
+        else:
+            found = reader.read_trajectories(row.file)[row.made_by]
+        rollout = ReusableRollout(row.started, row.origin or row.name, row.file, found)
+        reusable.by_prompt.setdefault(row.prompt, {}).setdefault(row.id.sibling, rollout)
+    return reusable
 
 
 @cache
 def code_version() -> str:
-    """The version of this package, and a digest of its sources."""
+    """Return the version of this package and a digest of its sources."""
     root = Path(__file__).parent.parent
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(root.rglob("*.py")):

@@ -1,13 +1,13 @@
-"""The directory of a run, and writes that are whole or not there.
+"""The directory of a run, and atomic writes.
 
 runs/<name>/config.yaml      the resolved configuration
             metrics.jsonl    one line a step
-            summary.json     what the run came to
-            ledger.db        what became of every prompt, attempt and step
+            summary.json     results of the run
+            ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
-            events.jsonl     trace.json     every event of the control plane, and a picture of them; if asked for
+            events.jsonl     trace.json     events of the control plane and a trace of them, if asked for
             checkpoints/     logs/     tensorboard/
-            model/           what an offline verb trained
+            model/           the model that the run began with, or that an offline command trained
 """
 
 import errno
@@ -27,20 +27,20 @@ FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ER
 
 
 class RunDirectory:
-    """Where a run keeps what it makes. Nothing is written outside it."""
+    """The files of a run. A run writes nothing outside of its directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, root: str | Path, name: str, *, overwrite: bool = False) -> "RunDirectory":
-        """Make `<root>/<name>`. `ConfigError` if there are files in it, unless `overwrite` and a run wrote them."""
+        """Create `<root>/<name>`; raise `ConfigError` if it holds files, unless `overwrite` is set and a run wrote them."""
         path = Path(root) / name
         if path.exists() and (not path.is_dir() or any(not found.is_dir() for found in path.rglob("*"))):
             if not overwrite:
                 raise ConfigError(f"{path} exists already: give the run another name (name=...), or --overwrite it")
             if not (path / "config.yaml").is_file():
-                raise ConfigError(f"{path} holds something, but no run (no config.yaml); it is not overwritten")
+                raise ConfigError(f"{path} holds files, but no run (no config.yaml); it is not overwritten")
             _clear(path)
         run = cls(path)
         run.logs.mkdir(parents=True, exist_ok=True)
@@ -49,59 +49,59 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """File of the resolved configuration."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a step."""
+        """File with one JSON object a step."""
         return self.path / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """What the run came to."""
+        """File of the run's results."""
         return self.path / "summary.json"
 
     @property
     def events(self) -> Path:
-        """One JSON object an event, if asked for."""
+        """File with one JSON object an event, if asked for."""
         return self.path / "events.jsonl"
 
     @property
     def trace(self) -> Path:
-        """The events as a picture for ui.perfetto.dev."""
+        """File with the events as a trace for ui.perfetto.dev."""
         return self.path / "trace.json"
 
     @property
     def checkpoints(self) -> Path:
-        """One directory a checkpoint."""
+        """Folder with one directory a checkpoint."""
         return self.path / "checkpoints"
 
     @property
     def rollouts(self) -> Path:
-        """Trajectories."""
+        """Folder of the trajectories."""
         return self.path / "rollouts"
 
     @property
     def logs(self) -> Path:
-        """What workers print."""
+        """Folder of what workers print."""
         return self.path / "logs"
 
     @property
     def tensorboard(self) -> Path:
-        """Event files, if that tracker is on."""
+        """Folder of event files, if that tracker is on."""
         return self.path / "tensorboard"
 
     @classmethod
     def resume(cls, root: str | Path, name: str) -> "RunDirectory":
-        """The directory of a run that is to go on; `ConfigError` if there is none."""
+        """Return the directory of a run that is to continue; raise `ConfigError` if there is none."""
         run = cls(Path(root) / name)
         if not run.config.is_file():
             raise ConfigError(f"{run.path}: there is no run to resume (no config.yaml)")
         return run
 
     def write_config(self, text: str) -> None:
-        """Keep the resolved configuration."""
+        """Write the resolved configuration."""
         with atomic_write(self.config) as file:
             file.write(text.encode())
 
@@ -111,14 +111,14 @@ class RunDirectory:
 
 
 class RunLineage(NamedTuple):
-    """What writes to a run's record now."""
+    """The run directory and the lineage that is being recorded in it."""
 
     directory: RunDirectory
     lineage: int
 
 
 def _clear(path: Path) -> None:
-    # config.yaml goes last: a removal that is cut short still leaves what marks the directory as a run's.
+    # config.yaml goes last: it marks the directory as a run's, should the removal be interrupted.
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -127,13 +127,13 @@ def _clear(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. Numbers that are not finite become null: JSON has no name for them."""
+    """Write `value` as JSON, atomically. Numbers that are not finite become null, since JSON cannot express them."""
     with atomic_write(path) as file:
         file.write(json.dumps(replace_nonfinite(value), indent=2, allow_nan=False).encode() + b"\n")
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """`value` with None where a float is not finite."""
+    """Return `value` with None in place of floats that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -145,8 +145,10 @@ def replace_nonfinite(value: Any) -> Any:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends, and never before it is whole and on disk. When the
-    block raises, or the process dies in it, `path` keeps what it had."""
+    """Open a file that replaces `path` when the block ends, once it is complete and on disk.
+
+    If the block raises, or the process dies in it, `path` keeps its content.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -164,7 +166,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """`RecordError` if a disk that is full, or is not to be written to, ends what is done meanwhile for the run in `path`."""
+    """Raise `RecordError` in place of an `OSError` of a full or read-only disk; `path` is the run's directory."""
     try:
         yield
     except OSError as error:
@@ -174,15 +176,15 @@ def convert_write_errors(path: Path) -> Iterator[None]:
 
 
 def make_write_error(path: Path, error: Exception) -> RecordError:
-    """What to say when something of a run cannot be written."""
+    """Return the error for a file of a run that cannot be written."""
     return RecordError(
-        f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then go "
-        "on with --resume; a command that has no --resume begins again with --overwrite"
+        f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then "
+        "continue with --resume; a command without --resume starts anew with --overwrite"
     )
 
 
 def fsync(path: Path) -> None:
-    """Return when a file is on disk; or a directory, which holds the names of what lies in it, and so its renames."""
+    """Force a file to disk, or a directory, which holds the names of its files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What the events of a run say about who worked when. Reads what `events` writes, of a real run or a simulated one."""
+"""When engines and the learner worked, read from the events of a real or simulated run."""
 
 import json
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from antiphon.core.types import AttemptStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One request: when it went to an engine and came back, its tokens."""
+    """One request on an engine."""
 
     request: str  # group.sibling.try/turn
     engine: int
@@ -21,32 +21,32 @@ class Served:
 
     @property
     def group(self) -> str:
-        """Its siblings share it, and their prompt."""
+        """The group of its attempt."""
         return self.request.partition(".")[0]
 
     @property
     def attempt(self) -> str:
-        """Without the turn."""
+        """Its attempt."""
         return _attempt(self.request)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Requests, training steps and weight loads, in order of their ends. Seconds on the run's clock."""
+    """Requests, training steps and weight loads in the order of their ends, in seconds on the run's clock."""
 
     served: list[Served] = field(default_factory=list)
     busy: list[tuple[int, float, float]] = field(
         default_factory=list
-    )  # engine, and a request's time there, aborted or not
-    steps: list[tuple[float, float]] = field(default_factory=list)  # taken, published
+    )  # engine, begin and end of a request there, aborted or not
+    steps: list[tuple[float, float]] = field(default_factory=list)  # begin, publication
     loads: list[float] = field(default_factory=list)  # from a publication to each engine's first use of it
-    finished: dict[str, float] = field(default_factory=dict)  # attempt -> when its score was there
+    finished: dict[str, float] = field(default_factory=dict)  # attempt -> time of its score
 
     @classmethod
     def read(cls, lines: Iterable[str]) -> "Timeline":
-        """The timeline of a file of events."""
+        """Read the lines of a file of events."""
         timeline, taken, published = cls(), 0.0, 0.0
-        placed: dict[str, tuple[float, int, int]] = {}  # by attempt: since when, on which engine, tokens of the prompt
+        placed: dict[str, tuple[float, int, int]] = {}  # by attempt: time, engine, prompt tokens
         for line in lines:
             what = json.loads(line)
             now: float = what["t"]
@@ -83,21 +83,21 @@ class Timeline:
         return timeline
 
     def within(self, since: float, until: float) -> list[Served]:
-        """Requests that ran wholly between two moments."""
+        """Return the requests that began and ended between two times."""
         return [request for request in self.served if since <= request.placed and request.served <= until]
 
     def step_seconds(self, skip: int) -> float:
-        """Mean seconds from one publication to the next, after the first `skip`."""
+        """Return the mean seconds between publications, after the first `skip`."""
         ends = [published for _, published in self.steps[skip:]]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
     def learner_idle(self, skip: int) -> float:
-        """Share of the time in which no step was under way, after the first `skip` steps."""
+        """Return the share of time without a step, after the first `skip` steps."""
         since, until = self.steps[skip][1], self.steps[-1][1]
         return 1 - sum(published - taken for taken, published in self.steps[skip + 1 :]) / (until - since)
 
     def engines_idle(self, skip: int) -> float:
-        """Share of the time in which an engine had no request, mean over engines, after the first `skip` steps."""
+        """Return the share of time in which an engine had no request, averaged over engines, after the first `skip` steps."""
         since, until = self.steps[skip][1], self.steps[-1][1]
         spans: dict[int, list[tuple[float, float]]] = {}
         for engine, start, stop in self.busy:
@@ -111,7 +111,7 @@ def _attempt(request: str) -> str:
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(stop - max(start, end), 0.0)

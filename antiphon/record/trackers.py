@@ -1,4 +1,4 @@
-"""Trackers: where metrics go beside `metrics.jsonl`. None of them imports torch."""
+"""Trackers: destinations of metrics besides `metrics.jsonl`. None of them imports torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,17 +11,17 @@ Clock = Callable[[], float]
 
 
 class Tracker(Protocol):
-    """Takes the reduced metrics of each step."""
+    """Receives the reduced metrics of each step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of `step`."""
+        """Receive the metrics of `step`."""
 
     def close(self) -> None:
-        """Write what is still held."""
+        """Write what is buffered."""
 
 
 class TensorBoardTracker:
-    """Event files for TensorBoard: one scalar a metric. `clock` gives the wall time of events, seconds since 1970."""
+    """Writes event files for TensorBoard, one scalar a metric. `clock` returns the wall time in seconds since 1970."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         # tensorboard's own writer, which takes 0.3 s to import; torch's wrapper of it takes 6.
@@ -51,5 +51,5 @@ TRACKERS = Registry("tracker", {"tensorboard": "antiphon.record.trackers:TensorB
 
 
 def open_trackers(names: Iterable[str], run: Path, clock: Clock) -> list[Tracker]:
-    """The trackers called `names`, each with its own folder `<run>/<name>`."""
+    """Open trackers by name, each with its own folder `<run>/<name>`."""
     return [TRACKERS.resolve(name)(run / name.replace(":", "."), clock) for name in names]

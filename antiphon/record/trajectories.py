@@ -1,10 +1,10 @@
-"""Trajectories as Parquet, exact to the last bit: one row a segment, readable with pandas as they are.
+"""Trajectories as Parquet files, exact to the last bit, with one row a segment; pandas reads them.
 
     pandas.read_parquet("runs/tiny_arithmetic/rollouts")
 
 A row names its attempt (`lineage`, `grp`, `sibling`, `try`) and its place among the attempt's segments; `tokens`,
-`loss_mask`, `logprobs` and `versions` are lists of one length. What belongs to the whole attempt (prompt, score, failure) is
-repeated in each of its rows. `turns` and `streams` hold what only a program reads.
+`loss_mask`, `logprobs` and `versions` are lists of one length. Columns of the whole attempt (prompt, score, failure) are
+repeated in each of its rows. `turns` and `streams` are meant for programs.
 """
 
 import itertools
@@ -35,7 +35,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.record import reading
+from antiphon.record import safe_files
 
 _STREAM = pa.struct(
     [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int32())), ("data", pa.binary())]
@@ -92,7 +92,7 @@ def write(file: Path | IO[bytes], lineage: int, trajectories: Sequence[Trajector
         pa.array([_encode(meta).decode() for meta in metas], pa.string()),
     ]
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
-    # Hardly a log-prob comes twice: dictionaries would take half of the time, and of the file.
+    # Log-probs hardly repeat: dictionaries would take half of the time, and half of the file.
     pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
@@ -100,7 +100,7 @@ _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
 
 
 def digest(trajectory: Trajectory) -> int:
-    """A CRC-32 of what makes a trajectory what it is for the learner."""
+    """Return the CRC-32 of a trajectory's tokens, mask, log-probs and versions."""
     if isinstance(trajectory.payload, PayloadReference):
         return trajectory.payload.digest
     found = 0
@@ -111,9 +111,9 @@ def digest(trajectory: Trajectory) -> int:
 
 
 def read(path: Path) -> dict[AttemptId, Trajectory]:
-    """The trajectories of a file, by attempt. `RecordError` if it is damaged."""
-    table = reading.read_table(path, SCHEMA)
-    with reading.convert_read_errors(f"rollouts/{path.name}"):
+    """Read the trajectories of a file by attempt; raise `RecordError` if it is damaged."""
+    table = safe_files.read_table(path, SCHEMA)
+    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
         return _from_table(table)
 
 
@@ -137,9 +137,9 @@ def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
 
 
 def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
-    """The metas of the trajectories of a file, by attempt; no token is read."""
-    texts = reading.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
-    with reading.convert_read_errors(f"rollouts/{path.name}"):
+    """Read the metadata of the trajectories of a file by attempt, without tokens."""
+    texts = safe_files.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
+    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
         return {meta.id: meta for meta in map(_meta, texts)}
 
 
@@ -187,5 +187,5 @@ def _array(stream: dict[str, Any]) -> np.ndarray:
 
 
 def with_id(trajectory: Trajectory, attempt: AttemptId) -> Trajectory:
-    """The same under another name."""
+    """Return a trajectory with another id."""
     return replace(trajectory, meta=replace(trajectory.meta, id=attempt))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class EnvironmentFailed(Exception):
+class EnvironmentCallError(Exception):
     """The user's environment raised or took too long; becomes a `Failure`, never a score."""
 
 
@@ -22,7 +22,7 @@ async def call_environment(seconds: float, parse: Callable[[Any], T], method: Ca
         args: Its arguments.
 
     Raises:
-        EnvironmentFailed: If the method or `parse` raises, or time runs out.
+        EnvironmentCallError: If the method or `parse` raises, or time runs out.
     """
     limit = asyncio.timeout(seconds)
     try:
@@ -33,4 +33,4 @@ async def call_environment(seconds: float, parse: Callable[[Any], T], method: Ca
         return parse(result)
     except Exception as error:
         late = f"{method.__name__} took more than {seconds:g} s" if limit.expired() else ""
-        raise EnvironmentFailed(late or f"{type(error).__name__}: {error}") from error
+        raise EnvironmentCallError(late or f"{type(error).__name__}: {error}") from error

@@ -12,9 +12,9 @@ from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampl
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.attempt import UnscoredAttempt, find_bad_logprob
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.environment_call import EnvironmentFailed
+from antiphon.rollout.environment_call import EnvironmentCallError
 from antiphon.rollout.episode_loop import AttemptInputs, EnvironmentFactory, EpisodeContext, EpisodeLoop, Generate
-from antiphon.rollout.prompt_encoding import PromptEncoder, PromptFailed, Tokenizer
+from antiphon.rollout.prompt_encoding import PromptEncoder, PromptError, Tokenizer
 from antiphon.tasks.base import Transcript
 
 ScoreTranscript = Callable[[Prompt, Transcript], Awaitable[Score]]
@@ -146,9 +146,9 @@ async def _run_to_failure(episode: EpisodeLoop) -> Failure | None:
     """Run an episode; return what failed, or None."""
     try:
         await episode.run()
-    except EnvironmentFailed as error:
+    except EnvironmentCallError as error:
         return Failure(source="environment", message=str(error))
-    except PromptFailed as error:
+    except PromptError as error:
         return Failure(source="episode", message=str(error))
     except RequestError as error:
         return Failure(source="engine", message=str(error))

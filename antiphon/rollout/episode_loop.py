@@ -69,8 +69,8 @@ class EpisodeLoop:
         """Run the episode to its end.
 
         Raises:
-            EnvironmentFailed: If the environment raises, or takes too long.
-            PromptFailed: If a prompt cannot be encoded.
+            EnvironmentCallError: If the environment raises, or takes too long.
+            PromptError: If a prompt cannot be encoded.
             RequestError: If an engine refuses a request.
         """
         try:

@@ -15,7 +15,8 @@ import numpy as np
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDied
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.engines.base import Delta, GenerationHandle, InferenceEngine
+from antiphon.engines.base import GenerationHandle, InferenceEngine
+from antiphon.engines.deltas import Delta
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_state import EngineState

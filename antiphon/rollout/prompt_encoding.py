@@ -19,12 +19,12 @@ class Tokenizer(Protocol):
     def decode(self, tokens: IntArray) -> str: ...
 
 
-class PromptFailed(Exception):
+class PromptError(Exception):
     """Messages that cannot become a prompt; becomes a `Failure`, never a score."""
 
 
 class PromptEncoder:
-    """Encodes prompts and observations; raises `PromptFailed` for what the tokenizer or its chat template refuses."""
+    """Encodes prompts and observations; raises `PromptError` for what the tokenizer or its chat template refuses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -40,7 +40,7 @@ class PromptEncoder:
         """Return the tokens of a prompt, at least one."""
         tokens = _encode(self.tokenizer.encode_prompt, messages)
         if not len(tokens):
-            raise PromptFailed(f"the prompt has no tokens: its {len(messages)} messages are empty")
+            raise PromptError(f"the prompt has no tokens: its {len(messages)} messages are empty")
         return tokens
 
     def encode_observation(self, messages: list[Message], observation: Message, last_token: int | None) -> IntArray:
@@ -53,4 +53,4 @@ def _encode(encode: Callable[..., IntArray], *args: Any, **options: Any) -> IntA
     try:
         return encode(*args, **options)
     except DataError as error:
-        raise PromptFailed(str(error)) from error
+        raise PromptError(str(error)) from error

@@ -25,6 +25,7 @@ from antiphon.run.loop import Run
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
+from antiphon.run.user_algorithm import add_declared_needs
 from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
@@ -40,6 +41,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
         resume: Go on with the run of this name from its newest checkpoint.
     """
     async with AsyncExitStack() as stack:
+        config = add_declared_needs(config)
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started
         check_servers(config)
         check_installed(config.learner.kind)

@@ -9,7 +9,7 @@ from typing import Any
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import DataError, WorkerDied
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
-from antiphon.learning.config import MeshesConfig
+from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors

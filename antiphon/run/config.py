@@ -3,22 +3,20 @@
 `RunConfig` refuses combinations that cannot work (`run.config_checks`).
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.core.config import Config, Problems
+from antiphon.core.config import Config, add_import_folder, load
+from antiphon.core.errors import Problems
+from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
-from antiphon.learning.config import (
-    CheckpointConfig,
-    CriticConfig,
-    LearnerConfig,
-    MeshesConfig,
-    SftConfig,
-    TeacherConfig,
-)
+from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
+from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.config import RecordConfig
 from antiphon.rollout.config import RolloutConfig
 from antiphon.run.config_checks import find_problems
@@ -109,7 +107,7 @@ class RunConfig(Config):
 
         The reference of adapters is the learner's own model, and counts 0.
         """
-        reference = "reference_logprobs" in self.algorithm.needed and self.learner.lora is None
+        reference = REFERENCE_LOGPROBS in self.algorithm.required_streams and self.learner.lora is None
         critics = self.critic.count if self.critic else 0
         return {"learner": 1, "reference": int(reference), "critic": critics, "teacher": len(self.teachers)}
 
@@ -120,7 +118,7 @@ class RunConfig(Config):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})
-        return settings.on(own) if own else settings
+        return settings.with_mesh(own) if own else settings
 
     def mesh_of(self, role: str) -> str:
         """Return the dotted key of a role's mesh."""
@@ -144,3 +142,12 @@ class RunConfig(Config):
             "optimiser steps a step": updates,
             "optimiser steps in total": updates * self.steps,
         }
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the run configuration in a YAML file, changed by overrides such as `rollout.group_size=4`.
+
+    The file's folder is put on the import path, so that the YAML can name `module:attribute` beside it.
+    """
+    add_import_folder(path)
+    return load(path, overrides, model=RunConfig)

@@ -42,8 +42,12 @@ def check_same(written: Path, config: RunConfig) -> None:
     for path in sorted(before.keys() | now.keys()):
         if before.get(path) != now.get(path) and not path.startswith(CHANGEABLE):
             raise ConfigError(
-                f"{written}: {path} was {before.get(path)!r} and is {now.get(path)!r} now: that would be another run. "
-                f"A resume may change {', '.join(CHANGEABLE)}"
+                f"was {before.get(path)!r} and is {now.get(path)!r} now: that would be another run. "
+                f"A resume may change {', '.join(CHANGEABLE)}",
+                key=path,
+                value=now.get(path),
+                valid=CHANGEABLE,
+                path=str(written),
             )
 
 

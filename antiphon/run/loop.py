@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from antiphon.algorithms.rewards import Controllers, restore_controllers
 from antiphon.core.errors import StallError
 from antiphon.core.types import AttemptId, Group, Prompt, Sampling, Trajectory
-from antiphon.learning.batch import supervised_batch
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.record.resume import ResumeState, code_version
 from antiphon.rollout.evaluation import Evaluation, evaluate
 from antiphon.rollout.scheduler import Scheduler

@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.cluster.devices import as_seen
+from antiphon.cluster.devices import with_visible_gpus
 from antiphon.cluster.placement import Placement, gpus_of
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.rpc import STARTED, AsyncWorker, handlers_of
@@ -62,7 +62,7 @@ class RolloutWorkerProcess(AsyncWorker):
         self._model = Path(model)
         self._config = config
         gpus = gpus_of(each.place for each in devices)
-        self._devices = [each._replace(place=each.place and as_seen(each.place, gpus)) for each in devices]
+        self._devices = [each._replace(place=each.place and with_visible_gpus(each.place, gpus)) for each in devices]
         self._lineage = lineage
         self._events = _ForwardedEvents(self._reply, record_events, serial * ENGINES)
         self._rollouts: LocalRollouts | None = None
@@ -106,7 +106,7 @@ class RolloutWorkerProcess(AsyncWorker):
 async def _store(files: PayloadWriter, trajectory: Trajectory) -> Trajectory:
     """Keep the payload of a trajectory in a file; return the trajectory with a reference and statistics of its text."""
     meta = replace(trajectory.meta, wording=text_statistics(trajectory.segments))
-    return await files.keep(replace(trajectory, meta=meta))
+    return await files.write(replace(trajectory, meta=meta))
 
 
 class _ForwardedEvents(Events):

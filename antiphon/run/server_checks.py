@@ -21,11 +21,13 @@ def check_servers(config: RunConfig) -> None:
             read_secret(servers.key)
         if servers.flavour not in LOADABLE_FLAVOURS:
             raise ConfigError(
-                f"{at}.options.flavour: a server of flavour {servers.flavour!r} cannot be given weights, and is for "
-                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADABLE_FLAVOURS))}"
+                f"a server of flavour {servers.flavour!r} cannot be given weights, and is for "
+                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADABLE_FLAVOURS))}",
+                key=f"{at}.options.flavour",
             )
         if config.rollout.on_update is OnUpdate.KEEP:
             raise ConfigError(
-                f"rollout.on_update: 'keep' is not for servers ({at}.kind): what they send does not tell which weights a "
-                "token came from; valid are recompute, restart and drain"
+                f"'keep' is not for servers ({at}.kind): what they send does not tell which weights a "
+                "token came from; valid are recompute, restart and drain",
+                key="rollout.on_update",
             )

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from antiphon.cluster.base import CLUSTERS, Cluster
-from antiphon.cluster.devices import as_seen
+from antiphon.cluster.devices import with_visible_gpus
 from antiphon.cluster.placement import TRAINING, Placement
 from antiphon.core.rpc import AsyncWorker, handlers_of
 from antiphon.record.payloads import PayloadReader
@@ -29,7 +29,9 @@ class TrainerProcess(AsyncWorker):
         self._config = config
         self._directory = directory
         gpus = placement.training_gpus
-        own = {role: tuple(as_seen(place, gpus) for place in placement.there(role)) for role in TRAINING}
+        own = {
+            role: tuple(with_visible_gpus(place, gpus) for place in placement.known_places(role)) for role in TRAINING
+        }
         self._placement = Placement(own)
         super().__init__()
 

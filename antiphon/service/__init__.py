@@ -1,0 +1,1 @@
+"""Services outside of a run: the model server."""

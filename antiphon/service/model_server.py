@@ -1,4 +1,4 @@
-"""Serving a model that was trained, or any other: its engines, and the gateway before them."""
+"""Serve a model over HTTP: its engines and the gateway in front of them."""
 
 import asyncio
 import json
@@ -16,59 +16,76 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.engines.config import EngineConfig
 from antiphon.inspect.recorded_config import load_recorded
-from antiphon.record import reading
+from antiphon.record import safe_files
 from antiphon.record.checkpoint import newest_checkpoint
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.run.device_assignment import EngineStarter
-from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 
-# What an engine of a run may say of the engines that serve it: kinds and numbers, up to these. A program, an address or options
-# of a library are for whoever serves to give.
-KINDS = ("native", "vllm")
-NUMBERS = {"replicas": 64, "slots": 65_536, "max_length": 1 << 24, "prefill_tokens": 1 << 20, "threads": 256}
-WORDS = {"dtype": r"[a-z]+[0-9]+", "device": r"[a-z]+(:[0-9]+)?"}
+# The settings of a run's engines that are used to serve it: kinds, and numbers up to a limit. Programs, addresses and options
+# of a library must come from the user.
+ALLOWED_KINDS = ("native", "vllm")
+MAX_VALUES = {"replicas": 64, "slots": 65_536, "max_length": 1 << 24, "prefill_tokens": 1 << 20, "threads": 256}
+ALLOWED_PATTERNS = {"dtype": r"[a-z]+[0-9]+", "device": r"[a-z]+(:[0-9]+)?"}
 
 
 def load_serving_config(
-    target: str, path: Path | None, overrides: Sequence[str], tell: Callable[[str], None] = print
+    target: str, path: Path | None, overrides: Sequence[str], report: Callable[[str], None] = print
 ) -> tuple[str, ServeConfig]:
-    """Where the model lies that `target`, a model or the directory of a run, means, and how it is to be served: as the file and
-    the overrides say, with the engines of the run by default. `tell` hears what of them is not taken over."""
+    """Find the model to serve and load its settings.
+
+    Args:
+        target: Model directory, or run directory: its newest checkpoint is served with the run's engine settings by default.
+        path: YAML file of settings.
+        overrides: Settings that replace those of the file.
+        report: Receives a line for each engine setting of the run that is not used.
+
+    Returns:
+        The model directory and the settings.
+    """
     if ":" in target:
         raise ConfigError(
-            f"model {target!r}: a function that makes a model cannot be served; give the directory it made"
+            f"model {target!r}: a function that makes a model cannot be served; give the directory that it made"
         )
     run = Path(target)
     if not ((run / "config.yaml").exists() and (run / "checkpoints").is_dir()):
         return target, load(path, overrides, model=ServeConfig)
-    usual, had = EngineConfig().model_dump(mode="json"), load_recorded(run).engine.model_dump(mode="json")
-    changed = {key: value for key, value in had.items() if value != usual[key]}
-    taken = {key: value for key, value in changed.items() if _is_harmless(key, value)}
-    for key in changed.keys() - taken.keys():
-        tell(f"engine.{key} of the run is not taken over; engine.{key}=... gives one")
-    engine = [f"engine.{key}={json.dumps(value)}" for key, value in taken.items()]
-    model = newest_checkpoint(reading.resolve_path(run, "checkpoints"), tell)
+    defaults, recorded = EngineConfig().model_dump(mode="json"), load_recorded(run).engine.model_dump(mode="json")
+    changed = {key: value for key, value in recorded.items() if value != defaults[key]}
+    used = {key: value for key, value in changed.items() if _is_harmless(key, value)}
+    for key in changed.keys() - used.keys():
+        report(f"engine.{key} of the run is not used; set it with engine.{key}=...")
+    engine = [f"engine.{key}={json.dumps(value)}" for key, value in used.items()]
+    model = newest_checkpoint(safe_files.resolve_path(run, "checkpoints"), report)
     return str(model), load(path, [*engine, *overrides], model=ServeConfig)
 
 
 def _is_harmless(key: str, value: Any) -> bool:
-    """Return True if a setting of a run's engine starts no program, and asks for no more than a machine may have."""
-    if key in NUMBERS:
-        return bool(value <= NUMBERS[key])
-    return (key == "kind" and value in KINDS) or (key in WORDS and re.fullmatch(WORDS[key], value) is not None)
+    """Return True if a setting of a run's engine starts no program and asks for no more than a machine may have."""
+    if key in MAX_VALUES:
+        return bool(value <= MAX_VALUES[key])
+    pattern = ALLOWED_PATTERNS.get(key)
+    return (key == "kind" and value in ALLOWED_KINDS) or (
+        pattern is not None and re.fullmatch(pattern, value) is not None
+    )
 
 
 def serve(target: str, config: ServeConfig, token: str, announce: Callable[[str], None]) -> None:
-    """Serve the model at `target` to who has the token, until SIGTERM or SIGINT; `announce` is told the address when all is
-    ready."""
+    """Serve a model to clients that have the token, until SIGTERM or SIGINT.
+
+    Args:
+        target: Model directory.
+        config: Settings.
+        token: Token of the clients.
+        announce: Receives the address when the server is ready.
+    """
     TOOL_FORMATS.resolve(config.tools)
     asyncio.run(_serve(target, config, token, announce))
 

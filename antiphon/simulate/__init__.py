@@ -1,1 +1,1 @@
-"""What would happen: the loop, the scheduler and the pool of a real run, unchanged, on a virtual clock."""
+"""Simulated runs in virtual time: engines, learner, environments, faults, and the planner that predicts real runs."""

@@ -1,7 +1,7 @@
-"""Virtual time for asyncio: the clock stands still while anything can run, and jumps to the next timer when nothing can.
+"""Virtual time for asyncio: the clock stands still while any task can run, and jumps to the next timer when none can.
 
-An hour of timers takes as long as the Python between them. Nothing sleeps, and nothing of the outside world takes part:
-no threads, no sockets. So one program has one execution, the same every time.
+An hour of timers takes as long as the Python between them. There are no sleeps, threads or sockets, so a program runs the same
+way every time.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from antiphon.core.errors import StallError, StateError
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-ROUNDS = 100_000
+ROUNDS = 100_000  # of the loop at one time, after which it is taken to be endless
 
 
-class _Jump(selectors.BaseSelector):
-    """Where an event loop waits for the outside world, this moves the clock instead."""
+class _ClockSelector(selectors.BaseSelector):
+    """Moves the clock where an event loop would wait for input and output."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class _Jump(selectors.BaseSelector):
             raise StallError("nothing can happen any more: no task is ready and no timer is set")
         self._rounds = self._rounds + 1 if timeout <= 0 else 0
         if self._rounds > ROUNDS:
-            raise StallError(f"{ROUNDS} rounds of the loop and no time has passed: something goes in circles")
+            raise StallError(f"{ROUNDS} rounds of the loop and no time has passed: tasks wake each other endlessly")
         self.now += max(timeout, 0.0)
         return []
 
@@ -51,24 +51,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time` is virtual and begins at 0."""
 
     def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
+        self._clock_selector = _ClockSelector()
+        super().__init__(self._clock_selector)
         self._clock_resolution = 1e-9  # seconds; more than the rounding of `now + (when - now)` for half a year
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self._jump.now
+        """Return the virtual seconds since the loop was made."""
+        return self._clock_selector.now
 
     def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Refused, as asyncio does where it cannot: signals arrive through a pipe that is not read here."""
+        """Raise `RuntimeError`, as asyncio does without signals: they would arrive through a pipe that is not read here."""
         raise RuntimeError("no signals in virtual time")
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Refused: a thread's work takes real time, which there is none of here."""
-        raise StateError(f"{getattr(func, '__qualname__', func)} wants a thread; in virtual time there are none")
+        """Raise `StateError`: a thread's work takes real time."""
+        raise StateError(f"{getattr(func, '__qualname__', func)} needs a thread; in virtual time there are none")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time; `StallError` if everything waits and no timer will end it."""
+    """Run a coroutine in virtual time; raise `StallError` if every task waits and no timer is set."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

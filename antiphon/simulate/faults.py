@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: faults at named points, when they are due or by chance, drawn from the run's seed."""
+"""Faults of a simulation, injected at named points: at times or by chance, drawn from the run's seed."""
 
 import asyncio
 import math
@@ -29,54 +29,54 @@ class FaultConfig(Config):
         "reward.lost",
         "learner.crash",
     ]
-    """Where: crash, hang and slow affect one engine, drawn anew each time; the others what is called just then."""
+    """`engine.crash`, `.hang` and `.slow` affect one engine, drawn anew each time; the others affect the current call."""
     at: float = Field(0.0, ge=0.0)
-    """Of crash, hang and slow: the second of the first time."""
+    """For crash, hang and slow of engines: second of the first fault."""
     every: float = Field(math.inf, gt=0.0)
-    """Of these three: seconds to the next time, in the mean of an exponential distribution."""
+    """For these three: mean seconds to the next fault, exponentially distributed."""
     chance: float = Field(0.0, ge=0.0, le=1.0)
-    """Of the others: the probability at each call."""
+    """For the others: probability at each call."""
     factor: float = Field(10.0, ge=1.0)
-    """What is slow takes so many times as long."""
+    """Factor on the time of what is slow."""
     seconds: float = Field(math.inf, gt=0.0)
-    """How long an engine is slow."""
+    """Seconds for which an engine is slow."""
 
     @model_validator(mode="after")
-    def _whole(self) -> "FaultConfig":
+    def _check_trigger(self) -> "FaultConfig":
         if self.point in TIMED and self.chance:
-            raise ValueError(f"{self.point} happens in time (at, every), not by chance")
+            raise ValueError(f"{self.point} happens at times (at, every), not by chance")
         if self.point not in TIMED and not self.chance:
             raise ValueError(f"{self.point} happens by chance: give it one")
         return self
 
 
 class Faults:
-    """The faults of one simulation."""
+    """Draws and injects the faults of one simulation."""
 
     def __init__(self, faults: Sequence[FaultConfig], seed: int, events: Events) -> None:
         self._faults = faults
-        self._draw = generator(seed, "faults")
+        self._rng = generator(seed, "faults")
         self._events = events
 
     def should_fail(self, point: str) -> bool:
-        """Whether a fault befalls this call."""
-        return any(self._happens(fault) for fault in self._faults if fault.point == point)
+        """Return True if a fault hits this call."""
+        return any(self._draw_fault(fault) for fault in self._faults if fault.point == point)
 
     def slow_factor(self, point: str) -> float:
-        """How many times as long this takes."""
-        return math.prod(fault.factor for fault in self._faults if fault.point == point and self._happens(fault))
+        """Return the factor on the time of this call."""
+        return math.prod(fault.factor for fault in self._faults if fault.point == point and self._draw_fault(fault))
 
     async def inject(self, engines: Callable[[], Sequence[SimulatedEngine]]) -> None:
-        """Let engines crash, hang and be slow when it is time; runs until it is cancelled."""
+        """Make engines crash, hang and be slow at the faults' times; runs until it is cancelled."""
         async with asyncio.TaskGroup() as owner:
             for fault in self._faults:
                 if fault.point in TIMED:
-                    owner.create_task(self._repeat(fault, engines), name=fault.point)
+                    owner.create_task(self._inject_repeatedly(fault, engines), name=fault.point)
 
-    async def _repeat(self, fault: FaultConfig, engines: Callable[[], Sequence[SimulatedEngine]]) -> None:
+    async def _inject_repeatedly(self, fault: FaultConfig, engines: Callable[[], Sequence[SimulatedEngine]]) -> None:
         await asyncio.sleep(fault.at)
         while living := [engine for engine in engines() if engine.dead is None]:
-            engine = living[int(self._draw.integers(len(living)))]
+            engine = living[int(self._rng.integers(len(living)))]
             self._events.add("fault", point=fault.point)
             match fault.point:
                 case "engine.crash":
@@ -89,10 +89,10 @@ class Faults:
                         asyncio.get_running_loop().call_later(fault.seconds, engine.recover)
             if fault.every == math.inf:
                 return
-            await asyncio.sleep(self._draw.exponential(fault.every))
+            await asyncio.sleep(self._rng.exponential(fault.every))
 
-    def _happens(self, fault: FaultConfig) -> bool:
-        happens = bool(self._draw.random() < fault.chance)
-        if happens:
+    def _draw_fault(self, fault: FaultConfig) -> bool:
+        is_hit = bool(self._rng.random() < fault.chance)
+        if is_hit:
             self._events.add("fault", point=fault.point)
-        return happens
+        return is_hit

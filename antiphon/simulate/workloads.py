@@ -1,4 +1,4 @@
-"""Distributions of lengths and latencies, drawn by name: equal seeds and names give equal numbers, in any order of asking."""
+"""Distributions of lengths and latencies, drawn by name: equal seeds and names give equal numbers, in any order of calls."""
 
 import math
 from statistics import NormalDist
@@ -13,23 +13,23 @@ _STANDARD = NormalDist()
 
 
 class DistributionConfig(Config):
-    """A distribution of numbers of at least `minimum` and at most `maximum`; what lies beyond is moved to the bound."""
+    """A distribution of numbers, clipped to `minimum` and `maximum`."""
 
     kind: Literal["constant", "uniform", "normal", "lognormal", "pareto", "trace"] = "constant"
     mean: float = Field(1.0, ge=0.0)
-    """Of the distribution before its bounds; of a trace, what its values are scaled to, and 0 leaves them as they are."""
+    """Mean before clipping. The values of a trace are scaled to this mean; 0 leaves them as they are."""
     spread: float = Field(0.0, ge=0.0)
-    """uniform: half the width. normal: standard deviation. lognormal: that of the logarithm. pareto: the exponent of the
-    tail, above 1."""
+    """uniform: half the width. normal: standard deviation. lognormal: standard deviation of the logarithm. pareto: exponent of
+    the tail, above 1."""
     values: tuple[float, ...] = ()
-    """trace: what was measured."""
+    """trace: measured values."""
     minimum: float = 0.0
     maximum: float = math.inf
     shared: float = Field(0.0, ge=0.0, le=1.0)
-    """How alike draws for one thing are (answers to one prompt): their correlation, before the distribution is applied."""
+    """Correlation of draws that share a key (responses to one prompt), before the distribution is applied."""
 
     @model_validator(mode="after")
-    def _whole(self) -> "DistributionConfig":
+    def _check_parameters(self) -> "DistributionConfig":
         if self.kind == "trace" and not (self.values and (sum(self.values) or not self.mean)):
             raise ValueError("a trace needs values, and their mean cannot be scaled if it is 0")
         if self.kind == "pareto" and self.spread <= 1:
@@ -39,7 +39,7 @@ class DistributionConfig(Config):
         return self
 
     def quantile(self, share: float) -> float:
-        """The number that a `share` in (0, 1) of draws does not exceed."""
+        """Return the number that a `share` in (0, 1) of draws does not exceed."""
         match self.kind:
             case "constant":
                 number = self.mean
@@ -56,21 +56,21 @@ class DistributionConfig(Config):
                 number = scale * sorted(self.values)[int(share * len(self.values))]
         return min(max(number, self.minimum), self.maximum)
 
-    def draw_alike(self, thing: int, seed: int) -> float:
-        """A draw of `seed`, correlated with other seeds' draws for the same `thing`."""
+    def draw_correlated(self, key: int, seed: int) -> float:
+        """Draw with `seed`, correlated with other seeds' draws for the same `key`."""
         if not self.shared:
             return self.draw(seed)
-        common, own = (_STANDARD.inv_cdf(_share(number)) for number in (thing, derive(seed)))
+        common, own = (_STANDARD.inv_cdf(_to_unit_interval(number)) for number in (key, derive(seed)))
         mixed = math.sqrt(self.shared) * common + math.sqrt(1 - self.shared) * own
         return self.quantile(min(max(_STANDARD.cdf(mixed), 1e-12), 1 - 1e-12))
 
     def draw(self, seed: int, *names: str | int) -> float:
-        """The draw of the stream `names` of the run seeded with `seed`."""
+        """Draw from the stream `names` of a seed."""
         if self.kind == "constant":
             return self.quantile(0.5)
-        return self.quantile(_share(derive(seed, *names)))
+        return self.quantile(_to_unit_interval(derive(seed, *names)))
 
 
-def _share(number: int) -> float:
-    """A seed as a number between 0 and 1."""
+def _to_unit_interval(number: int) -> float:
+    """Map a seed to a number between 0 and 1."""
     return (number + 0.5) / 2**63

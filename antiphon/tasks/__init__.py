@@ -1,0 +1,1 @@
+"""Tasks: prompts, environments and rewards."""

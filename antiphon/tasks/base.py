@@ -1,4 +1,4 @@
-"""The seams of a task: where prompts come from, what the policy acts in, who judges."""
+"""The interfaces of a task: environments, rewards, and the transcript that a reward sees."""
 
 import math
 import reprlib
@@ -17,61 +17,61 @@ FLAG_PREFIX = "mark/"
 
 
 class Environment(Protocol):
-    """A single-use world of text, in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
+    """A single-use text environment in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
 
     def reset(self, seed: int) -> Reset | Awaitable[Reset]:
-        """Begin; return the first observation and info."""
+        """Begin an episode; return the first observation and info."""
 
     def step(self, action: str) -> Step | Awaitable[Step]:
-        """Act; return observation, reward, terminated, truncated, info."""
+        """Take one action; return observation, reward, terminated, truncated, info."""
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what the environment holds."""
+        """Release what the environment holds."""
 
 
 class Reward(Protocol):
-    """Judges one trajectory. Runs in a worker process that may be killed; may raise: that leaves the trajectory ungraded."""
+    """Scores one trajectory in a worker process that may be killed; if it raises, the trajectory is left ungraded."""
 
     def __call__(self, prompt: Prompt, transcript: "Transcript") -> Score | float:
-        """The verdict on `transcript` as an answer to `prompt`; a float stands for a scored verdict."""
+        """Score `transcript` as an answer to `prompt`; a float stands for a score."""
 
 
 class GroupReward(Protocol):
-    """Judges the siblings of a group together, once each has a score of its own; runs where rewards do."""
+    """Scores the siblings of a group together, once each has a score of its own; runs where rewards run."""
 
     def __call__(
         self, prompt: Prompt, transcripts: "Sequence[Transcript]", scores: Sequence[Score]
     ) -> Sequence[Score | float]:
-        """The final verdict on each, in their order. May raise: that leaves them all ungraded."""
+        """Return the final score of each, in their order; if it raises, all are left ungraded."""
 
 
-def as_score(verdict: Any) -> Score:
-    """Return a reward's verdict as a score of plain floats; `TypeError` if it is neither a score nor a number."""
-    if isinstance(verdict, Score):
-        parts = {str(name): float(value) for name, value in verdict.parts.items()}
-        return replace(verdict, parts=parts, turns=tuple(map(float, verdict.turns)))
-    if isinstance(verdict, str) or not hasattr(verdict, "__float__"):
-        raise TypeError(f"the reward returned {type(verdict).__name__}, expected a float or a Score")
-    return Score.of(float(verdict))
+def as_score(result: Any) -> Score:
+    """Return a reward's result as a score of plain floats; `TypeError` if it is neither a score nor a number."""
+    if isinstance(result, Score):
+        parts = {str(name): float(value) for name, value in result.parts.items()}
+        return replace(result, parts=parts, turns=tuple(map(float, result.turns)))
+    if isinstance(result, str) or not hasattr(result, "__float__"):
+        raise TypeError(f"the reward returned {type(result).__name__}, expected a float or a Score")
+    return Score.of(float(result))
 
 
-def as_reset(told: Any) -> Reset:
-    """What an environment's `reset` returned; `TypeError` if it is not an observation and info."""
+def as_reset(result: Any) -> Reset:
+    """Check what `reset` returned; `TypeError` if it is not an observation and info."""
     try:
-        observation, info = told
+        observation, info = result
     except (TypeError, ValueError):
-        raise TypeError(f"reset returned {_short(told)}, expected (observation, info)") from None
+        raise TypeError(f"reset returned {_short(result)}, expected (observation, info)") from None
     return _text("reset", observation), _mapping("reset", info)
 
 
-def as_step(told: Any) -> Step:
-    """What an environment's `step` returned; `TypeError` if it is not the five things that it should be."""
+def as_step(result: Any) -> Step:
+    """Check what `step` returned; `TypeError` if it is not the five values of a step."""
     try:
-        observation, reward, terminated, truncated, info = told
+        observation, reward, terminated, truncated, info = result
         reward = float(reward)
     except (TypeError, ValueError):
         expected = "(observation, reward, terminated, truncated, info)"
-        raise TypeError(f"step returned {_short(told)}, expected {expected}") from None
+        raise TypeError(f"step returned {_short(result)}, expected {expected}") from None
     if not math.isfinite(reward):
         raise TypeError(f"step returned a reward of {reward}")
     return _text("step", observation), reward, bool(terminated), bool(truncated), _mapping("step", info)
@@ -94,14 +94,14 @@ def _short(value: Any) -> str:
 
 
 class Transcript:
-    """What a reward sees of a trajectory: the messages, the last response, and what the environment said."""
+    """The view of a trajectory that a reward gets: messages and turns."""
 
     __slots__ = ("messages", "result", "truncated", "turns")
 
     def __init__(
         self, messages: Sequence[Message], turns: Sequence[Turn] = (), truncated: bool = False, result: Any = None
     ) -> None:
-        """`result` is what an agent returned, or wrote to standard output."""
+        """Make a transcript; `result` is what an agent returned or wrote to standard output."""
         self.messages = tuple(messages)
         self.turns = tuple(turns)
         self.truncated = truncated
@@ -114,19 +114,21 @@ class Transcript:
 
 
 class AsyncReward(Protocol):
-    """A reward that waits for someone else to judge. It runs in the controller: it must never compute for long. It may have a
-    `close`, plain or `async`."""
+    """A reward that waits for another service.
+
+    It runs in the controller, so it must never compute for long. It may have a `close`, plain or `async`.
+    """
 
     async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score | float:
-        """See `Reward`."""
+        """Score `transcript` as an answer to `prompt`."""
 
 
 class Generate(Protocol):
-    """Asks a model, and is handed to a reward that needs one."""
+    """A function that asks a model, for rewards that need one."""
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        """What the model replies. `Unreachable` if there is no reply to be had."""
+        """Return the model's reply; `UnreachableError` if there is none."""
 
 
-class Unreachable(Exception):
-    """A model that a reward asks does not answer: that says nothing about what was to be judged."""
+class UnreachableError(Exception):
+    """A model that a reward asks does not answer, so nothing is known about the trajectory."""

@@ -1,4 +1,4 @@
-"""From a source's rows to prompts: messages, a stable id, and the whole row as payload."""
+"""Convert rows of a source to prompts: messages, a stable id, and the whole row as payload."""
 
 import difflib
 import hashlib
@@ -27,17 +27,20 @@ _ROLES = get_args(get_type_hints(Message)["role"])
 
 
 def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Prompt]:
-    """The prompts of one task, in the source's order.
+    """Load the prompts of a task in the source's order.
 
-    Each has an id that depends on its own content only (or on the row's `id`), and a seed derived from `seed` and it.
-    Raises `DataError` for a source that is empty, missing or malformed, `ConfigError` for options it does not have.
+    The id of a prompt depends on its own content only (or is the row's `id`); its seed is derived from `seed` and the id.
+
+    Raises:
+        DataError: The source is empty, missing or malformed.
+        ConfigError: The source does not take the options.
     """
     where = f"task {task.name!r}, {prompts.source}" + (f" {prompts.path}" if prompts.path else "")
     rows = islice(_rows(prompts, where), prompts.limit or None)
-    drafts = [_draft(row, task, prompts, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+    drafts = [_make_prompt(row, task, prompts, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
     if not drafts:
         raise DataError(f"{where}, split {prompts.split!r}: there are no prompts")
-    ids = _ids([draft.id for draft in drafts], [_digest(draft) for draft in drafts])
+    ids = _unique_ids([draft.id for draft in drafts], [_digest(draft) for draft in drafts])
     return [
         replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", task.name, name))
         for draft, name in zip(drafts, ids, strict=True)
@@ -47,27 +50,26 @@ def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Pr
 def load_examples(
     name: str, examples: PairsConfig | ResponsesConfig, seed: int
 ) -> list[tuple[Prompt, tuple[str, ...]]]:
-    """Prompts as `load_prompts` gives them to the task called `name`, each with the texts of its responses. `DataError` for a
-    row that lacks one."""
+    """Load prompts as `load_prompts` does, each with the texts of its responses; `DataError` for a row that lacks one."""
     prompts = load_prompts(TaskConfig(name=name, prompts=examples), examples, seed)
     return [(prompt, tuple(_response(prompt, *of) for of in examples.responses.items())) for prompt in prompts]
 
 
 def _response(prompt: Prompt, key: str, column: str) -> str:
-    """The text in a column: a string, or what the last of its messages says."""
+    """Return the text in a column: a string, or the content of the last of its messages."""
     value = prompt.payload.get(column) if isinstance(prompt.payload, Mapping) else None
     where = f"prompt {prompt.id!r}, column {column!r} ({key})"
     if value is None:
         known = ", ".join(map(str, prompt.payload)) if isinstance(prompt.payload, Mapping) else "no payload"
-        raise DataError(f"{where}: there is no response; the row has {known}")
+        raise DataError(f"{where}: it is missing; the row has {known}")
     last = Message("assistant", value) if isinstance(value, str) else _messages(value, where)[-1]
     if last.role != "assistant":
-        raise DataError(f"{where}: the last message is the {last.role}'s, and no response")
+        raise DataError(f"{where}: the last message is the {last.role}'s, expected a response")
     return last.content
 
 
 def _rows(prompts: PromptsConfig, where: str) -> Iterator[Any]:
-    """Call the source; its `DataError`s get to know which task they belong to."""
+    """Call the source; its `DataError`s name the task."""
     source: Callable[..., Iterable[Any]] = SOURCES.resolve(prompts.source)
     options = {**({"path": prompts.path} if prompts.path else {}), **prompts.options}
     try:
@@ -80,8 +82,8 @@ def _rows(prompts: PromptsConfig, where: str) -> Iterator[Any]:
         raise DataError(f"{where}: {error}") from error
 
 
-def _draft(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str) -> Prompt:
-    """A prompt whose id is still the source's own, or empty."""
+def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str) -> Prompt:
+    """Make a prompt; its id is the row's own, or empty."""
     system = (Message("system", task.system),) if task.system is not None else ()
     if isinstance(row, Prompt):
         return replace(row, task=task.name, messages=system + row.messages)
@@ -89,20 +91,20 @@ def _draft(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str) -> Pr
         raise DataError(f"{where}: is {type(row).__name__}, expected a mapping or a Prompt")
     payload = dict(row)
     if prompts.prompt_column not in payload:
-        raise DataError(f"{where}: {_missing(prompts.prompt_column, list(payload))}")
+        raise DataError(f"{where}: {_missing_column(prompts.prompt_column, list(payload))}")
     messages = _messages(payload[prompts.prompt_column], f"{where}, column {prompts.prompt_column!r}")
     own = payload.get("id")
     return Prompt(id="" if own is None else str(own), task=task.name, messages=system + messages, payload=payload)
 
 
-def _missing(column: str, columns: list[str]) -> str:
+def _missing_column(column: str, columns: list[str]) -> str:
     nearest = difflib.get_close_matches(column, columns, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"there is no column {column!r}: {hint}it has {', '.join(map(str, columns)) or 'none'} (set prompt_column)"
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
-    """A string is one user message; a list holds messages."""
+    """Return messages: a string is one user message, a list holds messages."""
     if isinstance(value, str):
         return (Message("user", value),)
     if not isinstance(value, list) or not value:
@@ -119,14 +121,14 @@ def _message(item: Any, where: str) -> Message:
 
 
 def _digest(prompt: Prompt) -> str:
-    """Names a prompt by all that it says."""
+    """Digest messages and payload."""
     content = ([(message.role, message.content) for message in prompt.messages], prompt.payload)
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _ids(owns: list[str], digests: list[str]) -> list[str]:
-    """The source's own id where it is unique, else the digest; only exact copies are told apart by counting."""
+def _unique_ids(owns: list[str], digests: list[str]) -> list[str]:
+    """Return the source's own id where it is unique, else the digest; exact copies get a counter."""
     times = Counter(owns)
     names = [own if own and times[own] == 1 else digest for own, digest in zip(owns, digests, strict=True)]
     copies: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Between messages and tokens. Text becomes tokens here once; what the policy sampled never does again."""
+"""Convert messages to tokens, once: sampled tokens are never tokenized again."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it lea
 from antiphon.core.errors import DataError
 from antiphon.core.types import IntArray, Message, Prompt
 
-REMEMBERED = 256  # texts and their tokens: the siblings of a group ask for the same prompt one after the other
+CACHED_TEXTS = 256  # siblings of a group tokenize the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"
 
 Tools = Sequence[Mapping[str, Any]]
@@ -26,7 +26,7 @@ class Renderer:
         if not (self.directory / "tokenizer.json").is_file():
             raise DataError(f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained")
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
-        self._encode = lru_cache(maxsize=REMEMBERED)(self._encode_anew)
+        self._encode = lru_cache(maxsize=CACHED_TEXTS)(self._encode_uncached)
         self.eos_ids = self._read_eos_ids()
         """Tokens that end a completion, ascending."""
 
@@ -36,36 +36,41 @@ class Renderer:
         return bool(self._tokenizer.chat_template)
 
     def vocabulary(self) -> dict[str, int]:
-        """The number of each token."""
+        """Return the number of each token."""
         found: dict[str, int] = self._tokenizer.get_vocab()
         return found
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """Tokens [P] after which the policy answers. `tools` are JSON schemas of functions, as OpenAI's API has them."""
+        """Return the tokens [P] of a prompt; `tools` are JSON schemas of functions as in OpenAI's API."""
         if self.chat:
             return self._encode(self._render(messages, tools), add_special_tokens=False)
-        return self._encode(self._end_to_end(messages, tools), add_special_tokens=True)
+        return self._encode(self._concatenate(messages, tools), add_special_tokens=True)
 
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
-        """See `encode_observations`, which this is for one."""
+        """Return the tokens to append after a sampled turn, for one observation."""
         return self.encode_observations(messages, [observation], closed=closed)
 
     def encode_observations(
         self, messages: Sequence[Message], observations: Sequence[Message], *, tools: Tools = (), closed: bool = True
     ) -> IntArray:
-        """Tokens to append after a sampled turn, so that the policy answers `observations`.
+        """Return the tokens to append after a sampled turn, so that the policy answers `observations`.
 
-        `messages` is the conversation up to and with that turn. `closed` tells whether the sampled tokens end with an
-        end-of-sequence token; if they do not, the one of the template comes first. `DataError` if the template cannot say what
-        comes after the turn.
+        Args:
+            messages: The conversation up to that turn, which is the last message.
+            observations: Messages that follow it.
+            tools: JSON schemas of functions as in OpenAI's API.
+            closed: True if the sampled tokens end with an end-of-sequence token; otherwise the template's comes first.
+
+        Raises:
+            DataError: The template does not render the turn's text, so what follows it cannot be found.
         """
         if not messages or messages[-1].role != "assistant":
             raise ValueError("an observation follows an assistant message")
         if not self.chat:
-            return self._encode(self._end_to_end(observations, tools), add_special_tokens=False)
-        # The template says what comes after the turn. A placeholder stands for the turn's text, which is not looked at:
-        # templates strip and rewrite contents, and the sampled tokens stay as they are anyway.
-        placeholder = _absent_from(messages, observations)
+            return self._encode(self._concatenate(observations, tools), add_special_tokens=False)
+        # A placeholder stands for the turn's text: templates strip and rewrite contents, and the sampled tokens stay as they
+        # are. The rendered text behind it is what follows the turn.
+        placeholder = _placeholder(messages, observations)
         turn = Message("assistant", placeholder)
         _, found, tail = self._render([*messages[:-1], turn, *observations], tools).rpartition(placeholder)
         if not found:
@@ -74,16 +79,16 @@ class Renderer:
         return tokens[1:] if closed and len(tokens) and int(tokens[0]) in self.eos_ids else tokens
 
     def encode(self, text: str) -> IntArray:
-        """Tokens of a text, and nothing around them."""
+        """Return the tokens of a text, without special tokens."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> IntArray:
-        """Tokens of an answer that was written, not sampled, closed by the end-of-sequence token."""
+        """Return the tokens of a written answer, with the end-of-sequence token."""
         tokens = self._encode(text, add_special_tokens=False)
         return np.append(tokens, np.int32(self._tokenizer.eos_token_id)).astype(np.int32)
 
     def encode_example(self, prompt: Prompt, response: str) -> tuple[IntArray, IntArray]:
-        """The prompt, and the answer that its payload holds under `response`, as tokens."""
+        """Return the tokens of a prompt and of the answer under `response` in its payload."""
         text = prompt.payload.get(response)
         if not isinstance(text, str):
             known = ", ".join(map(str, prompt.payload))
@@ -91,37 +96,37 @@ class Renderer:
         return self.encode_prompt(prompt.messages), self.encode_response(text)
 
     def decode(self, tokens: IntArray) -> str:
-        """The text, without special tokens."""
+        """Return the text of tokens, without special tokens."""
         return cast(str, self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> str:
-        plain = [_as_templates_have_it(message) for message in messages]
+        plain = [_template_message(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
                 plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # named boundary: a template is code of the model's, which may raise anything
+        except Exception as error:  # named boundary: a template may raise anything
             raise DataError(f"the chat template of {self.directory} refuses these messages: {error}") from error
         return cast(str, text)
 
-    def _end_to_end(self, messages: Sequence[Message], tools: Tools) -> str:
+    def _concatenate(self, messages: Sequence[Message], tools: Tools) -> str:
         if tools or any(message.tool_calls for message in messages):
-            raise DataError(f"{self.directory} has no chat template, so its model cannot be told of tools")
-        end = {"assistant": self._tokenizer.eos_token}  # what the policy said before, as it said it
+            raise DataError(f"{self.directory} has no chat template, so tools cannot be described to its model")
+        end = {"assistant": self._tokenizer.eos_token}  # of earlier responses
         return "".join(message.content + end.get(message.role, "") for message in messages)
 
-    def _encode_anew(self, text: str, *, add_special_tokens: bool) -> IntArray:
-        """Encode a text; `DataError` if the vocabulary has nothing for a part of it, or it is no Unicode text."""
+    def _encode_uncached(self, text: str, *, add_special_tokens: bool) -> IntArray:
+        """Encode a text; `DataError` if the vocabulary does not cover it, or it is not valid Unicode."""
         try:
             ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except Exception as error:  # named boundary: tokenizers raise plain exceptions
             raise DataError(f"the tokenizer of {self.directory} cannot encode {text[:100]!r}: {error}") from error
         tokens = np.asarray(ids, dtype=np.int32)
-        tokens.setflags(write=False)  # it may be handed out again
+        tokens.setflags(write=False)  # it is cached
         return tokens
 
     def _read_eos_ids(self) -> tuple[int, ...]:
-        """The tokenizer's, and those of generation_config.json, where chat models list what ends a turn."""
+        """Read the end-of-sequence tokens of the tokenizer and of generation_config.json, where chat models list them."""
         ids = {self._tokenizer.eos_token_id}
         file = self.directory / "generation_config.json"
         if file.is_file():
@@ -130,8 +135,8 @@ class Renderer:
         return tuple(sorted(ids - {None}))
 
 
-def _as_templates_have_it(message: Message) -> dict[str, Any]:
-    """A message in the form that chat templates agree on."""
+def _template_message(message: Message) -> dict[str, Any]:
+    """Return a message in the form that chat templates expect."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         plain["tool_calls"] = [
@@ -143,10 +148,10 @@ def _as_templates_have_it(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _absent_from(*conversations: Sequence[Message]) -> str:
-    """A word that stands in none of the messages."""
-    said = repr(conversations)
+def _placeholder(*conversations: Sequence[Message]) -> str:
+    """Return a word that occurs in none of the messages."""
+    texts = repr(conversations)
     word = _PLACEHOLDER
-    while word in said:
+    while word in texts:
         word += "X"
     return word

@@ -1,7 +1,7 @@
 """The built-in prompt sources: functions of a split that yield rows.
 
-Every source, the user's own too, is called as `source(split, **options)`; `path` is among the options when it is set.
-What one needs beyond the standard library it imports itself, when it is called.
+A source, built in or the user's own, is called as `source(split, **options)`; `path` is among the options when it is set. Its
+libraries are imported when it is called.
 """
 
 import json
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def _files(path: str, split: str, suffix: str) -> list[Path]:
-    """`path` itself, or in a directory the files of the split: `train.jsonl`, `train-00000-of-00002.parquet`."""
+    """Return `path` itself, or the files of the split in a directory, such as `train-00000-of-00002.parquet`."""
     if not path:
         raise DataError("`path` is missing: it names the file, or a directory that holds one for each split")
     place = Path(path)
@@ -27,7 +27,7 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
 
 
 def jsonl(split: str, path: str = "") -> Iterator[Row]:
-    """One JSON object a line. `DataError` names the line that is not."""
+    """Yield one JSON object a line; `DataError` names the first line that is none."""
     for file in _files(path, split, ".jsonl"):
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
@@ -43,7 +43,7 @@ def jsonl(split: str, path: str = "") -> Iterator[Row]:
 
 
 def parquet(split: str, path: str = "") -> Iterator[Row]:
-    """The rows of Parquet files."""
+    """Yield the rows of Parquet files."""
     import pyarrow
     import pyarrow.parquet
 
@@ -57,7 +57,7 @@ def parquet(split: str, path: str = "") -> Iterator[Row]:
 
 
 def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
-    """A dataset by its Hugging Face id or local path; `options` go to `datasets.load_dataset`."""
+    """Yield the rows of a dataset by its Hugging Face id or local path; `options` go to `datasets.load_dataset`."""
     import datasets
 
     try:
@@ -68,8 +68,10 @@ def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
 
 
 def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, **config: Any) -> Iterator[Row]:
-    """`size` different problems of the procedural dataset `path`, of one split. A problem's text decides its split, so
-    the splits share none; `config` goes to the dataset. The row is what the dataset's own grader wants to see again."""
+    """Yield `size` different problems of one split of the procedural dataset `path`.
+
+    A hash of a problem's text decides its split; `config` goes to the dataset. A row has what the dataset's grader needs.
+    """
     import reasoning_gym
 
     if split not in SPLITS:
@@ -88,7 +90,9 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
         yield {"prompt": question, **entry, "dataset": {"name": path, **config}}
         if len(seen) == size:
             return
-    raise DataError(f"reasoning_gym dataset {path!r}: {size} different {split} problems wanted, {len(seen)} found")
+    raise DataError(
+        f"reasoning_gym dataset {path!r}: {size} different {split} problems were asked for, only {len(seen)} found"
+    )
 
 
 def _first_line(error: BaseException) -> str:

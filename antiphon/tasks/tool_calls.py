@@ -1,7 +1,7 @@
-"""How a policy writes calls of tools, by name of the format: `hermes`, also that of Qwen2.5 and Qwen3, and `qwen3_coder`.
+"""Formats of tool calls by name: `hermes`, also used by Qwen2.5 and Qwen3, and `qwen3_coder`.
 
-Whatever a policy says can be parsed; what looks like a call and is none is told as a problem, and never guessed at. What stands
-in a `<think>` block at the beginning is not looked at.
+Any response can be parsed; text that looks like a call and is none becomes a problem and is never guessed at. A `<think>` block
+at the beginning is not parsed.
 """
 
 import json
@@ -21,28 +21,28 @@ _THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 class ParsedResponse(NamedTuple):
-    """What a policy said."""
+    """A parsed response."""
 
     content: str
-    """All that is no call, without the spaces around it."""
+    """The text outside calls, stripped."""
     calls: tuple[ToolCall, ...]
     problems: tuple[str, ...]
-    """What cannot be read as the call that it begins to be; each a sentence for the policy."""
+    """Calls that cannot be parsed; each a sentence for the policy."""
 
 
 class ToolFormat(Protocol):
-    """One way to write calls, made for the parameters of some tools by their names."""
+    """A format of calls, made with the parameter schemas of tools by name."""
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None: ...
 
     def explain(self) -> str:
-        """How calls are written, for the policy."""
+        """Explain the format to the policy."""
 
     def parse(self, text: str) -> ParsedResponse:
-        """Read what a policy said; never raises."""
+        """Parse a response; never raises."""
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """The text that is parsed as this; ids of calls are not written. `ValueError` if there is none."""
+        """Return a text that parses to this, without ids of calls; `ValueError` if there is none."""
 
 
 TOOL_FORMATS = Registry(
@@ -55,7 +55,7 @@ TOOL_FORMATS = Registry(
 
 
 def strip_thinking(text: str) -> str:
-    """What follows the `<think>` block, if the text begins with one.
+    """Remove a `<think>` block at the beginning of a text.
 
     >>> without_thought("<think>Or 5?</think> 4")
     '4'
@@ -64,24 +64,24 @@ def strip_thinking(text: str) -> str:
 
 
 class _Tagged:
-    """Calls between `<tool_call>` and `</tool_call>`; what is in between is up to the class."""
+    """Base of formats with calls between `<tool_call>` and `</tool_call>`."""
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
         self._schemas = schemas
 
     def parse(self, text: str) -> ParsedResponse:
-        """See `ToolFormat.parse`."""
+        """Parse a response; never raises."""
         thought = _THOUGHT.match(text)
         rest = text[thought.end() :] if thought else text
         outside, calls, problems = [], [], []
         while rest:
             before, opened, rest = rest.partition(OPEN)
             outside.append(before)
-            if self._is_torn(before):
+            if self._has_fragment(before):
                 problems.append(f"A call has to begin with {OPEN}.")
             if opened:
                 try:
-                    call, rest = self._call(rest)
+                    call, rest = self._parse_call(rest)
                     calls.append(call)
                 except (ValueError, RecursionError) as error:
                     problems.append(f"A call cannot be read: {error}.")
@@ -90,34 +90,34 @@ class _Tagged:
         return ParsedResponse(content.strip(), tuple(calls), tuple(problems))
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """See `ToolFormat.render`."""
-        blocks = [f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls]
+        """Return a text that parses to this; `ValueError` if there is none."""
+        blocks = [f"{OPEN}\n{self._render_call(call)}\n{CLOSE}" for call in calls]
         text = "\n".join(([content] if content else []) + blocks)
         if self.parse(text) != ParsedResponse(content, tuple(replace(call, id="") for call in calls), ()):
             raise ValueError(f"this cannot be written as {type(self).__name__}: {content!r:.80}, {calls!r:.200}")
         return text
 
-    def _is_torn(self, outside: str) -> bool:
-        """Whether there is a part of a call outside all calls."""
+    def _has_fragment(self, outside: str) -> bool:
+        """Return True if text outside calls holds an unclosed or unopened call."""
         return CLOSE in outside
 
-    def _call(self, text: str) -> tuple[ToolCall, str]:
-        """The call that `text` begins with, and what follows it. `ValueError` if it does not."""
+    def _parse_call(self, text: str) -> tuple[ToolCall, str]:
+        """Return the call that `text` begins with and the rest of the text; `ValueError` if there is none."""
         raise NotImplementedError
 
-    def _written(self, call: ToolCall) -> str:
+    def _render_call(self, call: ToolCall) -> str:
         raise NotImplementedError
 
 
 class Hermes(_Tagged):
-    """A JSON object with the keys `name` and `arguments`."""
+    """Calls as JSON objects with the keys `name` and `arguments`."""
 
     def explain(self) -> str:
-        """See `ToolFormat.explain`."""
+        """Explain the format to the policy."""
         example = '{"name": <its name>, "arguments": <an object with its arguments>}'
         return f"To call a function, write its name and arguments as JSON between tags:\n{OPEN}\n{example}\n{CLOSE}"
 
-    def _call(self, text: str) -> tuple[ToolCall, str]:
+    def _parse_call(self, text: str) -> tuple[ToolCall, str]:
         text = text.lstrip()
         value, end = _JSON.raw_decode(text)
         rest = text[end:].lstrip()
@@ -129,14 +129,14 @@ class Hermes(_Tagged):
                 return ToolCall(name, arguments), rest.removeprefix(CLOSE)
         raise ValueError('it is no object with "name", a string, and "arguments", an object')
 
-    def _written(self, call: ToolCall) -> str:
+    def _render_call(self, call: ToolCall) -> str:
         return _json({"name": call.name, "arguments": call.arguments})
 
 
 class Qwen3Coder(_Tagged):
-    """Tags for the function and for each parameter.
+    """Calls as tags for the function and each parameter.
 
-    A value is plain text if the tool's schema says that it is a string; else JSON, or a string if it is not that.
+    A value is plain text if the tool's schema says it is a string; else JSON, or plain text if it is no JSON.
     """
 
     _TAGS = ("</parameter>", "</function>", OPEN, CLOSE)
@@ -144,17 +144,17 @@ class Qwen3Coder(_Tagged):
     _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 
     def explain(self) -> str:
-        """See `ToolFormat.explain`."""
+        """Explain the format to the policy."""
         return (
             "To call a function, write its name, and a block for each of its parameters, between tags:\n"
             f"{OPEN}\n<function=name>\n<parameter=first>\nvalue\n</parameter>\n<parameter=second>\nlines of\na value\n"
             f"</parameter>\n</function>\n{CLOSE}"
         )
 
-    def _is_torn(self, outside: str) -> bool:
+    def _has_fragment(self, outside: str) -> bool:
         return CLOSE in outside or "<function=" in outside
 
-    def _call(self, text: str) -> tuple[ToolCall, str]:
+    def _parse_call(self, text: str) -> tuple[ToolCall, str]:
         found = self._FUNCTION.match(text)
         if not found:
             raise ValueError(f"it has not the form <function=name>...</function>{CLOSE}")
@@ -181,7 +181,7 @@ class Qwen3Coder(_Tagged):
             return text
         return value
 
-    def _written(self, call: ToolCall) -> str:
+    def _render_call(self, call: ToolCall) -> str:
         lines = [f"<function={call.name}>"]
         for key, value in call.arguments.items():
             lines += [f"<parameter={key}>", self._text(call.name, key, value), "</parameter>"]
@@ -192,19 +192,19 @@ class Qwen3Coder(_Tagged):
             plain = not any(tag in value for tag in self._TAGS)
             if self._is_string(name, key) or (plain and self._value(name, key, value) == value):
                 return value
-        return _json(value).replace("<", "\\u003c")  # in JSON it occurs in strings only
+        return _json(value).replace("<", "\\u003c")  # "<" occurs only in strings of JSON
 
 
-def _no_number(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number of JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if abs(value) < float("inf") else _no_number(text)
+    return value if abs(value) < float("inf") else _reject_constant(text)
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+_JSON = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
 
 
 def _json(value: Any) -> str:
@@ -212,5 +212,5 @@ def _json(value: Any) -> str:
 
 
 def _check_text(value: Any) -> None:
-    """`ValueError` if half a character was escaped: it could never be written again."""
+    """Raise `ValueError` for half a surrogate pair, which could not be written again."""
     json.dumps(value, ensure_ascii=False).encode()

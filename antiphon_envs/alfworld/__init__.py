@@ -1,0 +1,1 @@
+"""Household tasks with the commands and answers of ALFWorld."""

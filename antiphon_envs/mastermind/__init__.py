@@ -1,0 +1,1 @@
+"""Mastermind: find a code from the answers to guesses."""

@@ -1,0 +1,1 @@
+"""Mini-SWE: repair a seeded fault in a real Python package."""

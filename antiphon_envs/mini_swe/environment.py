@@ -13,9 +13,9 @@ from pydantic import Field
 from antiphon.core.errors import DataError
 from antiphon.core.types import Prompt
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import WORK
+from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from antiphon_envs.mini_swe.boxes import judge, modules_in, open_box, turn
@@ -68,7 +68,7 @@ class MiniSWE(BaseEnvironment):
             raise DataError(f"prompt {prompt.id} has no Mini-SWE instance: use the prompt source mini_swe")
         self._instance = instance_of(prompt.payload["instance"])
         self._package = package_of(self._instance)
-        self._box: Box | None = None
+        self._box: ShellSandbox | None = None
         self._session: Session | None = None
 
     async def reset(self, seed: int) -> Reset:

@@ -58,18 +58,27 @@ class Mutant:
     """The change of the original."""
 
 
-def all_mutants(source: str, *, in_blocks: bool = False) -> list[Mutant]:
+def all_mutants(source: str) -> list[Mutant]:
     """Return all mutants of a file, each once, in the order of its syntax tree.
-
-    Args:
-        source: The whole file.
-        in_blocks: Remove statements of `with`, `while` and `try`, and of asynchronous functions, as well.
 
     Raises:
         SyntaxError: The file cannot be parsed.
     """
-    file = _File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS if in_blocks else PLAIN_BLOCKS)
+    file = _File(source, PLAIN_BLOCKS)
     return list(file.mutants(list(file.changes())))
+
+
+def list_changes(source: str) -> list[Change]:
+    """Return the changes of a file, most of which give a mutant; see `make_mutant`.
+
+    Statements of `with`, `while` and `try`, and of asynchronous functions, are removed as well.
+    """
+    return list(dict.fromkeys(_File(source, PLAIN_BLOCKS + FLOW_BLOCKS + ASYNC_BLOCKS).changes()))
+
+
+def make_mutant(source: str, change: Change) -> Mutant | None:
+    """Apply a change to a file. Return None if the result cannot be parsed or equals the file."""
+    return next(_File(source, ()).mutants([change]), None)
 
 
 def draw_mutants(source: str, random: np.random.Generator) -> Iterator[Mutant]:

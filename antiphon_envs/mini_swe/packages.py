@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from antiphon.core.errors import DataError
-from antiphon.sandbox.sessions.box_config import WORK
+from antiphon.sandbox.sessions.config import WORK
 from antiphon.tasks.splits import SPLITS, split_of
 
 STORED = Path(__file__).with_name("instances.json")

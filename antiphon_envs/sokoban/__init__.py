@@ -1,0 +1,1 @@
+"""Sokoban: push boxes to targets."""

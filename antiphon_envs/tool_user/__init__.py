@@ -1,0 +1,1 @@
+"""Customer service with tools over a database."""

@@ -1,0 +1,1 @@
+"""WebShop: find and buy a product."""

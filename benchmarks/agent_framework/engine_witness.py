@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder
 

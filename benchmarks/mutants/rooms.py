@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# What reads declarations, and so reaches lines that are run at import.
+DECLARATIONS = ("tests/unit/test_options.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,13 @@ ROOMS = {
             "tests/unit/simulate",
             "tests/unit/run/test_config.py",
             "tests/unit/core/test_types.py",
+            *DECLARATIONS,
         ),
         runs=("tests/system/test_agents.py", "tests/system/test_shards.py"),
     ),
     "record": Room(
         sources=("antiphon/record/*.py",),
-        tests=("tests/unit/record", "tests/unit/simulate", "tests/unit/run/test_config.py"),
+        tests=("tests/unit/record", "tests/unit/simulate", "tests/unit/run/test_config.py", *DECLARATIONS),
         runs=("tests/system/test_disk.py", "tests/system/test_damaged_runs.py", "tests/chaos/test_resume.py"),
     ),
     "learning": Room(
@@ -82,9 +85,9 @@ ROOMS = {
             "tests/unit/algorithms/test_rhythm.py",
             "tests/unit/algorithms/test_settings.py",
             "tests/unit/run/test_config.py",
+            *DECLARATIONS,
         ),
-        runs=("tests/system/test_algorithms.py", "tests/parity/test_meshes.py"),
-        elsewhere=("antiphon/learning/parallel/*.py",),
+        runs=("tests/parity/test_meshes.py", "tests/system/test_algorithms.py"),
         excluded=(
             ("antiphon/learning/backends/megatron*.py", "needs megatron-core: `make parity`"),
             ("antiphon/learning/backends/deepspeed.py", "needs DeepSpeed: `make parity`"),
@@ -92,9 +95,8 @@ ROOMS = {
     ),
     "weights": Room(
         sources=("antiphon/weights/*.py",),
-        tests=("tests/unit/weights", "tests/unit/engines", "tests/unit/run/test_config.py"),
+        tests=("tests/unit/weights", "tests/unit/engines", "tests/unit/run/test_config.py", *DECLARATIONS),
         runs=("tests/chaos/test_weights.py",),
-        elsewhere=("antiphon/weights/*.py",),
     ),
     "grading": Room(
         sources=("antiphon/tasks/grading/*.py",),

@@ -6,23 +6,26 @@ tried on the tests that reach its statement alone, the fastest first, up to the 
 
 import ast
 import importlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutants.rooms import ROOMS, ROOT
+from mutants.rooms import DECLARATIONS, ROOMS, ROOT
 
-from antiphon_envs.mini_swe.mutants import all_mutants
+from antiphon_envs.mini_swe.mutants import Change, list_changes, make_mutant
 
 COPIED = (
     "antiphon",
@@ -44,11 +47,18 @@ MODELS = [
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
 PATIENCE = 45  # seconds that a test may take beside six times what it took without a fault
-MOST = 120  # seconds of unit tests that one mutant is tried on
+RUN = 20  # seconds that a test takes of whose time nothing is known
+MOST = 300  # seconds of unit tests that one mutant is tried on
 
 SURVIVED, NO_IMPORT, NO_TESTS = "survived", 101, 102
 UNREACHED = "survived: no test reaches it"
-ENDS = {0: SURVIVED, 1: "a test failed", 2: "tests could not be collected", NO_IMPORT: "it could not be imported"}
+ENDS = {
+    0: SURVIVED,
+    1: "a test failed",
+    2: "tests could not be collected",
+    NO_IMPORT: "it could not be imported",
+    NO_TESTS: "pytest ended with an error",  # without a fault it did not: see `reach_of`
+}
 TOO_LONG = "a test took too long"
 
 
@@ -60,7 +70,7 @@ class Mutant:
     path: str  # from the root of the checkout
     line: int
     source: str  # of the whole file, changed
-    change: tuple[int, int, str]
+    change: Change
 
     @property
     def key(self) -> str:
@@ -86,8 +96,9 @@ class Reach:
         lines = self.lines.get(mutant.path, {})
         original = (ROOT / mutant.path).read_text(encoding="utf-8")
         near = {test for line in _statement(original, mutant.line) for test in lines.get(line, ())}
-        if not near:  # it is run at import: by all that use the file
+        if not near and _is_run_at_import(original, mutant.line):  # by all that use the file
             near = {test for tests in lines.values() for test in tests}
+            near |= {test for test in self.seconds if test.partition("::")[0] in DECLARATIONS}
         tests = sorted(near, key=self.seconds.__getitem__)
         if ROOMS[mutant.room].runs_elsewhere(mutant.path):
             tests += sorted(self.seconds.keys() - near, key=self.seconds.__getitem__)
@@ -103,13 +114,30 @@ class Reach:
         return found
 
 
-def mutants_of(room: str) -> list[Mutant]:
-    """Return all mutants of a room, each once."""
-    return [
-        Mutant(room, path, fault.line, fault.source, fault.change)
-        for path in ROOMS[room].files()
-        for fault in all_mutants((ROOT / path).read_text(encoding="utf-8"), in_blocks=True)
-    ]
+def draw(rooms: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], Counter[str]]:
+    """Return so many mutants of rooms, drawn from all that are possible, and how many changes each room has."""
+    possible = [(room, path, change) for room in rooms for path in ROOMS[room].files() for change in changes_in(path)]
+    random.Random(seed).shuffle(possible)
+    found = filter(None, itertools.starmap(_mutant, possible))
+    return list(itertools.islice(found, count)), Counter(room for room, _, _ in possible)
+
+
+def changes_in(path: str) -> list[Change]:
+    """Return the changes of a file."""
+    return list_changes((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _mutant(room: str, path: str, change: Change) -> Mutant | None:
+    mutant = make_mutant((ROOT / path).read_text(encoding="utf-8"), change)
+    return Mutant(room, path, mutant.line, mutant.source, change) if mutant else None
+
+
+def _is_run_at_import(source: str, line: int) -> bool:
+    """Return True if a line is in no function's body."""
+    functions = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return not any(node.body[0].lineno <= line <= (node.end_lineno or line) for node in functions)
 
 
 def _statement(source: str, line: int) -> range:
@@ -154,7 +182,7 @@ class Hurried:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Give each test its time; the signal's default is to end the process."""
-        signal.alarm(PATIENCE + int(6 * (self._seconds[nodeid] if self._seconds else 100)))
+        signal.alarm(PATIENCE + int(6 * (self._seconds[nodeid] if self._seconds else RUN)))
 
 
 class Watched:

@@ -6,8 +6,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.torch_learner import TorchLearner
 from tests.unit.learning.conftest import make_learner, make_sample, model_directories
 from tests.unit.learning.test_gradient import gradient_of, relative, siblings

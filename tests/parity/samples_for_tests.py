@@ -14,7 +14,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 
 
 def sample_of(request: GenerateRequest, deltas: list[Delta], advantage: float = 0.0) -> Sample:

@@ -60,7 +60,7 @@ class ZeroBench(Workbench):
         from deepspeed.utils import safe_get_full_grad
 
         learner = self.learner
-        learner.shards.train(update.packs[learner.shards.data], learner._pass_on, learner._backward)
+        learner.shards.train_packs(update.packs[learner.shards.data], learner._pipeline_forward, learner._backward)
         found = {
             name: safe_get_full_grad(parameter).numpy().copy()
             for name, parameter in learner.model.named_parameters()
@@ -68,7 +68,7 @@ class ZeroBench(Workbench):
         }
         for group in learner.optimizer.param_groups:
             group["lr"] = 0.0
-        learner._descend()
+        learner._optimizer_step()
         return found
 
     def spoil(self, algorithm, batch) -> tuple[float, bool]:
@@ -76,10 +76,10 @@ class ZeroBench(Workbench):
         learner = self.learner
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 1)
         (spoiled, parameter), *_ = learner.model.named_parameters()
-        before = {name: tensor.detach().clone() for name, tensor in learner.shards.named()}
-        learner.shards.take(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
+        before = {name: tensor.detach().clone() for name, tensor in learner.shards.gather_parameters()}
+        learner.shards.scatter_tensor(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
         skipped = learner._update(batch.updates[0])["skipped_updates"]
-        after = {name: tensor.detach() for name, tensor in learner.shards.named()}
+        after = {name: tensor.detach() for name, tensor in learner.shards.gather_parameters()}
         return skipped, all(torch.equal(after[name], before[name]) for name in after if name != spoiled)
 
     @contextmanager
@@ -135,7 +135,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_deepspeed", CASES, ("deepspeed", "pack_learner"))
+    yield from kept(request, "parity_deepspeed", CASES, ("backends.deepspeed", "model_worker", "pack_learner"))
 
 
 @pytest.mark.parametrize(("model", "ranks", "config"), CASES, ids=str)

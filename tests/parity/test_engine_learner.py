@@ -12,8 +12,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.learning.batch import pack_samples, split_packs, supervised_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh_config import MeshConfig
 from tests.parity.test_meshes import MODELS, bench  # noqa: F401 - a fixture
 from tests.parity.workbench import Workbench
 
@@ -15,7 +16,7 @@ CASES = {
     "tied, pipeline 2, tensor 2": ("qwen3", {"pipeline": 2, "tensor": 2}, {}),
     "mixture, shard 4, expert 2": ("mixture", {"shard": 4, "expert": 2}, {}),
     "adapters, shard 2, tensor 2": ("llama", {"shard": 2, "tensor": 2}, {"lora": {"rank": 4}}),
-    "critic, shard 3": ("qwen3", {"shard": 3}, {"kind": "antiphon.learning.critic:ScalarLearner"}),
+    "critic, shard 3": ("qwen3", {"shard": 3}, {"kind": "antiphon.learning.objectives.critic:ScalarLearner"}),
 }
 # Tensors of 4 MB at most, 300 MB in all.
 LARGE = {"vocab_size": 1000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 18}

@@ -74,7 +74,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    yield from kept(request, "parity_megatron", CASES, ("megatron", "megatron_names", "pack_learner"))
+    yield from kept(
+        request,
+        "parity_megatron",
+        CASES,
+        ("backends.megatron", "backends.megatron_names", "model_worker", "pack_learner"),
+    )
 
 
 @pytest.mark.parametrize(("model", "mesh"), CASES, ids=str)

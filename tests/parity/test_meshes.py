@@ -38,11 +38,13 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.learning.batch import build_batch
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
-from antiphon.learning.stages import Step, annotate
+from antiphon.learning.stages import annotate
+from antiphon.learning.step import Step
 from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publish_checkpoint, staging_dir
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
@@ -188,7 +190,7 @@ async def asked(members, model, mesh, given=(), **config):
     await learner.call("begin", ALGORITHM)
     said = await learner.call("score", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
-    return said, await learner.call("attend", packs()) if readable else []
+    return said, await learner.call("attention_stats", packs()) if readable else []
 
 
 def with_targets(sample):
@@ -273,7 +275,7 @@ CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
 
 @pytest.fixture(scope="module")
 def measured(request):
-    modules = ("torch_learner", "pack_learner", "mesh", "sharding", "pipeline", "ranks")
+    modules = ("torch_learner", "model_worker", "pack_learner", "mesh", "parallel")
     yield from kept(request, "parity_meshes", CASES, modules)
 
 
@@ -445,7 +447,7 @@ async def steps_on(cluster, config, numbers, goes_on=None, into=None):
             ]
             step = Step(number=number, version=number - 1, samples=paid, training=training)
             await annotate(step)
-            said = [sample.streams.named(name) for sample in step.flat for name in SAID]
+            said = [sample.streams[spec] for sample in step.flat for spec in SAID]
             for stage in training.stages[1:]:
                 await stage(step)
             kept = {name: value for name, value in step.metrics.items() if not name.endswith(OF_PACKS)}
@@ -471,7 +473,7 @@ async def from_mesh_to_mesh(model, first, then, place):
 
 
 OF_PACKS = ("seconds", "/tokens")  # what depends on how samples are packed
-SAID = (VALUES, REFERENCE_LOGPROBS.name, TEACHER_LOGPROBS.name)
+SAID = (VALUES, REFERENCE_LOGPROBS, TEACHER_LOGPROBS)
 OF_ROLES = [
     ({"tensor": 2}, {"critic": {"shard": 2}, "reference": {"pipeline": 2}, "teacher": {}}),
     ({}, {"critic": {"context": 2}, "reference": {"tensor": 2}, "teacher": {"shard": 2}}),
@@ -551,7 +553,7 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
 def test_what_is_published_and_saved_is_the_same_after_questions(bench, models, mesh):
     """Which leave FSDP with whole parameters, in the precision that is computed in."""
     runner, members = bench
-    questions = ["score", "attend"]
+    questions = ["score", "attention_stats"]
     found = runner.run(on_mesh(members, models["llama"], mesh, "known_when_asked", questions, dtype="bfloat16"))
     for before, *after in found:
         assert any("exp_avg" in name for name in before)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphon.core.types import ROUTED_EXPERTS, StreamSpec
+from antiphon.core.types import ROUTED_EXPERTS
 from antiphon.learning.batch import build_batch
-from antiphon.learning.config import LearnerConfig, MeshConfig
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh_config import MeshConfig
 from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2
-SPEC = StreamSpec(ROUTED_EXPERTS, "int16", (LAYERS, CHOSEN))
+SPEC = ROUTED_EXPERTS
 MESHES = {
     "shard 2": {"shard": 2},
     "context 2": {"context": 2},

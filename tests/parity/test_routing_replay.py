@@ -11,8 +11,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.learning.batch import build_batch, pack_samples, split_packs
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.torch_learner import TorchLearner
 from tests.parity.samples_for_tests import sample_of
 

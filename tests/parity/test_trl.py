@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.algorithms.config import AlgorithmConfig, PreferenceConfig
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.offline_config import PreferenceConfig
 from antiphon.core.types import (
     REFERENCE_LOGPROBS,
     AttemptId,
@@ -27,10 +28,11 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.learning.batch import build_batch, pair, pair_mean, scored_pair, supervised_batch
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.host_device_copy import numbers
-from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.data_samples import make_pair, make_scored_pair, pair_mean_batch, supervised_batch
+from antiphon.learning.host_device_copy import to_floats
+from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.torch_learner import TorchLearner
 
@@ -165,7 +167,7 @@ def ours(
     learner.begin(algorithm, OptimizerConfig(), 1)
     (packs,) = batch.updates[0].packs
     assert len(packs) > 1
-    summed = [numbers(learner._backward(pack)) for pack in packs]
+    summed = [to_floats(learner._backward(pack)) for pack in packs]
     totals = {name: sum(metrics[name] for metrics in summed) for name in summed[0]}
     means = {name: total / totals["tokens"] for name, total in totals.items()} | {"loss": totals["loss"]}
     return means, torch.cat([p.grad.flatten() for p in learner.model.parameters()])
@@ -274,7 +276,7 @@ def test_preference_losses(model, tmp_path, name):
     pairs, rng = [], np.random.default_rng(9)
     for number, row in enumerate(preferences()):
         pairs.append([])
-        for sample in pair(number, *(tokens.astype(np.int32) for tokens in row)):
+        for sample in make_pair(number, *(tokens.astype(np.int32) for tokens in row)):
             drawn = -np.log(VOCABULARY) + rng.normal(0, 0.5, len(sample.weights))
             said = np.where(sample.segment.loss_mask, drawn, 0).astype(np.float32)
             pairs[-1].append(replace(sample, streams=sample.streams.with_stream(REFERENCE_LOGPROBS, said)))
@@ -290,7 +292,7 @@ def test_preference_losses(model, tmp_path, name):
         for row, both in zip(preferences(), pairs, strict=True)
     ]
     loss, gradient = theirs(trainer, trainer.data_collator(rows))
-    metrics, packed = ours(PreferenceLearner(str(model), LearnerConfig(), 0, preference), pair_mean(pairs, 64))
+    metrics, packed = ours(PreferenceLearner(str(model), LearnerConfig(), 0, preference), pair_mean_batch(pairs, 64))
     assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
     assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
     if name == "dpo":  # the rewards that TRL tells of are not those that its IPO compares: sums, where those are means
@@ -325,8 +327,8 @@ def test_reward_loss(model, tmp_path):
         {"chosen_ids": [*prompt, *chosen], "rejected_ids": [*prompt, *rejected]} for prompt, chosen, rejected in pairs
     ]
     loss, gradient = theirs(trainer, trainer.data_collator(rows))
-    scored = [scored_pair(n, *(tokens.astype(np.int32) for tokens in row)) for n, row in enumerate(pairs)]
-    metrics, packed = ours(RewardLearner(str(place), LearnerConfig(), 0), pair_mean(scored, 64))
+    scored = [make_scored_pair(n, *(tokens.astype(np.int32) for tokens in row)) for n, row in enumerate(pairs)]
+    metrics, packed = ours(RewardLearner(str(place), LearnerConfig(), 0), pair_mean_batch(scored, 64))
     assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
     assert float((packed - gradient).norm() / gradient.norm()) < TOLERANCE
     for name in ("accuracy", "margin"):

@@ -24,8 +24,9 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.types import VALUES
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
+from antiphon.inspect.why import why
 from antiphon.record.trajectories import read
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
@@ -45,7 +46,7 @@ def sections(project, recipe, **algorithm):
     """What a run with this recipe needs beside it."""
     rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
     found = {"algorithm": {"recipe": recipe, **algorithm}, "rollout": rollout}
-    if "values" in AlgorithmConfig.model_validate({"recipe": recipe}).needed:
+    if VALUES in AlgorithmConfig.model_validate({"recipe": recipe}).required_streams:
         found["critic"] = {"count": 2, "disjoint": True, "optimizer": {"learning_rate": 1e-2}}
     if recipe in ("gigpo", "step_reinforce"):
         found |= {"tasks": AGENT, "rollout": rollout | {"max_turns": 4}}

@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
-from antiphon.simulate.chaos import InvariantChecker
+from antiphon.simulate.invariants import InvariantChecker
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 
@@ -151,12 +151,12 @@ def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, cluster, engin
     assert said in out and f"engines left: {engines - 1}" in out
     assert project.summary()["steps"] == 60
     run = project.folder / "runs" / "run"
-    books = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
-    books.read((run / "events.jsonl").read_text().splitlines())
-    books.close(steps=60)
-    assert list(books.status.values()).count("trained") == 60 * 2 * 4
-    assert (len(books.engines), len(books.gone)) == (engines + restarts, 1)
-    assert books.engines[max(books.engines)] > 0, "whoever is left holds newer weights"
+    checker = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
+    checker.check((run / "events.jsonl").read_text().splitlines())
+    checker.check_end(steps=60)
+    assert list(checker.status.values()).count("trained") == 60 * 2 * 4
+    assert (len(checker.engines), len(checker.lost)) == (engines + restarts, 1)
+    assert checker.engines[max(checker.engines)] > 0, "whoever is left holds newer weights"
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 

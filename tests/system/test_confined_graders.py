@@ -154,7 +154,7 @@ def test_a_process_confines_itself(level: Level, tmp_path: Path) -> None:
         program = f"""
 import sys
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.confined import confine
+from antiphon.sandbox.isolation.confinement import confine
 namespace = levels.probe().user_namespace
 confine({int(level)}, [*levels.python_sources(), *sys.path], user_namespace=namespace)
 from {SAME} import Prompt, Transcript, tries

@@ -17,7 +17,8 @@ LEDGER = """
 import asyncio
 from pathlib import Path
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
+from antiphon.record.store import LedgerStore
 from antiphon.core.types import *
 import numpy as np
 from tests.unit.record.test_ledger import told, trajectory

@@ -15,11 +15,11 @@ from antiphon.core.types import Message, Prompt
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Level, Limits, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 
@@ -41,9 +41,11 @@ def containers():
 
 def test_a_session_in_a_container(docker_image, rooms, tmp_path):
     async def body():
-        async with await Box.start(rooms, BoxConfig(limits=LIMITS, image=docker_image), Deadlines()) as box:
+        async with await ShellSandbox.start(
+            rooms, ShellSandboxConfig(limits=LIMITS, image=docker_image), Deadlines()
+        ) as box:
             assert len(containers()) == 1
-            session, files = Session(box), Files(box)
+            session, files = Session(box), SandboxFiles(box)
             await session.run("x=5; cd /tmp; f() { echo $x; }")
             result = await session.run("pwd; f; (exit 3)")
             assert (result.status, result.exit_code, result.stdout) == (Status.ERROR, 3, "/tmp\n5\n")
@@ -89,7 +91,7 @@ def test_programs_and_code_rewards(docker_image):
 def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms):
     async def body():
         with pytest.raises(SandboxError, match="no-such-image"):
-            await Box.start(rooms, BoxConfig(image="no-such-image"), Deadlines())
+            await ShellSandbox.start(rooms, ShellSandboxConfig(image="no-such-image"), Deadlines())
 
     before = containers()  # one of another test may be on its way out
     asyncio.run(body())
@@ -98,10 +100,10 @@ def test_what_cannot_be_started_is_named_and_leaves_nothing(docker_image, rooms)
 
 CONTROLLER = """
 import asyncio
-from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    box = await Box.start(Rooms(), BoxConfig(image={image!r}), Waits())
+    box = await ShellSandbox.start(RuntimeDirs(), ShellSandboxConfig(image={image!r}), Deadlines())
     await Session(box).run("sleep 1000 & setsid sleep 1000 &")
     print("ready", flush=True)
     await asyncio.sleep(1000)

@@ -28,9 +28,10 @@ from antiphon.core.types import (
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
-from antiphon.run.device_assignment import ENGINE_WORKER
+from antiphon.run.launch.engines import ENGINE_WORKER
 from antiphon.simulate import clock
-from antiphon.simulate.engine import EngineSpeed, SimulatedEngine
+from antiphon.simulate.engine import SimulatedEngine
+from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.weights.base import TransferContext, open_channel
 from tests.servers import InferenceServer, sglang, vllm
 

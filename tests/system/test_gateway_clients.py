@@ -32,8 +32,7 @@ from antiphon.rollout.agents import FunctionAgent, run_agent
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.run.device_assignment import EngineStarter
-from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.service.model_server import load_serving_config, serve
 from antiphon.tasks.rendering import Renderer
 

@@ -18,9 +18,9 @@ from antiphon.core.types import Message, Prompt
 from antiphon.inspect.audit import audit
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.graders import start_graders
+from antiphon.run.placement import resolve_placement
 from antiphon.tasks.base import Transcript
 from tests.system.test_bad_input import is_worker, output_of, wait_for_line
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError, StallError
 from antiphon.core.types import Message, Prompt
-from antiphon.learning.offline.distillation import Teacher
-from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.objectives.distill import Teacher
+from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.offline.run import batches
 from antiphon.offline.run import run as offline

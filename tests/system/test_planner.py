@@ -12,22 +12,19 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import Config, dump, load
 from antiphon.core.errors import ConfigError
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 from antiphon.record.timeline import Timeline
 from antiphon.run.config import RunConfig
-from antiphon.simulate.components import LearnerSpeed
-from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.planner import (
-    ClosedForm,
-    Speeds,
-    best_share,
-    iterate_splits,
-    make_scenario,
-    predict,
-    trace,
-)
-from antiphon.simulate.probe import Phase, estimate_correlation, fit, fit_nonnegative, make_phases, shrink_success_rates
-from antiphon.simulate.scenario import simulate
+from antiphon.simulate.closed_form import ClosedForm, solve_learner_share
+from antiphon.simulate.device_split import iterate_splits
+from antiphon.simulate.engine_speed import EngineSpeed
+from antiphon.simulate.estimators import estimate_correlation, fit_nonnegative, shrink_success_rates
+from antiphon.simulate.learner import LearnerSpeed
+from antiphon.simulate.planner import make_scenario, predict
+from antiphon.simulate.probe_fit import fit
+from antiphon.simulate.probe_phases import Phase, make_phases
+from antiphon.simulate.run import simulate
+from antiphon.simulate.speeds import Speeds, make_trace
 from antiphon.simulate.workloads import DistributionConfig
 
 positive = st.floats(1e-3, 1e3)
@@ -58,14 +55,14 @@ SPEEDS = Speeds(
 
 @given(a=positive, b=positive, c=positive)
 def test_the_best_share_balances_both_sides(a, b, c):
-    share = best_share(a, b, c)
+    share = solve_learner_share(a, b, c)
     assert 0 < share < 1
     assert b / share == pytest.approx(a / (1 - share) + c, rel=1e-6)
     assert share > b / (a + b + c) - 1e-12, "the published share stays below the balance point"
 
 
 def test_without_a_longest_answer_shares_are_as_the_work():
-    assert best_share(3.0, 1.0, 0.0) == 0.25
+    assert solve_learner_share(3.0, 1.0, 0.0) == 0.25
 
 
 def test_a_step_of_constant_lengths_takes_what_arithmetic_says():
@@ -190,7 +187,7 @@ def test_chances_behind_scores_lie_closer_than_the_means():
     assert statistics.stdev(map(statistics.fmean, scores)) > 1.5 * statistics.stdev(truth)
 
 
-def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_whole():
+def test_split_keeps_engines_and_ranks_whole():
     base = config()
     wide = base.model_copy(
         update={
@@ -202,13 +199,13 @@ def test_engines_of_several_devices_and_a_learner_of_several_ranks_are_divided_w
     assert found and all(split.engines >= 2 for split in found)
     own, four = (make_scenario(wide, SPEEDS, learners=learners).learner.per_token for learners in (0, 4))
     assert own == SPEEDS.learner.per_token == pytest.approx(2 * four), "speeds are those of the ranks there are"
-    with pytest.raises(ConfigError, match="an engine alone has 2"):
+    with pytest.raises(ConfigError, match="one engine needs 2"):
         list(iterate_splits(wide, SPEEDS, 1))
 
 
 def test_speeds_are_a_file(tmp_path):
-    speeds = SPEEDS.model_copy(update={"reward_seconds": trace([0.1 * number for number in range(500)])})
+    speeds = SPEEDS.model_copy(update={"reward_seconds": make_trace([0.1 * number for number in range(500)])})
     path = tmp_path / "speeds.yaml"
     path.write_text(dump(speeds))
     assert load(path, model=Speeds) == speeds
-    assert isinstance(speeds, Config) and ClosedForm.of(make_scenario(config(), speeds)).engines == 2
+    assert isinstance(speeds, Config) and ClosedForm.from_scenario(make_scenario(config(), speeds)).engines == 2

@@ -27,8 +27,9 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.resume import open_first_lineage
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.scheduler import Scheduler

@@ -16,8 +16,9 @@ from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.simulate.planner import Speeds, predict
+from antiphon.simulate.planner import predict
 from antiphon.simulate.probe import measure
+from antiphon.simulate.speeds import Speeds
 
 
 def train(project, *overrides, **sections) -> int:

@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 
 from antiphon.sandbox.base import Level, Limits, Status
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.sandbox.isolation.levels import probe
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.boxed import BoxedPython
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.system_python import SystemPython
 
 BACKENDS = {
     "python": lambda level, image: ForkedPython(level=level),
-    "boxes": lambda level, image: BoxedPython(),
-    "docker": lambda level, image: BoxedPython(BoxConfig(image=image)),
+    "boxes": lambda level, image: SystemPython(),
+    "docker": lambda level, image: SystemPython(ShellSandboxConfig(image=image)),
 }
 LIMITS = Limits(
     seconds=20, cpu_seconds=20, memory=96 << 20, file_size=1 << 20, disk=4 << 20, processes=16, output=1 << 16

@@ -19,12 +19,12 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
-from antiphon.inspect.forensics import why
 from antiphon.inspect.replay import replay
+from antiphon.inspect.why import why
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
-from antiphon.simulate.chaos import InvariantChecker
+from antiphon.run.placement import resolve_placement
+from antiphon.simulate.invariants import InvariantChecker
 from tests.system.test_bad_input import output_of, wait_for_line
 from tests.system.test_placement import PLACEMENTS
 
@@ -40,15 +40,15 @@ def schedule(**more):
 
 
 def books_of(project, steps):
-    """What the run's own record says, held against what it promises; the books of its events."""
+    """What the run's own record says, held against what it promises; the checker of its events."""
     run = project.folder / "runs" / "run"
     assert audit(run).violations == []
-    books = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
-    books.read((run / "events.jsonl").read_text().splitlines())
-    books.close(steps)
-    assert list(books.status.values()).count("trained") == steps * 2 * 4
+    checker = InvariantChecker(load(run / "config.yaml", model=RunConfig).rollout)
+    checker.check((run / "events.jsonl").read_text().splitlines())
+    checker.check_end(steps)
+    assert list(checker.status.values()).count("trained") == steps * 2 * 4
     assert all(step["age/max"] <= 1 for step in project.metrics())
-    return books
+    return checker
 
 
 def payloads_of(project, workers):
@@ -138,9 +138,9 @@ def test_a_worker_and_an_engine_of_another_are_killed(project):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    books = books_of(project, project.summary()["steps"])
-    assert books.engines.keys() == {0, 1000, 1001, 2000} and books.gone == {0, 1000}
-    assert min(books.engines[1001], books.engines[2000]) > 0, "they hold newer weights"
+    checker = books_of(project, project.summary()["steps"])
+    assert checker.engines.keys() == {0, 1000, 1001, 2000} and checker.lost == {0, 1000}
+    assert min(checker.engines[1001], checker.engines[2000]) > 0, "they hold newer weights"
     nobody_is_left(project)
 
 
@@ -183,7 +183,7 @@ KILLS = """
             self.steps += 1
             if self.steps == 2 and ordered("trainer"):
                 parent = psutil.Process(os.getppid())
-                (parent.parent() if "nursery" in str(parent.cmdline()) else parent).kill()
+                (parent.parent() if "forkserver" in str(parent.cmdline()) else parent).kill()
             elif self.steps == 3 and ordered("rank"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(batch)
@@ -288,15 +288,15 @@ def ppo(project, meshes, **placement):
 def test_critics_have_the_gpus_of_their_own_mesh(project):
     config = ppo(project, {}, learner="node0.gpu:0-1", critic="node1.gpu:0-1")
     found = resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
-    assert [len(found.there(role)) for role in ("learner", "critic")] == [2, 2]
-    assert [place.gpus for place in found.there("critic")] == [("0",), ("1",)]
+    assert [len(found.known_places(role)) for role in ("learner", "critic")] == [2, 2]
+    assert [place.gpus for place in found.known_places("critic")] == [("0",), ("1",)]
 
 
 @pytest.mark.parametrize("role", ["reference", "critic", "teacher"])
 def test_devices_of_a_role_that_has_no_model_are_not_divided(project, role):
     gpus = "node0.gpu:0-1, node1.gpu:0"
     config = load(project.config(placement={"learner": "node0.gpu:0", role: gpus}), model=RunConfig)
-    assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), config).there(role) == []
+    assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), config).known_places(role) == []
 
 
 @pytest.mark.parametrize(
@@ -335,4 +335,4 @@ def test_models_are_on_the_node_of_their_trainer(project, placement, role):
         resolve_placement(TwoNodes(ClusterConfig()).nodes(), config)
     apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"workers": 0})})
     if role != "learner":
-        assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), apart).there(role)
+        assert resolve_placement(TwoNodes(ClusterConfig()).nodes(), apart).known_places(role)

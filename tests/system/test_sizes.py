@@ -20,20 +20,12 @@ from antiphon.core.config import load
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.run.config import RunConfig
 from antiphon.run.model_files import count_parameters
+from antiphon.simulate.device_memory import device_memory, engine_memory, find_misfits, learner_memory, transient_memory
 from antiphon.simulate.devices import DEVICES, Device, find_device, resolve_on_devices
+from antiphon.simulate.model_facts import ModelFacts, read_model_facts
+from antiphon.simulate.model_shape import Architecture, Weight
 from antiphon.simulate.planner import predict
-from antiphon.simulate.sizes import (
-    Architecture,
-    ModelFacts,
-    Weight,
-    device_memory,
-    engine_memory,
-    estimate,
-    find_misfits,
-    inspect,
-    learner_memory,
-    passing_needs,
-)
+from antiphon.simulate.speed_estimate import estimate
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ROOT / "recipes" / "clusters"
@@ -62,16 +54,16 @@ SMALL = Device(operations=1e12, read=1e12, memory=1e9, link=1e11, network=1e10)
 MODEL = ModelFacts(
     shape=Architecture(
         weights=(
-            Weight(shape=(1000, 1000), layers=(0,), cut=0),
-            Weight(shape=(8, 100, 1000), layers=(1,), expert=True),
+            Weight(shape=(1000, 1000), layers=(0,), tensor_dim=0),
+            Weight(shape=(8, 100, 1000), layers=(1,), is_expert=True),
         ),
         layers=2,
         hidden=100,
-        keys=4,
+        key_heads=4,
         head=32,
         vocabulary=1000,
         experts=8,
-        chosen=2,
+        active_experts=2,
     ),
     prompt_tokens=(10, 20),
 )
@@ -112,7 +104,7 @@ def test_what_a_rank_holds_is_divided_by_the_mesh():
     assert few["weights"] == 4 * (63_000 + 100_000), "eight experts are not divided among sixteen ranks"
 
 
-def test_checkpointing_adapters_and_offloading_save_what_they_save():
+def test_checkpointing_adapters_and_offloading_save_memory():
     full, base = "learner.gradient_checkpointing=false", learner_memory(MODEL, config())
     assert learner_memory(MODEL, config(full))["activations"] > base["activations"]
     assert learner_memory(MODEL, config("learner.lora={rank: 8}"))["moments"] == 0
@@ -137,8 +129,8 @@ def misfits_of(run):
     return [line for line in find_misfits(MODEL, run, SMALL) if "engine" in line]
 
 
-def test_a_learner_that_does_not_fit_is_a_line_with_both_numbers():
-    model, run = inspect(config("learner.mesh={shard: 4}")), config("learner.gradient_checkpointing=false")
+def test_misfit_names_need_and_capacity():
+    model, run = read_model_facts(config("learner.mesh={shard: 4}")), config("learner.gradient_checkpointing=false")
     lines = list(find_misfits(model, run, DEVICES["h100"]))
     need = device_memory(model, run, DEVICES["h100"])["learner, all"] / 2**30
     assert f"each learner rank: needs {need:,.0f} GiB, and there are 75" in lines
@@ -146,16 +138,16 @@ def test_a_learner_that_does_not_fit_is_a_line_with_both_numbers():
 
 def test_ranks_of_a_backend_alone_load_all_of_the_model():
     kinds = ("torch", "deepspeed")
-    need = [passing_needs(MODEL, config("learner.mesh={shard: 4}", f"learner.kind={kind}")) for kind in kinds]
+    need = [transient_memory(MODEL, config("learner.mesh={shard: 4}", f"learner.kind={kind}")) for kind in kinds]
     assert [of.get("each learner rank, as it loads the model") for of in need] == [None, 4 * 1_800_000]
 
 
-def test_what_publishes_and_saves_has_one_tensor_beside_the_shares():
+def test_publishing_needs_one_tensor_beside_the_shares():
     passing = "each learner rank, as it publishes or saves"
     shares, largest, whole = 3 * 4 * 450_000, 4 * 1_000_000, 4 * 1_800_000
-    assert passing_needs(MODEL, config("learner.mesh={shard: 4}"))[passing] == shares + 2 * largest
+    assert transient_memory(MODEL, config("learner.mesh={shard: 4}"))[passing] == shares + 2 * largest
     there = config("learner.mesh={shard: 4}", "weights.channel=device_memory")
-    assert passing_needs(MODEL, there)[passing] == shares + 2 * largest + whole
+    assert transient_memory(MODEL, there)[passing] == shares + 2 * largest + whole
 
 
 def test_more_devices_are_faster_until_they_wait_for_each_other():
@@ -188,13 +180,13 @@ def test_models_on_meshes_of_their_own_are_planned_so():
     assert any(line.startswith("each critic rank: needs") for line in find_misfits(MODEL, alone, small))
 
 
-def test_a_plan_is_refused_where_the_mesh_cannot_divide_the_model():
+def test_plan_refuses_a_mesh_that_cannot_divide_the_model():
     with pytest.raises(ConfigError, match=r"learner.mesh.expert: .* 2 ranks have no experts to divide"):
-        inspect(config("learner.mesh={shard: 2, expert: 2}"))
+        read_model_facts(config("learner.mesh={shard: 2, expert: 2}"))
     with pytest.raises(
         UnsupportedError, match=r"learner.mesh.tensor: layers.0.mlp.experts of Qwen3Moe.* cannot be cut"
     ):
-        inspect(config("learner.mesh={tensor: 2}", recipe="moe_235b_1024gpu"))
+        read_model_facts(config("learner.mesh={tensor: 2}", recipe="moe_235b_1024gpu"))
 
 
 def test_a_published_device_is_named_or_the_others_are():
@@ -215,7 +207,7 @@ def test_a_published_device_is_named_or_the_others_are():
         ("dense_32b_64gpu", ["placement.engine=gpu:22-61"], "it cannot run on 2 nodes"),
     ],
 )
-def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, overrides, message):
+def test_placement_is_resolved_on_absent_devices(recipe, overrides, message):
     with pytest.raises(ConfigError) as refused:
         resolve_on_devices(config(*overrides, recipe=recipe), "h100")
     assert message in str(refused.value)
@@ -223,7 +215,7 @@ def test_a_cluster_is_drawn_and_what_could_not_be_placed_on_it_refused(recipe, o
 
 def test_engines_of_vllm_take_turns_with_what_trains_on_gpus():
     found = resolve_on_devices(config("placement.engine=gpu:0-3"), "h100")
-    assert found.lent["engine"] == {0, 1, 2, 3}
+    assert found.time_shared["engine"] == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -236,9 +228,9 @@ def test_the_recipes_for_clusters_can_be_planned(recipe):
         (place.node, gpu) for role in ("learner", "engine") for place in placement.places[role] for gpu in place.gpus
     }
     assert len(used) == gpus
-    model = inspect(run)
+    model = read_model_facts(run)
     assert list(find_misfits(model, run, device)) == []
-    lent = len(placement.lent.get("engine", ()))
+    lent = len(placement.time_shared.get("engine", ()))
     assert lent == (8 if "colocated" in recipe else 0)
     small = run.model_copy(update={"rollout": run.rollout.model_copy(update={"groups_per_step": 8})})
     plan = predict(small, estimate(run, model, device, lent), lent=lent, attempts=0)
@@ -250,7 +242,7 @@ def antiphon(*arguments, cwd=ROOT):
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
-def test_a_directory_without_weights_is_planned_with_and_not_trained(tmp_path):
+def test_model_without_weights_can_be_planned_not_trained(tmp_path):
     path = str(RECIPES["dense_7b_8gpu"])
     dry = antiphon("train", path, "--dry-run")
     assert dry.returncode == 0, dry.stderr

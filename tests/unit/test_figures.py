@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.simulate.sizes import HANDOVER
+from antiphon.simulate.speed_estimate import HANDOVER
 from tools import figures
 from tools.figures import Page, check_pages, find_numbers, find_stale, read_results
 

@@ -1,62 +1,90 @@
-"""Declared per-token arrays that travel beside the tokens, and the streams that this package knows."""
+"""Per-token arrays beside the tokens, and the table of those that Antiphon makes and reads.
+
+A stream is declared once, with who produces it and who reads it. What models are asked in a step, and what is dropped before
+the learner gets the batch, follows from these declarations; a user's own stream is declared in the same way.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+D = TypeVar("D")
+
+Producer = Literal["engine", "reference", "policy", "attention", "critics", "teachers", "stage", "data"]
+Consumer = Literal["advantages", "critics", "loss", "learner"]
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """Declaration of a per-token array: one row of `shape` and `dtype` a token."""
+    """Declares a per-token array. Specs of one name declare the same stream.
+
+    Attributes:
+        name: Unique name.
+        dtype: Name of a numpy dtype.
+        shape: Shape of one token's row; None for a size that is known once the array exists, such as the number of critics.
+        producer: Who makes the stream: an engine, a model that is asked in the `annotate` stage, a stage, or the data set.
+        consumers: Who reads it. What neither the loss nor the learner reads is dropped before the learner gets the batch.
+    """
 
     name: str
-    dtype: str = "float32"
-    shape: tuple[int, ...] = ()
+    dtype: str = field(default="float32", compare=False)
+    shape: tuple[int | None, ...] = field(default=(), compare=False)
+    producer: Producer = field(default="stage", compare=False, repr=False)
+    consumers: tuple[Consumer, ...] = field(default=("loss",), compare=False, repr=False)
+
+    def matches(self, array: NDArray[Any]) -> bool:
+        """Return True if an array [L, …] has the declared dtype and row shape."""
+        sizes = array.shape[1:]
+        return (
+            array.dtype == _dtype(self.dtype)
+            and len(sizes) == len(self.shape)
+            and all(size is None or size == own for size, own in zip(self.shape, sizes, strict=True))
+        )
+
+    def of_array(self, array: NDArray[Any]) -> "StreamSpec":
+        """Return this spec with the row shape of an array [L, …] in place of sizes that were open."""
+        if None not in self.shape:
+            return self
+        return StreamSpec(self.name, self.dtype, array.shape[1:], self.producer, self.consumers)
 
 
 _dtype = lru_cache(maxsize=None)(np.dtype)
 
 
 class Streams:
-    """Immutable per-token arrays of equal length, keyed by their declarations.
+    """The streams of one sequence: an immutable mapping from specs to arrays [L, …] of one length.
 
-    Examples: critic values [L, M], top-k teacher logits [L, K], routed experts [L, layers, k], a user's own.
+    Raises:
+        ValueError: An array has another dtype or row shape than its spec, or the arrays differ in length.
     """
 
     __slots__ = ("_arrays",)
 
     def __init__(self, arrays: Mapping[StreamSpec, NDArray[Any]] | None = None) -> None:
-        self._arrays = dict(arrays or {})
-        for spec, array in self._arrays.items():
-            if array.dtype != _dtype(spec.dtype) or array.shape[1:] != spec.shape:
+        for spec, array in (arrays or {}).items():
+            if not spec.matches(array):
                 raise ValueError(
                     f"stream {spec.name!r} is {array.dtype}{array.shape[1:]}, declared {spec.dtype}{spec.shape}"
                 )
+        self._arrays = {spec.of_array(array): array for spec, array in (arrays or {}).items()}
         if len({len(array) for array in self._arrays.values()}) > 1:
             raise ValueError(f"streams differ in length: { {s.name: len(a) for s, a in self._arrays.items()} }")
 
     @property
     def length(self) -> int | None:
-        """Number of tokens covered; None if there is no stream."""
+        """Tokens covered; None when there is no stream."""
         return next((len(array) for array in self._arrays.values()), None)
 
     def __getitem__(self, spec: StreamSpec) -> NDArray[Any]:
         return self._arrays[spec]
 
-    def get(self, spec: StreamSpec, default: NDArray[Any]) -> NDArray[Any]:
-        """Return a stream, or `default` if it is missing."""
+    def get(self, spec: StreamSpec, default: D) -> NDArray[Any] | D:
+        """Return a stream, or `default` if it is not there."""
         return self._arrays.get(spec, default)
-
-    def named(self, name: str) -> NDArray[Any]:
-        """Return the stream with this name, whatever its shape; `KeyError` if there is none."""
-        for spec, array in self._arrays.items():
-            if spec.name == name:
-                return array
-        raise KeyError(f"there is no stream {name!r}, only {[spec.name for spec in self._arrays]}")
 
     def __contains__(self, spec: StreamSpec) -> bool:
         return spec in self._arrays
@@ -68,31 +96,31 @@ class Streams:
         return len(self._arrays)
 
     def with_stream(self, spec: StreamSpec, array: NDArray[Any]) -> "Streams":
-        """Return a copy with one stream added or replaced."""
-        return Streams({**self._arrays, spec: array})
+        """Return a copy that has this stream, instead of the one of its name if there is one."""
+        return Streams({**self.without([spec])._arrays, spec: array})
 
-    def only(self, names: Collection[str]) -> "Streams":
-        """Return a copy with only the streams of these names."""
-        return Streams({spec: array for spec, array in self._arrays.items() if spec.name in names})
+    def only(self, specs: Collection[StreamSpec]) -> "Streams":
+        """Return a copy that has these streams and no others."""
+        return Streams({spec: array for spec, array in self._arrays.items() if spec in specs})
 
-    def without(self, names: Collection[str]) -> "Streams":
-        """Return a copy without the streams of these names."""
-        return Streams({spec: array for spec, array in self._arrays.items() if spec.name not in names})
+    def without(self, specs: Collection[StreamSpec]) -> "Streams":
+        """Return a copy that lacks these streams."""
+        return Streams({spec: array for spec, array in self._arrays.items() if spec not in specs})
 
     @staticmethod
     def join(pieces: Sequence["Streams"]) -> "Streams":
-        """Concatenate pieces along the tokens; those that are not empty have the same streams."""
+        """Return the streams of consecutive pieces, which have the same streams unless they are empty."""
         whole = [piece for piece in pieces if piece.length] or pieces[-1:]
         return Streams({spec: np.concatenate([piece[spec] for piece in whole]) for spec in whole[-1]})
 
     @staticmethod
     def placed(length: int, pieces: Mapping[int, "Streams"]) -> "Streams":
-        """Lay pieces out over `length` tokens, each at its start offset; zeros elsewhere."""
+        """Return streams over `length` tokens with each piece at its start; 0 where there is no piece."""
         arrays: dict[StreamSpec, NDArray[Any]] = {}
         for start, piece in pieces.items():
             for spec, array in piece._arrays.items():
                 if spec not in arrays:
-                    arrays[spec] = np.zeros((length, *spec.shape), _dtype(spec.dtype))
+                    arrays[spec] = np.zeros((length, *array.shape[1:]), array.dtype)
                 arrays[spec][start : start + len(array)] = array
         return Streams(arrays)
 
@@ -102,24 +130,66 @@ class Streams:
             raise ValueError(f"{owner}.streams cover {self.length} tokens, expected {length}")
 
 
-PROXIMAL_LOGPROBS = StreamSpec("proximal_logprobs")
-REFERENCE_LOGPROBS = StreamSpec("reference_logprobs")
-TEACHER_LOGPROBS = StreamSpec("teacher_logprobs")
-KL_REWARD = StreamSpec(
-    "kl_reward", "float64"
-)  # what the divergence from the reference adds to each sampled token's reward
-TOKEN_AGE = StreamSpec("token_age")  # versions between the one that sampled the token and the one before the step
-ENTROPY_WEIGHT = StreamSpec("entropy_weight")  # what each token's entropy counts in the bonus
-RETURNS = StreamSpec("returns")  # what a critic is to say
-OLD_VALUE = StreamSpec("old_value")  # what it said before the step
-VALUES = "values"  # [L, M] what M critics say of the state in which each token was chosen
-ATTENTION_RHYTHM = StreamSpec(
-    "attention_rhythm", "float32", (2,)
-)  # WAAD and FAI, see `learning.model.attention_rhythm`
-PAIR = StreamSpec("pair", "int32")  # which pair the answer is of; in the better one the advantage is 1, in the other -1
-TEACHER_TOKENS = "teacher_tokens"  # [L, K] those that a teacher holds most likely, the likeliest first; K may be 0
-TEACHER_DISTRIBUTION = (
-    "teacher_distribution"  # [L, K + 1] log-probs: theirs, of all others together; [L, V] of all if K is 0
-)
-ROUTED_EXPERTS = "routed_experts"  # [L, layers, k] experts whose output the token was drawn from, plus 1; 0: not known
-MIXED_CACHE = StreamSpec("mixed_cache", "bool")  # True: sampled from a KV cache that no single version made
+def _declare(
+    name: str, producer: Producer, *consumers: Consumer, dtype: str = "float32", shape: tuple[int | None, ...] = ()
+) -> StreamSpec:
+    return StreamSpec(name, dtype, shape, producer, consumers)
+
+
+# --- from engines ------------------------------------------------------------------------------------------------------
+
+# True where a token was sampled from a KV cache that no single version made.
+MIXED_CACHE = _declare("mixed_cache", "engine", "learner", dtype="bool")
+# The experts [layers, k] that computed the output a token was drawn from, plus 1; 0 where they are not known.
+ROUTED_EXPERTS = _declare("routed_experts", "engine", "learner", dtype="int16", shape=(None, None))
+
+# --- from models that the `annotate` stage asks ------------------------------------------------------------------------
+
+REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference", "advantages")  # read by the loss with kl.place: loss
+PROXIMAL_LOGPROBS = _declare("proximal_logprobs", "policy", "advantages", "loss")  # of the policy before the step
+TEACHER_LOGPROBS = _declare("teacher_logprobs", "teachers", "advantages")
+# What each of M critics says of the state in which a token was chosen.
+VALUES = _declare("values", "critics", "advantages", "critics", shape=(None,))
+# WAAD and FAI of each token.
+ATTENTION_RHYTHM = _declare("attention_rhythm", "attention", "advantages", shape=(2,))
+
+# --- from stages -------------------------------------------------------------------------------------------------------
+
+TOKEN_AGE = _declare(
+    "token_age", "stage", "loss"
+)  # versions from the one that sampled the token to that before the step
+KL_REWARD = _declare("kl_reward", "stage", "advantages", "critics", dtype="float64")  # KL penalty in the token's reward
+ENTROPY_WEIGHT = _declare("entropy_weight", "stage", "loss")  # weight of the token's entropy in the entropy bonus
+RETURNS = _declare("returns", "stage", "critics")  # regression target of a critic
+OLD_VALUE = _declare("old_value", "stage", "critics")  # what the critic said before the step
+
+# --- from data sets, for the offline verbs -----------------------------------------------------------------------------
+
+PAIR = _declare(
+    "pair", "data", "loss", dtype="int32"
+)  # number of the preference pair; its better response has advantage 1
+# The K likeliest tokens of a teacher, likeliest first; K may be 0.
+TEACHER_TOKENS = _declare("teacher_tokens", "teachers", "loss", dtype="int32", shape=(None,))
+# Log-probs of these and of all other tokens together, [K + 1]; of the whole vocabulary where K is 0.
+TEACHER_DISTRIBUTION = _declare("teacher_distribution", "teachers", "loss", shape=(None,))
+
+STREAMS: Mapping[str, StreamSpec] = {
+    spec.name: spec
+    for spec in (
+        MIXED_CACHE,
+        ROUTED_EXPERTS,
+        REFERENCE_LOGPROBS,
+        PROXIMAL_LOGPROBS,
+        TEACHER_LOGPROBS,
+        VALUES,
+        ATTENTION_RHYTHM,
+        TOKEN_AGE,
+        KL_REWARD,
+        ENTROPY_WEIGHT,
+        RETURNS,
+        OLD_VALUE,
+        PAIR,
+        TEACHER_TOKENS,
+        TEACHER_DISTRIBUTION,
+    )
+}

@@ -24,16 +24,17 @@ from antiphon.core.types import (
     GenerateRequest,
     OnUpdate,
     Streams,
-    StreamSpec,
+    WeightsUpdate,
 )
-from antiphon.engines.base import Delta, WeightsUpdate, validate_request
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, flat_batch
 from antiphon.engines.native.models import end_tokens, longest, prepare
 from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
+from antiphon.engines.request_checks import validate_request
 from antiphon.engines.request_queue import Continuation, RequestQueue
 from antiphon.engines.stops import Decoder, StopRule, finish_reasons
 
@@ -257,8 +258,7 @@ class NativeEngine:
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
         streams = [_FLAGS[mixed] for mixed in (table.epoch[slots] == MIXED).tolist()]
         if experts is not None:
-            spec = StreamSpec(ROUTED_EXPERTS, "int16", experts.shape[1:])
-            streams = [flags.with_stream(spec, experts[i : i + 1]) for i, flags in enumerate(streams)]
+            streams = [flags.with_stream(ROUTED_EXPERTS, experts[i : i + 1]) for i, flags in enumerate(streams)]
         deltas = [
             Delta(
                 request=table.requests[slot].id,
@@ -280,7 +280,7 @@ class NativeEngine:
     def _rule_ends(self, slot: int) -> bool:
         rule = self._rules.get(slot)
         completion = self._table.tokens[slot, self._table.prompt[slot] : self._table.length[slot]]
-        return rule is not None and rule.ends(completion, self._tokenizer)
+        return rule is not None and rule.matches(completion, self._tokenizer)
 
     def _release(self, slot: int) -> None:
         self._table.release(slot)

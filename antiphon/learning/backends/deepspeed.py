@@ -22,9 +22,11 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.config import DeepSpeedOptions, LearnerConfig, OptimizerConfig
-from antiphon.learning.pack_learner import Ask, trim_memory
-from antiphon.learning.parallel.sharding import PassOn, ShardedModel
+from antiphon.learning.backend_options import DeepSpeedOptions
+from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
 
 T = TypeVar("T")
@@ -58,14 +60,14 @@ class ZeroModel(ShardedModel):
 
     # --- computing -----------------------------------------------------------------------------------------------------
 
-    def within(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.within`."""
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of the model through the DeepSpeed engine."""
         self._asked.question = partial(function, *args)
         found: T = self.engine() if torch.is_grad_enabled() else self._asked()
         return found
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train`: the gradient is complete with the last pack."""
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of packs; the gradient is complete with the last pack."""
         found = []
         for number, pack in enumerate(packs, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(packs))
@@ -73,19 +75,21 @@ class ZeroModel(ShardedModel):
         return found
 
     def backward(self, loss: torch.Tensor) -> None:
-        """See `WholeModel.backward`: DeepSpeed takes the mean over ranks, and a token's coefficient counts all ranks' tokens
-        already."""
+        """Add the gradient of a loss.
+
+        DeepSpeed takes the mean over ranks, and a token's coefficient counts the tokens of all ranks already.
+        """
         self.engine.backward(loss * self.mesh.config.shard)
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.whole`, of parameters."""
+    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """Return a whole parameter. All ranks must call this."""
         with deepspeed.zero.GatheredParameters([piece]):
             return piece.detach().clone()
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.take`, of parameters: what is computed with, and what the optimiser has of it."""
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """Set a parameter from the whole of it, and the optimiser's copy in float32."""
         with deepspeed.zero.GatheredParameters([piece], modifier_rank=0):
             piece.detach().copy_(whole)
         if _is_cut(piece):
@@ -94,7 +98,7 @@ class ZeroModel(ShardedModel):
             deepspeed.utils.safe_set_full_fp32_param(piece, whole)
 
     def moment(self, parameter: torch.Tensor, key: str) -> torch.Tensor:
-        """What the optimiser keeps of a parameter, whole. All ranks must ask."""
+        """Return the optimiser state of a parameter, whole. All ranks must call this."""
         found: torch.Tensor = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
         return found
 
@@ -129,7 +133,7 @@ class DeepSpeedLearner(TorchLearner):
     loads_whole = True
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """See `PackLearner.begin`."""
+        """Start a phase with a fresh optimiser; return the number of trained parameters."""
         self.shards.zero.clip_grad = optimizer.max_grad_norm
         super().begin(algorithm, optimizer, total_updates)
         return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in _trained(self.model))
@@ -147,19 +151,19 @@ class DeepSpeedLearner(TorchLearner):
             }
         return found
 
-    def _descend(self) -> float:
+    def _optimizer_step(self) -> float:
         engine = self.shards.engine
         engine.step()  # which makes none where the norm is not finite
         return float(engine.get_global_grad_norm())
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+    def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         steps = next(iter(self.optimizer.state.values()))["step"]
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 found = {key: partial(self.shards.moment, parameter, key) for key in MOMENTS}
                 yield name, {"step": lambda: steps} | found
 
-    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         for key in MOMENTS if kept else ():
             self.shards.take_moment(parameter, key, kept[key])
         for state in self.optimizer.state.values():
@@ -188,7 +192,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_cut(parameter: torch.Tensor) -> bool:
-    """Whether each rank has a piece of the parameter (stage 3)."""
+    """Return True if each rank has a piece of the parameter (stage 3)."""
     return hasattr(parameter, "ds_tensor")
 
 

@@ -18,20 +18,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.types import Pack
+from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_names import Part, head_size, parts
-from antiphon.learning.config import (
-    LearnerConfig,
-    MegatronOptions,
-    OptimizerConfig,
-    megatron_misfits,
-    megatron_problems,
-)
-from antiphon.learning.mesh import LOOPBACK, Mesh, find_store
-from antiphon.learning.model.attention import PackLayout, Reader
+from antiphon.learning.checkpointed_learner import GatherTensor
+from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
+from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
+from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
-from antiphon.learning.pack_learner import Ask
-from antiphon.learning.parallel.sharding import PassOn, ShardedModel, WholeModel
+from antiphon.learning.model.pack_layout import PackLayout
+from antiphon.learning.parallel.sharding import ShardedModel
+from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
 from antiphon.learning.torch_learner import TorchLearner
 
 try:
@@ -79,12 +76,12 @@ class MegatronLearner(TorchLearner):
         self.options = parse(MegatronOptions, config.options, "learner.options")
         super().__init__(model_path, config, seed)
 
-    def _open(self) -> None:
+    def _load_model(self) -> None:
         if self.mesh is None:
-            self.mesh = Mesh(self.config.mesh, 0, find_store(self.host(LOOPBACK)), self.device)
+            self.mesh = Mesh(self.config.mesh, 0, connect_store(self.host(LOOPBACK)), self.device)
         torch.manual_seed(self.seed)
         source = self._load()
-        for key, message in megatron_misfits(source.config.to_dict(), self.config.mesh):
+        for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
             raise UnsupportedError(f"learner.{key}: {message}")
         self._kind = type(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
@@ -94,19 +91,19 @@ class MegatronLearner(TorchLearner):
 
     @property
     def head(self) -> torch.Tensor:
-        """See `TorchLearner.head`."""
+        """The language model head, this rank's rows of it."""
         return self.shards.head
 
     def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
         return self.shards.optimize(config)
 
-    def _moments(self) -> Iterator[tuple[str, dict[str, Ask]]]:
+    def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         step = torch.tensor(float(self.optimizer.steps))
         for name in self.shards.parts:
             found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
             yield name, found | {"step": lambda: step} if step else {}
 
-    def _take_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
         self.optimizer.steps = int(kept.get("step", 0))
         for key, whole in kept.items():
             self.shards.take_moment(name, key, whole)
@@ -115,12 +112,12 @@ class MegatronLearner(TorchLearner):
         if device != self.device:
             raise UnsupportedError("the megatron learner cannot leave its device")
 
-    def _pass_on(self, pack: Pack, reader: Reader | None = None) -> torch.Tensor:
+    def _pipeline_forward(self, pack: Pack, reader: AttentionReader | None = None) -> torch.Tensor:
         """As Megatron's stages send it, [n, 1, H]."""
         with self._autocast():
             return self._run_layers(pack, self._layout(pack), reader)[:, None]
 
-    def _run_layers(self, pack: Pack, layout: PackLayout, reader: Reader | None = None) -> torch.Tensor:
+    def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
         model, (here, context) = self.shards.model, self._context(len(layout.positions))
         tokens, positions = self._tokens(pack, layout)[here], layout.positions[here]
         begun = self._embed(tokens, positions) if model.pre_process else None
@@ -134,18 +131,18 @@ class MegatronLearner(TorchLearner):
         return hidden[:, 0].float()
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the layers begin with, [n, 1, H]. The row of the padding token gets no gradient here, as in transformers."""
+        """Return the token embeddings, [n, 1, H]. The row of the padding token gets no gradient, as in transformers."""
         begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
         pad = self.model.get_input_embeddings().padding_idx
         return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
 
 
 class _Seen(NamedTuple):
-    """What attention is told of a pack."""
+    """The facts that attention needs to know of a pack."""
 
     kind: str  # of attention
     layout: PackLayout
-    reader: Reader | None
+    reader: AttentionReader | None
     context: Any  # the ranks that have the other tokens, if not all are here
 
 
@@ -198,15 +195,19 @@ class MegatronModel(ShardedModel):
         for name in self._cut:
             for parameter in self.fused[name]:
                 parameter.tensor_model_parallel = True  # else Megatron counts it once in the gradient's norm
-        for name, piece in self.pieces():
-            self.take(name, piece, whole[name])
+        for name, piece in self.local_parameters():
+            self.scatter_tensor(name, piece, whole[name])
         self._pipeline = _Schedule(self)  # type: ignore[assignment]
-        known = [(name, tensor.shape, tensor.dtype, True) for name, tensor in WholeModel.named(self)]
-        self._stages = dict(mesh.told((mesh.place("pipeline"), known)))
+        known = [(name, tensor.shape, tensor.dtype, True) for name, tensor in WholeModel.gather_parameters(self)]
+        self._stages = dict(mesh.all_gather((mesh.coordinate("pipeline"), known)))
 
     def _place(self, shape: Any, whole: dict[str, torch.Size]) -> dict[str, Part]:
-        """What this rank has, by name, and how it is cut. `UnsupportedError` if something has no place in Megatron's model."""
-        sizes, place = self.mesh.config, self.mesh.place
+        """Return this rank's parts by name.
+
+        Raises:
+            UnsupportedError: A parameter has no place in Megatron's model.
+        """
+        sizes, place = self.mesh.config, self.mesh.coordinate
         rows = _evenly(shape.vocab_size, sizes.tensor)
         stage, per = place("pipeline"), shape.num_hidden_layers // sizes.pipeline
         experts = (self.model.config.num_moe_experts or 0) // sizes.expert
@@ -245,17 +246,17 @@ class MegatronModel(ShardedModel):
         several = self.mesh.config.pipeline > 1
         return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
 
-    def piece(self, name: str) -> torch.Tensor:
-        """See `WholeModel.piece`: of a fused parameter, a copy."""
+    def local_parameter(self, name: str) -> torch.Tensor:
+        """Return this rank's piece of a parameter; of a fused one, a copy."""
         return self.parts[name].read(self.fused[name])
 
-    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WholeModel.pieces`."""
+    def local_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's piece of each parameter."""
         for name in self.parts:
-            yield name, self.piece(name)
+            yield name, self.local_parameter(name)
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.take`: `piece` may be a copy, the parameter itself is set."""
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """Set a parameter from the whole of it; `piece` may be a copy."""
         with torch.no_grad():
             self.parts[name].write(self.fused[name], self._share(name, whole))
 
@@ -280,8 +281,8 @@ class MegatronModel(ShardedModel):
             self._kept |= _kept(optimizer, distributed=self._distributed)
         return _Optimizer(self._optimizer)
 
-    def clip(self, most: float) -> float:
-        """See `WholeModel.clip`."""
+    def clip_gradient(self, most: float) -> float:
+        """Scale the gradient down to the norm `most` if it is larger; return its norm."""
         finalize_model_grads([self.parallel])
         self._optimizer.prepare_grads()
         norm: float = self._optimizer.get_grad_norm()
@@ -293,13 +294,13 @@ class MegatronModel(ShardedModel):
         return norm
 
     def moment(self, name: str, key: str) -> torch.Tensor:
-        """What the optimiser keeps of each element of a parameter, whole. All ranks must ask."""
+        """Return an optimiser state tensor of a parameter, whole. All ranks must call this."""
         found = []
         for parameter in self.fused[name]:
             found.append(spread := self._kept_here(parameter, key))
             if self._distributed:
                 distributed.all_reduce(spread, group=_alike(parameter))
-        return self.whole(name, self.parts[name].read(found))
+        return self.gather_tensor(name, self.parts[name].read(found))
 
     def take_moment(self, name: str, key: str, whole: torch.Tensor) -> None:
         """Set what this rank keeps of that; a count of steps is one for all."""
@@ -327,7 +328,7 @@ def _alike(parameter: nn.Parameter) -> Any:
 
 
 class _Kept(NamedTuple):
-    """What an optimiser keeps of a parameter."""
+    """The optimiser state of a parameter on this rank."""
 
     state: dict[str, torch.Tensor]
     like: torch.Tensor  # the shape that it has there
@@ -371,17 +372,19 @@ class _Schedule:
     def __init__(self, shards: MegatronModel) -> None:
         self._shards = shards
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `Pipeline.train`."""
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of all packs; return the results of the last stage."""
         model = self._shards.parallel
         model.zero_grad_buffer()
         return self._run(model, packs, pass_on, backward)
 
-    def score(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """See `Pipeline.score`."""
+    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
+        """Run all packs without gradients; return the results of the last stage."""
         return self._run(self._shards.model, packs, pass_on, ask)
 
-    def _run(self, model: nn.Module, packs: Sequence[Pack], pass_on: PassOn, compute: Callable[[Pack], T]) -> list[T]:
+    def _run(
+        self, model: nn.Module, packs: Sequence[Pack], pass_on: PipelineForward, compute: Callable[[Pack], T]
+    ) -> list[T]:
         last, nothing = parallel_state.is_pipeline_last_stage(), torch.zeros(())
 
         def forward(rest: Iterator[Pack], model: Any) -> tuple[torch.Tensor, Any]:

@@ -5,193 +5,21 @@ those of similar length are gathered into a padded block, which is causal, so th
 follows a shared prompt that is longer than itself is not gathered with it: its tokens look at both through a mask.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from transformers import AttentionInterface
 
 from antiphon.core.errors import UnsupportedError
-from antiphon.core.types import IntArray, Pack
-from antiphon.learning.host_device_copy import sent
-from antiphon.learning.mesh import copied, exchanged, gathered
+from antiphon.learning.mesh import all_to_all_rows, copy_to_group, gather_from_group
+from antiphon.learning.model.pack_layout import PackLayout
 
-NAME = "antiphon_packed"
-
-
-MASKED = 1 << 26  # most entries of a mask: beyond, what is shared is gathered again
+PACKED_ATTENTION = "antiphon_packed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    rows: torch.Tensor  # [n, width] token of the pack in each slot; padding repeats the first
-    valid: torch.Tensor  # [tokens] flat slots whose output is used
-    keys: torch.Tensor | None = None  # [n, keys] tokens that they look at, if not at those before them in `rows`
-    mask: torch.Tensor | None = None  # [width, keys] which of them
-
-    @staticmethod
-    def of(device: torch.device | str, rows: NDArray[Any], valid: NDArray[np.bool_], *others: NDArray[Any]) -> "_Block":
-        """From arrays; `valid` [n, width] says which slots' output is used."""
-        arrays = rows, np.flatnonzero(valid), *others
-        return _Block(*(sent(array, device) for array in arrays))
-
-
-@dataclass(frozen=True, slots=True)
-class PackLayout:
-    """Where each token of a pack stands, and how its sequences are gathered for attention.
-
-    The tokens of a shared piece are gathered into every sequence they begin, as keys and values. They are queries once if what
-    follows them is shorter than they are; else in every sequence, the outputs of the first of which are used: a rectangle
-    costs more then than the triangle that is half of a larger square. Every other layer sees them once.
-    """
-
-    positions: torch.Tensor  # [T] in the sequence
-    previous: torch.Tensor  # [T] the token before, in the sequence; of a first token, itself
-    blocks: tuple[_Block, ...]
-    order: torch.Tensor  # [T] where each token of the pack stands in the blocks' concatenated output
-    piece: torch.Tensor  # [T] which piece it belongs to
-    above: torch.Tensor  # [S, S] whether the second piece comes before the first in a sequence
-    longest: int  # tokens of a sequence
-
-    @staticmethod
-    def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> "PackLayout":
-        """The layout of a forest of pieces, see `core.types.Pack`; of one piece more, if the tokens are to be a multiple."""
-        if (over := int(lengths.sum()) % multiple) != 0:
-            lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
-        positions, previous = np.empty(int(lengths.sum()), dtype=np.int64), previous_tokens(lengths, parents)
-        for path in _paths(lengths, parents):
-            positions[path] = np.arange(len(path))
-        whole, after = _divided(lengths, parents)
-        blocks, places, placed = [], [], np.zeros(len(positions), dtype=np.bool_)
-        for shared, tails in after:
-            rows, valid = _padded(tails)
-            keys = np.concatenate([np.broadcast_to(shared, (len(rows), len(shared))), rows], axis=1)
-            seen = np.arange(keys.shape[1]) <= len(shared) + np.arange(rows.shape[1])[:, None]
-            blocks.append(_Block.of(device, rows, valid, keys, seen))
-            places.append(rows[valid])
-            placed[places[-1]] = True
-        for members in _similar(whole):
-            rows, valid = _padded(members)
-            for path, used in zip(members, valid, strict=True):
-                used[: len(path)] &= ~placed[path]
-                placed[path] = True
-            blocks.append(_Block.of(device, rows, valid))
-            places.append(rows[valid])
-        order = np.empty_like(positions)
-        order[np.concatenate(places)] = np.arange(len(order))
-        above = np.zeros((len(lengths), len(lengths)), dtype=np.bool_)
-        for own, parent in enumerate(parents):
-            if parent >= 0:
-                above[own] = above[parent]
-                above[own, parent] = True
-        arrays = (positions, previous, order, np.repeat(np.arange(len(lengths)), lengths), above)
-        at, before, order_there, piece, above_there = (sent(array, device) for array in arrays)
-        return PackLayout(at, before, tuple(blocks), order_there, piece, above_there, int(positions.max()) + 1)
-
-    def visible(self, rows: slice) -> torch.Tensor:
-        """Whether the tokens of these rows see each token of the pack: those before in a sequence, and themselves. [n, T]"""
-        own, token = self.piece[rows], torch.arange(len(self.piece), device=self.piece.device)
-        before = (own[:, None] == self.piece) & (token[rows, None] >= token)
-        return self.above[own][:, self.piece] | before
-
-
-def trained(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The tokens of each sample of a pack that has a loss, and where among them those with its loss are."""
-    paths, owners = _paths(pack.lengths, pack.parents), np.repeat(pack.owners, pack.lengths)
-    found = []
-    for sample, end in enumerate(pack.ends):
-        path = paths[end]
-        own = np.flatnonzero(pack.loss_mask[path] & (owners[path] == sample))
-        if len(own):
-            found.append((path, own))
-    return found
-
-
-def previous_tokens(lengths: IntArray, parents: IntArray) -> NDArray[np.int64]:
-    """Return the token before each token of a forest of pieces, in its sequence; of a first token, itself. [T]
-
-    >>> previous_tokens(np.array([2, 1, 3]), np.array([-1, 0, 0]))
-    array([0, 0, 1, 1, 3, 4])
-    """
-    previous = np.empty(int(lengths.sum()), dtype=np.int64)
-    for path in _paths(lengths, parents):
-        previous[path] = np.concatenate([path[:1], path[:-1]])
-    return previous
-
-
-def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
-    """The tokens from a root to the end of each piece.
-
-    >>> _paths(np.array([2, 1, 3]), np.array([-1, 0, 0]))
-    [array([0, 1]), array([0, 1, 2]), array([0, 1, 3, 4, 5])]
-    """
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    paths: list[NDArray[np.int64]] = []
-    for start, length, parent in zip(starts, lengths, parents, strict=True):
-        own = np.arange(start, start + length)
-        paths.append(own if parent < 0 else np.concatenate([paths[parent], own]))
-    return paths
-
-
-def _divided(
-    lengths: IntArray, parents: IntArray
-) -> tuple[list[NDArray[np.int64]], list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]]:
-    """The sequences that are gathered whole; and what is shared otherwise, each time with tails of similar length."""
-    children = np.bincount(parents[parents >= 0], minlength=len(lengths))
-    paths = _paths(lengths, parents)
-    fresh: list[int] = []  # of each path, the last tokens that no other path has
-    for length, parent in zip(lengths, parents, strict=True):
-        fresh.append(int(length) + (fresh[parent] if parent >= 0 and children[parent] == 1 else 0))
-    whole, tails = [], defaultdict[int, list[int]](list)  # the last token that is shared -> paths
-    for number, (path, new, below) in enumerate(zip(paths, fresh, children, strict=True)):
-        shared = len(path) - new
-        if below == 1 or not new:
-            continue  # it is part of what follows, or of what was before
-        if new <= shared and new * len(path) <= MASKED:
-            tails[int(path[shared - 1])].append(number)
-        else:
-            whole.append(path)
-    placed = np.zeros(int(lengths.sum()), dtype=np.bool_)
-    for members in tails.values():
-        for number in members:
-            placed[paths[number][-fresh[number] :]] = True
-    needed = []
-    for path in sorted(whole, key=len, reverse=True):
-        if not placed[path].all():
-            needed.append(path)
-            placed[path] = True
-    after = [
-        (paths[members[0]][: -fresh[members[0]]], block)
-        for members in tails.values()
-        for block in _similar([paths[number][-fresh[number] :] for number in members])
-    ]
-    return needed, after
-
-
-def _padded(members: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Sequences as rows of one width, filled up with their first tokens; and what of that is theirs."""
-    width = max(map(len, members))
-    rows = np.stack([np.pad(path, (0, width - len(path)), constant_values=path[0]) for path in members])
-    return rows, np.arange(width) < np.array([len(path) for path in members])[:, None]
-
-
-def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
-    """The sequences in blocks, longest first, whose longest is at most 1.5 times (and 16 tokens over) the shortest."""
-    blocks: list[list[NDArray[np.int64]]] = []
-    for sequence in sorted(sequences, key=len, reverse=True):
-        if blocks and len(sequence) * 1.5 + 16 >= len(blocks[-1][0]):
-            blocks[-1].append(sequence)
-        else:
-            blocks.append([sequence])
-    return blocks
-
-
-class Reader(Protocol):
+class AttentionReader(Protocol):
     """Looks at the queries and keys of every layer that a forward passes; may raise to end it."""
 
     def read(
@@ -212,12 +40,14 @@ def packed_attention(
     *,
     layout: PackLayout,
     scaling: float | None = None,
-    reader: Reader | None = None,
+    reader: AttentionReader | None = None,
     context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
-    not a plain softmax over all that came before."""
+    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size].
+
+    `UnsupportedError` if the layer's is not a plain softmax over all that came before.
+    """
     _require_plain(module, options, layout.longest)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
@@ -261,7 +91,7 @@ def _swap(x: torch.Tensor, group: Any, *, to_tokens: bool) -> torch.Tensor:
     ranks = group.size()
     split, joined = (2, 1) if to_tokens else (1, 2)
     each = [x.shape[split] // ranks] * ranks
-    rows = exchanged(x[0].movedim(split - 1, 0), group, each, each)
+    rows = all_to_all_rows(x[0].movedim(split - 1, 0), group, each, each)
     return torch.cat([part.movedim(0, split - 1) for part in rows.chunk(ranks)], dim=joined - 1)[None]
 
 
@@ -274,14 +104,17 @@ def attention_by_keys(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
-    heads that cannot be divided among ranks."""
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all.
+
+    For heads that cannot be divided among ranks.
+    """
     layout: PackLayout = options["layout"]
     _require_plain(module, options, layout.longest)
     here = query.size(2)
     rows = slice(context.rank() * here, (context.rank() + 1) * here)
     keys, values = (
-        copied(gathered(t[0].transpose(0, 1), context), context).transpose(0, 1)[None] for t in (key, value)
+        copy_to_group(gather_from_group(t[0].transpose(0, 1), context), context).transpose(0, 1)[None]
+        for t in (key, value)
     )
     out = _attend(query, keys, values, layout.visible(rows), options.get("scaling"))
     return out.transpose(1, 2), None
@@ -307,7 +140,7 @@ def _attend(
 
 
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
-    """What transformers' models say of attention that is another, and would otherwise be passed over."""
+    """Raise `UnsupportedError` for attention that is not a plain softmax."""
     found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     window = options.get("sliding_window")
     if window is not None and longest > window:
@@ -319,6 +152,6 @@ def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest:
 
 CONTEXT_ATTENTION = {"heads": "antiphon_packed_heads", "keys": "antiphon_packed_keys"}  # by `mesh.context_attention`
 
-AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionInterface.register(CONTEXT_ATTENTION["heads"], attention_by_heads)
 AttentionInterface.register(CONTEXT_ATTENTION["keys"], attention_by_keys)

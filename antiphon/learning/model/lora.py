@@ -25,9 +25,10 @@ NAME = "default"  # peft's, of the only adapter there is
 PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of what it saves
 
 
-def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
-    B is zero, so nothing changes yet. `DataError` if it has none of these."""
+    B is zero, so nothing changes yet. `DataError` if it has none of these.
+    """
     body = {id(module) for module in model.base_model.modules()}
     found = [
         name
@@ -46,7 +47,8 @@ def adapt(model: PreTrainedModel, config: LoraConfig) -> None:
 @contextmanager
 def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
     """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
-    begin with numbers."""
+    begin with numbers.
+    """
     seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
     for parameter, other in zip(empty, seeming, strict=True):
         torch.utils.swap_tensors(parameter, other)
@@ -57,8 +59,8 @@ def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
             torch.utils.swap_tensors(parameter, other)
 
 
-def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
-    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
+def adapter_pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
+    """Return A [rank, in] and B [out, rank] of each adapted weight, by its name without adapters."""
     parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
     stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
     return {
@@ -67,20 +69,20 @@ def pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
     }
 
 
-def merged(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
+def merge_adapters(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """Return the weights of an adapted model's state dict with adapters merged, under their names without adapters."""
     found = {}
-    adapters = pairs(state.items())
+    adapters = adapter_pairs(state.items())
     for name, tensor in state.items():
         if f".{NAME}." not in name:
-            weight = weight_of(name)
+            weight = base_name(name)
             found[weight] = merge_adapter(tensor, *adapters[weight], scale) if weight in adapters else tensor
     return found
 
 
 @contextmanager
-def switched_off(model: PreTrainedModel) -> Iterator[None]:
-    """The model that was adapted, meanwhile."""
+def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
+    """Run the block with all adapters disabled."""
     layers = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.enable_adapters(False)
@@ -91,24 +93,24 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
+def save_adapters(state: dict[str, torch.Tensor], config: LoraConfig, place: Path) -> None:
     """Write the adapters of a state dict into a new directory, as peft reads them."""
     place.mkdir(parents=True)
     own = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in state.items() if f".{NAME}." in name}
     save_file(own, place / FILE)
-    _settings(config, [name.removesuffix(".weight") for name in pairs(state.items())]).save_pretrained(place)
+    _settings(config, [name.removesuffix(".weight") for name in adapter_pairs(state.items())]).save_pretrained(place)
 
 
-def saved(place: Path) -> dict[str, torch.Tensor]:
-    """What `save` has written, by the names of an adapted model's parameters."""
+def load_adapters(place: Path) -> dict[str, torch.Tensor]:
+    """Return the adapters that `save_adapters` wrote, by the names of an adapted model's parameters."""
     state = load_file(place / FILE)
     return {
         re.sub(r"\.(lora_[AB])\.", rf".\1.{NAME}.", name.removeprefix(PREFIX)): tensor for name, tensor in state.items()
     }
 
 
-def weight_of(name: str) -> str:
-    """The weight, by the name that it has without adapters, that a parameter of an adapted model is or is added to."""
+def base_name(name: str) -> str:
+    """Return the name, without adapters, of the weight that a parameter is or is added to."""
     return re.sub(rf"\.(base_layer|lora_[AB]\.{NAME})\.", ".", name)
 
 

@@ -10,33 +10,35 @@ from typing import Any
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import Pack, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig
 
 
 class RankGroup:
-    """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first, or what is said of all
-    packs that were asked of. What one says is heard when all have said it, or said something else; the death of one is that of
-    all."""
+    """A `WorkerHandle` of several.
+
+    What it is called, all do at once; the answer is that of the first, or what is said of all packs that were asked of. What
+    one says is heard when all have said it, or said something else; the death of one is that of all.
+    """
 
     def __init__(self, members: Sequence[WorkerHandle], mesh: MeshConfig) -> None:
         self.name = members[0].name
         self._members = members
         self._mesh = mesh
 
-    async def meet(self, host: str) -> None:
+    async def rendezvous(self, host: str) -> None:
         """Have them find each other, the first listening on an address of its machine."""
         where = await self._members[0].call("host", host)
         await asyncio.gather(*(member.call("join", rank, where) for rank, member in enumerate(self._members)))
 
     async def call(self, method: str, *args: Any) -> Any:
-        """See `WorkerHandle.call`."""
+        """Call a method on all ranks; return the answer of the first, or what is said of all packs."""
         shares = [args] * self._mesh.data
         match args:
             case (TrainBatch() as batch,):
                 shares = [(_own(batch, data),) for data in range(self._mesh.data)]
             case ([Pack(), *_] as packs,):
                 shares = [(_every(packs, data, self._mesh.data),) for data in range(self._mesh.data)]
-        of_data = [self._mesh.data_of(rank) for rank in range(len(self._members))]
+        of_data = [self._mesh.data_rank(rank) for rank in range(len(self._members))]
         calls = (member.call(method, *shares[data]) for data, member in zip(of_data, self._members, strict=True))
         answers = await asyncio.gather(*calls)
         match args:
@@ -46,12 +48,12 @@ class RankGroup:
         return answers[0]
 
     def send(self, method: str, *args: Any) -> None:
-        """See `WorkerHandle.send`."""
+        """Send a message to all ranks."""
         for member in self._members:
             member.send(method, *args)
 
     def on_event(self, callback: Callable[[Any], None]) -> None:
-        """See `WorkerHandle.on_event`: once all have spoken, the first of what they said that is not empty."""
+        """Call back once all ranks have sent an event, with the first that is not empty."""
         said: list[deque[Any]] = [deque() for _ in self._members]
 
         def hear(own: deque[Any], event: Any) -> None:
@@ -64,7 +66,7 @@ class RankGroup:
             member.on_event(partial(hear, own))
 
     def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
-        """See `WorkerHandle.on_death`."""
+        """Call back when the first rank dies."""
         told = False
 
         def tell(error: AntiphonError) -> None:
@@ -77,15 +79,15 @@ class RankGroup:
             member.on_death(tell)
 
     async def died(self) -> None:
-        """See `WorkerHandle.died`."""
+        """Return when all ranks have ended."""
         await asyncio.gather(*(member.died() for member in self._members))
 
     async def close(self) -> None:
-        """See `WorkerHandle.close`."""
+        """Close all ranks."""
         await asyncio.gather(*(member.close() for member in self._members))
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`."""
+        """Kill all ranks."""
         for member in self._members:
             member.kill()
 

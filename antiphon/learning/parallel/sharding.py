@@ -6,11 +6,10 @@ them. What is left of each rank's layers FSDP2 cuts once more.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,132 +26,29 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
-from antiphon.learning.config import LearnerConfig, MeshConfig
-from antiphon.learning.host_device_copy import numbers
-from antiphon.learning.mesh import Mesh, copied, summed
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.host_device_copy import to_floats
+from antiphon.learning.mesh import Mesh
 from antiphon.learning.model import lora
 from antiphon.learning.model.loading import allocate, decoder_layers
 from antiphon.learning.model.logprobs import Vocabulary
-from antiphon.learning.parallel.experts import dispatched
+from antiphon.learning.parallel.experts import dispatch_to_experts
 from antiphon.learning.parallel.pipeline import Pipeline
+from antiphon.learning.parallel.tensor_parallel import (
+    COLUMNS,
+    ROWS,
+    check_division,
+    copy_input_hook,
+    find_expert_layers,
+    planned_layers,
+    reduce_output_hook,
+    vocabulary_embedding,
+)
+from antiphon.learning.parallel.whole_model import GatheredTensor, PipelineForward, WholeModel
 from antiphon.weights.manifest import TensorSpec
 
 T = TypeVar("T")
-PassOn = Callable[[Pack], torch.Tensor]  # the hidden states that a rank's layers make of a pack
-
-COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
-
-
-class Spread(NamedTuple):
-    """A tensor of which ranks have pieces. All must ask for it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    detach: Callable[[], torch.Tensor]  # puts it together
-
-
-def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
-    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
-    said `at` this place."""
-    kind, styles = type(model).__name__, set[str]()
-    for name, module, style in _planned(model) if mesh.tensor > 1 else ():
-        if style not in (COLUMNS, ROWS, PARTIAL):
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
-        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
-        styles.add(style)
-    if mesh.tensor > 1 and COLUMNS not in styles:
-        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
-    if mesh.expert > 1 and not _layers_of_experts(model):
-        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
-
-
-def _planned(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of a model that its own plan of tensor parallelism names, and how each is to be cut."""
-    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
-    for name, module in model.base_model.named_modules():
-        if style := plan.get(re.sub(r"\.\d+\.", ".*.", name)):
-            yield name, module, style
-
-
-def _layers_of_experts(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """By name, the layers that have the weights of all their experts in one tensor each."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-        and isinstance(getattr(module, "num_experts", None), int)
-    }
-
-
-class WholeModel:
-    """A model on one rank: what `ShardedModel` does, where there is nothing to share."""
-
-    data = 0  # whose packs this rank computes
-    incoming: torch.Tensor | None = None  # what its layers begin with, if these are not the first
-    vocabulary: Vocabulary | None = None  # rows of the head that it has, if these are not all
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def has_layer(self, number: int) -> bool:
-        """Whether a layer is this rank's."""
-        return True
-
-    def within(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that uses the model's parameters."""
-        return function(*args)
-
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
-        its layers with `pass_on`."""
-        return [backward(pack) for pack in packs]
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss, a sum over tokens."""
-        loss.backward()
-
-    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """What is said of each pack."""
-        return [ask(pack) for pack in packs]
-
-    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of all packs, from those of this rank's."""
-        return dict(totals)
-
-    def clip(self, most: float) -> float:
-        """Scale the gradient down to the norm `most`, if it is larger; returns what it was."""
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), most).item()
-
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """All parameters, or those that are trained: on the first rank. All ranks must ask for each, in this order."""
-        for name, parameter in self.pieces():
-            if parameter.requires_grad or not trained:
-                yield name, self.whole(name, parameter)
-
-    def here(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """Those of `named` that are of the layers that this rank has."""
-        return self.named(trained=trained)
-
-    def piece(self, name: str) -> torch.Tensor:
-        """This rank's piece of a parameter."""
-        return self.model.get_parameter(name)
-
-    def pieces(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """This rank's piece of each parameter that it has a piece of."""
-        yield from self.model.named_parameters()
-
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
-        ask."""
-        return piece.detach()
-
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """Set this rank's piece of a tensor from the whole of it."""
-        piece.detach().copy_(whole)
 
 
 class ShardedModel(WholeModel):
@@ -173,12 +69,12 @@ class ShardedModel(WholeModel):
             self._divide_experts()
         if config.mesh.tensor > 1:
             self._divide()
-        self._pipeline = Pipeline(model, mesh, self.within) if config.mesh.pipeline > 1 else None
+        self._pipeline = Pipeline(model, mesh, self.run) if config.mesh.pipeline > 1 else None
         self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
         if self._sharded:
             self._shard(config)
         known = [(name, shapes[name], p.dtype, p.requires_grad) for name, p in model.named_parameters()]
-        self._stages = dict(self.mesh.told((mesh.place("pipeline"), known)))
+        self._stages = dict(self.mesh.all_gather((mesh.coordinate("pipeline"), known)))
 
     # --- cutting -------------------------------------------------------------------------------------------------------
 
@@ -186,7 +82,7 @@ class ShardedModel(WholeModel):
         """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
         model, blocks = self.model, set()
         prefix = f"{model.base_model_prefix}."
-        for name, module, style in list(_planned(model)):
+        for name, module, style in list(planned_layers(model)):
             if style == COLUMNS:
                 blocks.add(name.rpartition(".")[0])
                 self._cut_linear(prefix + name, module, 0)
@@ -197,13 +93,14 @@ class ShardedModel(WholeModel):
         group = self.mesh.group("tensor")
         for name in blocks:
             block = model.base_model.get_submodule(name)
-            block.register_forward_pre_hook(_on_the_way_in(group), with_kwargs=True)
-            block.register_forward_hook(_on_the_way_out(group))
+            block.register_forward_pre_hook(copy_input_hook(group), with_kwargs=True)
+            block.register_forward_hook(reduce_output_hook(group))
         self._divide_vocabulary()
 
     def _cut_linear(self, name: str, module: Any, dim: int) -> None:
         """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
-        gradient."""
+        gradient.
+        """
         linear = getattr(module, "base_layer", module)
         self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
         if linear is not module:
@@ -217,9 +114,9 @@ class ShardedModel(WholeModel):
         tied = head is not None and head.weight is embedding.weight
         names = {id(module): name for name, module in model.named_modules()}
         self._cut_in(names[id(embedding)], embedding, 0)
-        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.place("tensor")])
+        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.coordinate("tensor")])
         self.vocabulary = Vocabulary(mesh.group("tensor"), start)
-        embedding.forward = _embed(embedding, self.vocabulary)
+        embedding.forward = vocabulary_embedding(embedding, self.vocabulary)
         if tied:
             head.weight = embedding.weight
         elif head is not None:
@@ -233,22 +130,23 @@ class ShardedModel(WholeModel):
             setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
 
     def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.place("tensor")]
+        return whole.tensor_split(self.mesh.config.tensor, dim)[self.mesh.coordinate("tensor")]
 
     def _divide_experts(self) -> None:
         """Expert parallelism: each rank has some experts of a layer, and is sent all tokens that go there."""
-        ranks, place = self.mesh.config.expert, self.mesh.place("expert")
-        self._experts = _layers_of_experts(self.model)
+        ranks, place = self.mesh.config.expert, self.mesh.coordinate("expert")
+        self._experts = find_expert_layers(self.model)
         for module in self._experts.values():
             for own, parameter in list(module.named_parameters(recurse=False)):
                 piece = parameter.detach().chunk(ranks)[place].clone()
                 setattr(module, own, nn.Parameter(piece, requires_grad=parameter.requires_grad))
             module.num_experts //= ranks
-            module.forward = dispatched(module, self.mesh.group("expert"))
+            module.forward = dispatch_to_experts(module, self.mesh.group("expert"))
 
     def _shard(self, config: LearnerConfig) -> None:
         """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
-        tokens already."""
+        tokens already.
+        """
         low = config.dtype == "bfloat16"
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
         on_gpu = torch.cuda.is_available()
@@ -282,11 +180,11 @@ class ShardedModel(WholeModel):
     # --- computing -----------------------------------------------------------------------------------------------------
 
     def has_layer(self, number: int) -> bool:
-        """See `WholeModel.has_layer`."""
+        """Return True if a layer is on this rank."""
         return self.mesh.config.pipeline == 1 or not isinstance(decoder_layers(self.model)[number], nn.Identity)
 
-    def within(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.within`: meanwhile parameters are gathered."""
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that uses the parameters, which are gathered meanwhile."""
         if not self._sharded:
             return function(*args)
         found: T = self.model.within(partial(function, *args))  # of arguments in sight FSDP would make copies
@@ -294,27 +192,28 @@ class ShardedModel(WholeModel):
 
     @property
     def incoming(self) -> torch.Tensor | None:  # type: ignore[override]
-        """See `WholeModel.incoming`."""
+        """The hidden states that the layers begin with, if these are not the first."""
         return self._pipeline.incoming if self._pipeline else None
 
-    def train(self, packs: Sequence[Pack], pass_on: PassOn, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train`."""
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of packs."""
         if self._pipeline is None:
-            return super().train(packs, pass_on, backward)
-        return self._pipeline.train(packs, partial(self.within, pass_on), backward)
+            return super().train_packs(packs, pass_on, backward)
+        return self._pipeline.train_packs(packs, partial(self.run, pass_on), backward)
 
-    def each(self, packs: Sequence[Pack], pass_on: PassOn, ask: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.each`, of this rank's packs: where the last layers are."""
+    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
+        """Run this rank's packs without gradients; return the results where the last layers are."""
         if self._pipeline is None:
-            said = super().each(packs, pass_on, ask)
+            said = super().run_packs(packs, pass_on, ask)
         else:
-            said = self._pipeline.score(packs, partial(self.within, pass_on), ask)
+            said = self._pipeline.run_packs(packs, partial(self.run, pass_on), ask)
         self._reshard()
         return said
 
     def _reshard(self) -> None:
         """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
-        ended early had begun with. Both would be published as if they were pieces."""
+        ended early had begun with. Both would be published as if they were pieces.
+        """
         model: Any = self.model
         if isinstance(model, FSDPModule):
             model.set_reshard_after_forward(True, recurse=False)
@@ -323,15 +222,18 @@ class ShardedModel(WholeModel):
                     module.reshard()
             model.set_reshard_after_forward(False, recurse=False)
 
-    def sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """See `WholeModel.sums`: those who compute the same packs know the same of them, or nothing. Packs of others may have
-        streams that these lack, and so be measured by more."""
-        of_data = {data: known for data, known in self.mesh.told((self.data, dict(totals))) if known}
+    def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Sum measures over the data-parallel ranks.
+
+        Ranks that compute the same packs report the same sums, or none. Packs of other ranks may have streams that these lack,
+        and so more measures.
+        """
+        of_data = {data: known for data, known in self.mesh.all_gather((self.data, dict(totals))) if known}
         names = dict.fromkeys(name for own in of_data.values() for name in own)
         return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}
 
-    def clip(self, most: float) -> float:
-        """See `WholeModel.clip`."""
+    def clip_gradient(self, most: float) -> float:
+        """Scale the gradient down to the norm `most` if it is larger; return its norm."""
         gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
         for name in self._partial:
             if name in gradients:
@@ -341,9 +243,9 @@ class ShardedModel(WholeModel):
             assert self._pipeline is not None
             distributed.all_reduce(gradients[tied], group=self._pipeline.ends)
         device = self.mesh.device  # with `cpu_offload` experts of this rank alone are not where the others are
-        squares = numbers({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
+        squares = to_floats({name: gradient.double().square().sum().to(device) for name, gradient in gradients.items()})
         total = sum(square / self._holders(name) for name, square in squares.items())
-        norm = math.sqrt(self.mesh.total([total])[0])
+        norm = math.sqrt(self.mesh.all_reduce([total])[0])
         if norm > most:
             for gradient in gradients.values():
                 gradient.mul_(most / (norm + 1e-6))
@@ -367,8 +269,8 @@ class ShardedModel(WholeModel):
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
-    def whole(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.whole`."""
+    def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """Return the whole of a tensor of which this rank has a piece. All ranks must call this."""
         tensor = piece.detach()
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
@@ -384,36 +286,36 @@ class ShardedModel(WholeModel):
             rows = torch.cat([part[:size] for part, size in zip(rows.split(width), sizes, strict=True)])
         return rows.movedim(0, dim)
 
-    def named(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """See `WholeModel.named`: of the stages of a pipeline, the first rank of each sends what it has."""
-        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.place("pipeline"))
-        for name, own in self.here(trained=trained):
+    def gather_parameters(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield all parameters on the first rank; the first rank of each pipeline stage sends what it has."""
+        leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.coordinate("pipeline"))
+        for name, own in self.gather_own_layers(trained=trained):
             yield name, own._replace(detach=partial(_handed_on, own)) if leads else own
         for stage in sorted(self._stages)[1:] if self.mesh.rank == 0 else ():
             yield from self._of_stage(stage, trained)
 
-    def here(self, *, trained: bool = False) -> Iterator[tuple[str, Spread]]:
-        """See `WholeModel.here`: whole on all ranks that have the same layers."""
-        for name, own in self._of_stage(self.mesh.place("pipeline"), trained):
+    def gather_own_layers(self, *, trained: bool = False) -> Iterator[tuple[str, GatheredTensor]]:
+        """Yield the parameters of the layers of this rank, whole on all ranks with the same layers."""
+        for name, own in self._of_stage(self.mesh.coordinate("pipeline"), trained):
             yield name, own._replace(detach=partial(self._whole, name))
 
-    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, Spread]]:
+    def _of_stage(self, stage: int, trained: bool) -> Iterator[tuple[str, GatheredTensor]]:
         """The parameters that a stage has and none before it, as the first rank is handed them."""
         device, tied = self.mesh.device, self._tied  # parameters may be elsewhere between their uses
         for name, shape, dtype, learns in self._stages[stage]:
             if (learns or not trained) and not (stage and name == tied):
                 handed = partial(_handed_here, shape, dtype, device, self._leader(stage))
-                yield name, Spread(shape, dtype, device, handed)
+                yield name, GatheredTensor(shape, dtype, device, handed)
 
     def _leader(self, stage: int) -> int:
         """The first rank of a stage."""
         return stage * self.mesh.config.world // self.mesh.config.pipeline
 
     def _whole(self, name: str) -> torch.Tensor:
-        return self.whole(name, self.piece(name))
+        return self.gather_tensor(name, self.local_parameter(name))
 
-    def take(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.take`."""
+    def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
+        """Set this rank's piece of a tensor from the whole of it."""
         whole = self._share(name, whole)
         if isinstance(piece, DTensor):
             ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
@@ -423,22 +325,23 @@ class ShardedModel(WholeModel):
 
     def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
         """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
-        them from whole tensors, one after another. These have the names of a model without adapters."""
-        empty = {name: piece for name, piece in self.pieces() if piece.is_meta}
+        them from whole tensors, one after another. These have the names of a model without adapters.
+        """
+        empty = {name: piece for name, piece in self.local_parameters() if piece.is_meta}
         for piece in empty.values():
             allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)
         # Where FSDP sees that its pieces are others, too.
         self.model._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
         for name, piece in empty.items():
-            self.take(name, piece, whole[lora.weight_of(name)])
+            self.scatter_tensor(name, piece, whole[lora.base_name(name)])
 
     def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """What the ranks that this one shards with have of a tensor together."""
+        """Return the part of a tensor that the ranks which this one shards with have together."""
         if name in self._cut:
             dim, sizes = self._cut[name]
-            whole = whole.split(sizes, dim)[self.mesh.place("tensor")]
+            whole = whole.split(sizes, dim)[self.mesh.coordinate("tensor")]
         if self._is_expert(name):
-            whole = whole.chunk(self.mesh.config.expert)[self.mesh.place("expert")]
+            whole = whole.chunk(self.mesh.config.expert)[self.mesh.coordinate("expert")]
         return whole
 
 
@@ -453,48 +356,15 @@ def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return found
 
 
-def _handed_on(tensor: Spread) -> torch.Tensor:
-    """For the first rank."""
+def _handed_on(tensor: GatheredTensor) -> torch.Tensor:
+    """Send a gathered tensor to the first rank."""
     whole = tensor.detach().to(tensor.device).contiguous()
     distributed.send(whole, 0)
     return whole
 
 
 def _handed_here(shape: torch.Size, dtype: torch.dtype, device: torch.device, rank: int) -> torch.Tensor:
-    """What a rank hands on."""
+    """Receive a tensor that another rank sends."""
     whole = torch.empty(shape, dtype=dtype, device=device)
     distributed.recv(whole, rank)
     return whole
-
-
-def _on_the_way_in(group: Any) -> Callable[..., Any]:
-    """What a block computes from, all ranks have; each computes a part."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (copied(args[0], group), *args[1:]), options
-        return args, options | {"hidden_states": copied(options["hidden_states"], group)}
-
-    return enter
-
-
-def _on_the_way_out(group: Any) -> Callable[..., Any]:
-    """What a block comes to is the sum of all parts."""
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        return (summed(output[0], group), *output[1:]) if isinstance(output, tuple) else summed(output, group)
-
-    return leave
-
-
-def _embed(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The forward of an embedding of which each rank has some rows: its own, which may scale them, and trains no padding."""
-    look_up, count, pad = embedding.forward, len(embedding.weight), embedding.padding_idx
-    if pad is not None:
-        embedding.padding_idx = pad - vocabulary.start if 0 <= pad - vocabulary.start < count else None
-
-    def embed(tokens: torch.Tensor) -> torch.Tensor:
-        rows, there = vocabulary.rows(tokens, count)
-        return summed(look_up(rows) * there[..., None], vocabulary.group)
-
-    return embed

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.core.types import Message, ToolCall
-from antiphon.rollout.gateway.chat import Chat, Refused, Reply, objects, strings, take, texts, whole, wish
+from antiphon.rollout.gateway.chat import (
+    ApiError,
+    ChatRequest,
+    Reply,
+    get_field,
+    get_integer,
+    get_number,
+    get_objects,
+    parse_strings,
+    parse_text,
+)
 
 NAME = "anthropic"
 REASONS = {"stop": "end_turn", "stop_string": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -21,60 +31,72 @@ ERRORS = {
 }
 
 
-def read(body: Mapping[str, Any]) -> Chat:
-    """What a body asks for; `Refused` names what is wrong."""
-    system = texts(body.get("system"), "system")
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
+    """What a body asks for; `ApiError` names what is wrong."""
+    system = parse_text(body.get("system"), "system")
     messages = [Message("system", system)] if system else []
-    for number, item in enumerate(objects(body, "messages")):
+    for number, item in enumerate(get_objects(body, "messages")):
         messages += _messages(item, f"messages[{number}]")
-    return Chat(
-        model=take(body, "model", str, ""),
+    return ChatRequest(
+        model=get_field(body, "model", str, ""),
         messages=tuple(messages),
-        tools=tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(objects(body, "tools"))),
-        choice=_choice(take(body, "tool_choice", dict, {})),
-        max_tokens=whole(body, "max_tokens"),
-        stop=strings(body.get("stop_sequences"), "stop_sequences"),
-        wishes=wish(body, "temperature", 0, 1) | wish(body, "top_p", 0, 1) | wish(body, "top_k", 0, 2**31),
-        stream=take(body, "stream", bool, False),
+        tools=tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(get_objects(body, "tools"))),
+        choice=_choice(get_field(body, "tool_choice", dict, {})),
+        max_tokens=get_integer(body, "max_tokens"),
+        stop=parse_strings(body.get("stop_sequences"), "stop_sequences"),
+        requested_sampling=get_number(body, "temperature", 0, 1)
+        | get_number(body, "top_p", 0, 1)
+        | get_number(body, "top_k", 0, 2**31),
+        stream=get_field(body, "stream", bool, False),
     )
 
 
 def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
     """One of theirs may be several of ours: the results of tools are messages here."""
-    role = take(item, "role", str, "", f"{at}.")
+    role = get_field(item, "role", str, "", f"{at}.")
     if role not in ("user", "assistant", "system"):
-        raise Refused(f"{at}.role: {role!r} is not user or assistant")
+        raise ApiError(f"{at}.role: {role!r} is not user or assistant")
     content = item.get("content")
-    blocks = objects(item, "content", f"{at}.") if isinstance(content, list) else [{"type": "text", "text": content}]
+    blocks = (
+        get_objects(item, "content", f"{at}.") if isinstance(content, list) else [{"type": "text", "text": content}]
+    )
     text: list[str] = []
     calls: list[ToolCall] = []
     found: list[Message] = []
     for number, block in enumerate(blocks):
         here, kind = f"{at}.content[{number}]", block.get("type")
         if kind == "text":
-            text.append(texts(block.get("text"), f"{here}.text"))
+            text.append(parse_text(block.get("text"), f"{here}.text"))
         elif kind == "tool_use" and role == "assistant":
-            identity = take(block, "id", str, "", f"{here}.")
+            identity = get_field(block, "id", str, "", f"{here}.")
             calls.append(
-                ToolCall(take(block, "name", str, "", f"{here}."), take(block, "input", dict, {}, f"{here}."), identity)
+                ToolCall(
+                    get_field(block, "name", str, "", f"{here}."),
+                    get_field(block, "input", dict, {}, f"{here}."),
+                    identity,
+                )
             )
         elif kind == "tool_result" and role == "user":
-            answered = take(block, "tool_use_id", str, "", f"{here}.")
-            found.append(Message("tool", texts(block.get("content"), f"{here}.content"), tool_call_id=answered))
+            answered = get_field(block, "tool_use_id", str, "", f"{here}.")
+            found.append(Message("tool", parse_text(block.get("content"), f"{here}.content"), tool_call_id=answered))
         elif kind not in THINKING:
-            raise Refused(f"{here}: {kind!r} in a message of the {role} is not supported here")
+            raise ApiError(f"{here}: {kind!r} in a message of the {role} is not supported here")
     if text or calls or not found:
         found.append(Message(role, "\n".join(text), tuple(calls)))  # type: ignore[arg-type]
     return found
 
 
 def _tool(tool: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    name = take(tool, "name", str, "", f"{at}.")
+    name = get_field(tool, "name", str, "", f"{at}.")
     if not name or "input_schema" not in tool:
-        raise Refused(
+        raise ApiError(
             f"{at}: {tool.get('type') or name!r} has no name and input_schema: only the client's own tools work"
         )
-    function = {"name": name, "description": take(tool, "description", str, ""), "parameters": tool["input_schema"]}
+    function = {
+        "name": name,
+        "description": get_field(tool, "description", str, ""),
+        "parameters": tool["input_schema"],
+    }
     return {"type": "function", "function": function}
 
 
@@ -85,15 +107,15 @@ def _choice(value: Mapping[str, Any]) -> str:
         case "any":
             return "required"
         case "tool":
-            return f"={take(value, 'name', str, '', 'tool_choice.')}"
-    raise Refused(f"tool_choice.type: {value['type']!r} is not auto, any, tool or none")
+            return f"={get_field(value, 'name', str, '', 'tool_choice.')}"
+    raise ApiError(f"tool_choice.type: {value['type']!r} is not auto, any, tool or none")
 
 
 # --- replies -----------------------------------------------------------------------------------------------------------
 
 
-def whole_reply(
-    chat: Chat, identity: str, prompt_tokens: int, replies: Sequence[Reply], pieces: Any
+def completion_response(
+    chat: ChatRequest, identity: str, prompt_tokens: int, replies: Sequence[Reply], token_texts: Any
 ) -> Mapping[str, Any]:
     """The answer in one piece."""
     (reply,) = replies
@@ -108,7 +130,7 @@ def whole_reply(
     }
 
 
-def _head(chat: Chat, identity: str) -> Mapping[str, Any]:
+def _head(chat: ChatRequest, identity: str) -> Mapping[str, Any]:
     return {"id": identity, "type": "message", "role": "assistant", "model": chat.model}
 
 
@@ -117,7 +139,7 @@ class Stream:
 
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def __init__(self, chat: Chat, identity: str, prompt_tokens: int, pieces: Any) -> None:
+    def __init__(self, chat: ChatRequest, identity: str, prompt_tokens: int, token_texts: Any) -> None:
         self._message = {
             **_head(chat, identity),
             "content": [],
@@ -155,9 +177,9 @@ class Stream:
         yield _event("message_delta", delta=delta, usage={"output_tokens": len(reply.completion.tokens)})
         yield _event("message_stop")
 
-    def failed(self, error: Refused) -> Iterator[bytes]:
+    def failed(self, error: ApiError) -> Iterator[bytes]:
         """It came to nothing."""
-        yield _event("error", **{key: value for key, value in failure(error).items() if key != "type"})
+        yield _event("error", **{key: value for key, value in error_body(error).items() if key != "type"})
 
     def _start(self, block: Mapping[str, Any]) -> bytes:
         return _event("content_block_start", index=self._blocks, content_block=block)
@@ -174,13 +196,13 @@ def _event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-def failure(error: Refused) -> Mapping[str, Any]:
+def error_body(error: ApiError) -> Mapping[str, Any]:
     """The body of an answer that is an error."""
     kind = ERRORS.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-def models(name: str) -> Mapping[str, Any]:
+def list_models(name: str) -> Mapping[str, Any]:
     """The answer to what models there are."""
     model = {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"data": [model], "has_more": False, "first_id": name, "last_id": name}

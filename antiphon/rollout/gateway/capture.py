@@ -14,15 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from antiphon.core.errors import DataError
-from antiphon.core.types import (
-    Completion,
-    IntArray,
-    Message,
-    Sampling,
-    Segment,
-    Streams,
-    Turn,
-)
+from antiphon.core.types import Completion, IntArray, Message, Sampling, Segment, Streams, Turn
 
 Key = tuple[Any, ...]
 Tools = Sequence[Mapping[str, Any]]
@@ -110,7 +102,7 @@ class _Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class CaptureCounts:
     """What the client did with the conversation."""
 
     turns: int = 0
@@ -200,12 +192,12 @@ class Capture:
             trained.update(dict.fromkeys(new, len(found) - 1))
         return tuple(found)
 
-    def counts(self, **more: Any) -> Counts:
+    def counts(self, **more: Any) -> CaptureCounts:
         """The numbers; `more` are those that only others know."""
         drafts = {turn.draft for turn in self._turns}
         places = {(draft.parent, draft.place) for draft in drafts}
         parents = {draft.parent for draft in drafts}
-        return Counts(
+        return CaptureCounts(
             turns=len(self._turns),
             appended=sum(turn.draft.parent is not None for turn in self._turns),
             forks=len(places) - len(parents),

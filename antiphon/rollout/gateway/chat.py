@@ -14,7 +14,7 @@ CONTEXT_LENGTH = "context_length_exceeded"
 MAX_TURNS = "max_turns"
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that cannot be answered; `status` is HTTP's, `code` what clients look at to tell the reason."""
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class ChatRequest:
     """One request for replies."""
 
     model: str
@@ -35,7 +35,7 @@ class Chat:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
-    wishes: Mapping[str, float] = field(default_factory=dict)
+    requested_sampling: Mapping[str, float] = field(default_factory=dict)
     """Fields of `Sampling` that the client names, and how it wants them."""
     logprobs: bool = False
     stream: bool = False
@@ -65,13 +65,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
         if b"\\ud" in body.lower():  # as an escape, half a surrogate pair is JSON, but no text
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is no JSON, or no text: {error}") from error
+        raise ApiError(f"the body is no JSON, or no text: {error}") from error
     if not isinstance(found, dict):
-        raise Refused("the body is no JSON object")
+        raise ApiError("the body is no JSON object")
     return found
 
 
-def take(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], ...], default: T, at: str = "") -> T:
+def get_field(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], ...], default: T, at: str = "") -> T:
     """A field of this type; `default` if it is missing or null."""
     value = body.get(key)
     if value is None:
@@ -79,40 +79,40 @@ def take(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], ...],
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join(one.__name__ for one in kinds)
-        raise Refused(f"{at}{key}: {str(value)[:100]!r} is no {names}")
+        raise ApiError(f"{at}{key}: {str(value)[:100]!r} is no {names}")
     return value
 
 
-def wish(body: Mapping[str, Any], key: str, low: float, high: float) -> dict[str, float]:
+def get_number(body: Mapping[str, Any], key: str, low: float, high: float) -> dict[str, float]:
     """A number between these bounds, if the client names one."""
     if body.get(key) is None:
         return {}
-    value = take(body, key, (float, int), 0)
+    value = get_field(body, key, (float, int), 0)
     if not low <= value <= high:
-        raise Refused(f"{key}: {value} is not between {low:g} and {high:g}")
+        raise ApiError(f"{key}: {value} is not between {low:g} and {high:g}")
     return {key: value}
 
 
-def whole(body: Mapping[str, Any], key: str, low: int = 1) -> int | None:
+def get_integer(body: Mapping[str, Any], key: str, low: int = 1) -> int | None:
     """A whole number, at least `low`, or None."""
     if body.get(key) is None:
         return None
-    value = take(body, key, int, 0)
+    value = get_field(body, key, int, 0)
     if value < low:
-        raise Refused(f"{key}: {value} is less than {low}")
+        raise ApiError(f"{key}: {value} is less than {low}")
     return value
 
 
-def objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[str, Any]]:
+def get_objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[str, Any]]:
     """A list of JSON objects."""
-    found = take(body, key, list, [], at)
+    found = get_field(body, key, list, [], at)
     for number, item in enumerate(found):
         if not isinstance(item, dict):
-            raise Refused(f"{at}{key}[{number}]: {str(item)[:100]!r} is no object")
+            raise ApiError(f"{at}{key}[{number}]: {str(item)[:100]!r} is no object")
     return found
 
 
-def texts(value: Any, at: str) -> str:
+def parse_text(value: Any, at: str) -> str:
     """Text that may come as a string, as a list of text blocks, or not at all."""
     if value is None:
         return ""
@@ -121,22 +121,22 @@ def texts(value: Any, at: str) -> str:
     return _require_text(value, at)
 
 
-def strings(value: Any, at: str) -> tuple[str, ...]:
+def parse_strings(value: Any, at: str) -> tuple[str, ...]:
     """One string or a list of them; empty ones say nothing."""
     found = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(found, list):
-        raise Refused(f"{at}: {str(value)[:100]!r} is no list of strings")
+        raise ApiError(f"{at}: {str(value)[:100]!r} is no list of strings")
     return tuple(text for item in found if (text := _require_text(item, at)))
 
 
 def _block(block: Any, at: str) -> str:
     if not isinstance(block, dict) or not isinstance(block.get("text"), str):
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        raise Refused(f"{at}: {kind!r} is not supported here, only text is")
+        raise ApiError(f"{at}: {kind!r} is not supported here, only text is")
     return _require_text(block["text"], f"{at}.text")
 
 
 def _require_text(value: Any, at: str) -> str:
     if not isinstance(value, str):
-        raise Refused(f"{at}: {str(value)[:100]!r} is no text")
+        raise ApiError(f"{at}: {str(value)[:100]!r} is no text")
     return value

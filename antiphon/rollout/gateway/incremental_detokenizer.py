@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.core.types import IntArray
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 
 UNKNOWN = "\ufffd"  # what the first bytes of a character are decoded to
 
@@ -18,7 +18,7 @@ class Decoder(Protocol):
         """The text, without special tokens."""
 
 
-def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """The text before the first stop string in it, and which that is."""
     found = [(at, -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not found:
@@ -27,13 +27,13 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     return text[:at], stop
 
 
-class Unfolding:
+class IncrementalDetokenizer:
     """Tells the text of one reply piece by piece. Nothing is told of a stop string, nor of a character that is not whole."""
 
-    def __init__(self, tokenizer: Decoder, stops: Sequence[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Decoder, stops: Sequence[str], on_text: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self._tell = tell
+        self._tell = on_text
         self._tokens: list[IntArray] = []
         self._told = ""
 
@@ -42,7 +42,7 @@ class Unfolding:
         if delta.restarted:
             self._tokens.clear()
         self._tokens.append(delta.tokens)
-        text, _ = before_stop(self._tokenizer.decode(np.concatenate(self._tokens)), self._stops)
+        text, _ = cut_at_stop(self._tokenizer.decode(np.concatenate(self._tokens)), self._stops)
         text = text.rstrip(UNKNOWN)
         text = text[: len(text) - max((_begun(text, stop) for stop in self._stops), default=0)]
         if len(text) > len(self._told) and text.startswith(self._told):

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.core.types import Message, ToolCall
-from antiphon.rollout.gateway.chat import Chat, Refused, Reply, objects, strings, take, texts, whole, wish
+from antiphon.rollout.gateway.chat import (
+    ApiError,
+    ChatRequest,
+    Reply,
+    get_field,
+    get_integer,
+    get_number,
+    get_objects,
+    parse_strings,
+    parse_text,
+)
 
 NAME = "openai"
 REASONS = {"stop": "stop", "stop_string": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -16,69 +26,75 @@ MOST_CHOICES = 128
 UNSUPPORTED = ("functions", "function_call", "audio", "prediction", "logit_bias")
 
 
-def read(body: Mapping[str, Any]) -> Chat:
-    """What a body asks for; `Refused` names what is wrong."""
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
+    """What a body asks for; `ApiError` names what is wrong."""
     _require_supported(body)
-    n = whole(body, "n") or 1
+    n = get_integer(body, "n") or 1
     if n > MOST_CHOICES:
-        raise Refused(f"n: {n} is more than {MOST_CHOICES}")
-    wishes = wish(body, "temperature", 0, 2) | wish(body, "top_p", 0, 1) | wish(body, "seed", -(2**63), 2**63)
-    wishes |= wish(body, "top_k", -1, 2**31) | wish(body, "min_p", 0, 1)
-    wishes |= wish(body, "presence_penalty", -2, 2) | wish(body, "frequency_penalty", -2, 2)
-    return Chat(
-        model=take(body, "model", str, ""),
-        messages=tuple(_message(item, f"messages[{number}]") for number, item in enumerate(objects(body, "messages"))),
-        tools=tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(objects(body, "tools"))),
+        raise ApiError(f"n: {n} is more than {MOST_CHOICES}")
+    requested_sampling = (
+        get_number(body, "temperature", 0, 2)
+        | get_number(body, "top_p", 0, 1)
+        | get_number(body, "seed", -(2**63), 2**63)
+    )
+    requested_sampling |= get_number(body, "top_k", -1, 2**31) | get_number(body, "min_p", 0, 1)
+    requested_sampling |= get_number(body, "presence_penalty", -2, 2) | get_number(body, "frequency_penalty", -2, 2)
+    return ChatRequest(
+        model=get_field(body, "model", str, ""),
+        messages=tuple(
+            _message(item, f"messages[{number}]") for number, item in enumerate(get_objects(body, "messages"))
+        ),
+        tools=tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(get_objects(body, "tools"))),
         choice=_choice(body.get("tool_choice")),
-        max_tokens=whole(body, "max_completion_tokens") or whole(body, "max_tokens"),
-        stop=strings(body.get("stop"), "stop"),
+        max_tokens=get_integer(body, "max_completion_tokens") or get_integer(body, "max_tokens"),
+        stop=parse_strings(body.get("stop"), "stop"),
         n=n,
-        wishes=wishes,
-        logprobs=take(body, "logprobs", bool, False),
-        stream=take(body, "stream", bool, False),
-        stream_usage=take(take(body, "stream_options", dict, {}), "include_usage", bool, False),
+        requested_sampling=requested_sampling,
+        logprobs=get_field(body, "logprobs", bool, False),
+        stream=get_field(body, "stream", bool, False),
+        stream_usage=get_field(get_field(body, "stream_options", dict, {}), "include_usage", bool, False),
     )
 
 
 def _require_supported(body: Mapping[str, Any]) -> None:
     for key in UNSUPPORTED:
         if body.get(key):
-            raise Refused(f"{key}: is not supported here", code="unsupported_parameter")
-    form = take(take(body, "response_format", dict, {}), "type", str, "text")
+            raise ApiError(f"{key}: is not supported here", code="unsupported_parameter")
+    form = get_field(get_field(body, "response_format", dict, {}), "type", str, "text")
     if form != "text":
-        raise Refused(f"response_format: {form!r} is not supported here, only 'text' is", code="unsupported_parameter")
+        raise ApiError(f"response_format: {form!r} is not supported here, only 'text' is", code="unsupported_parameter")
 
 
 def _message(item: Mapping[str, Any], at: str) -> Message:
-    role = take(item, "role", str, "", f"{at}.")
+    role = get_field(item, "role", str, "", f"{at}.")
     if role not in ROLES:
-        raise Refused(f"{at}.role: {role!r} is not one of {', '.join(ROLES)}")
-    calls = objects(item, "tool_calls", f"{at}.") if role == "assistant" else []
+        raise ApiError(f"{at}.role: {role!r} is not one of {', '.join(ROLES)}")
+    calls = get_objects(item, "tool_calls", f"{at}.") if role == "assistant" else []
     return Message(
         ROLES[role],
-        texts(item.get("content"), f"{at}.content"),
+        parse_text(item.get("content"), f"{at}.content"),
         tuple(_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)),
-        take(item, "tool_call_id", str, "", f"{at}.") if role == "tool" else "",
+        get_field(item, "tool_call_id", str, "", f"{at}.") if role == "tool" else "",
     )
 
 
 def _call(call: Mapping[str, Any], at: str) -> ToolCall:
-    function = take(call, "function", dict, {}, f"{at}.")
-    name = take(function, "name", str, "", f"{at}.function.")
-    text = take(function, "arguments", str, "", f"{at}.function.")
+    function = get_field(call, "function", dict, {}, f"{at}.")
+    name = get_field(function, "name", str, "", f"{at}.function.")
+    text = get_field(function, "arguments", str, "", f"{at}.function.")
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{at}.function.arguments: {error}") from error
+        raise ApiError(f"{at}.function.arguments: {error}") from error
     if not isinstance(arguments, dict):
-        raise Refused(f"{at}.function.arguments: {text[:100]!r} is no object")
-    return ToolCall(name, arguments, take(call, "id", str, "", f"{at}."))
+        raise ApiError(f"{at}.function.arguments: {text[:100]!r} is no object")
+    return ToolCall(name, arguments, get_field(call, "id", str, "", f"{at}."))
 
 
 def _tool(tool: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    function = take(tool, "function", dict, {}, f"{at}.")
-    if tool.get("type") != "function" or not take(function, "name", str, "", f"{at}.function."):
-        raise Refused(f"{at}: is no function with a name")
+    function = get_field(tool, "function", dict, {}, f"{at}.")
+    if tool.get("type") != "function" or not get_field(function, "name", str, "", f"{at}.function."):
+        raise ApiError(f"{at}: is no function with a name")
     return {"type": "function", "function": function}
 
 
@@ -90,16 +106,16 @@ def _choice(value: Any) -> str:
             return str(value)
         case {"function": {"name": str(name)}}:
             return f"={name}"
-    raise Refused(f"tool_choice: {value!r} is not auto, none, required or a function")
+    raise ApiError(f"tool_choice: {value!r} is not auto, none, required or a function")
 
 
 # --- replies -----------------------------------------------------------------------------------------------------------
 
 
-def whole_reply(
-    chat: Chat, identity: str, prompt_tokens: int, replies: Sequence[Reply], pieces: Any
+def completion_response(
+    chat: ChatRequest, identity: str, prompt_tokens: int, replies: Sequence[Reply], token_texts: Any
 ) -> Mapping[str, Any]:
-    """The answer in one piece; `pieces` gives the text of each token."""
+    """The answer in one piece; `token_texts` gives the text of each token."""
     choices = [
         {
             "index": index,
@@ -109,7 +125,7 @@ def whole_reply(
                 "refusal": None,
                 **({"tool_calls": _calls(reply)} if reply.message.tool_calls else {}),
             },
-            "logprobs": _logprobs(reply, pieces) if chat.logprobs else None,
+            "logprobs": _logprobs(reply, token_texts) if chat.logprobs else None,
             "finish_reason": REASONS[reply.reason],
         }
         for index, reply in enumerate(replies)
@@ -129,10 +145,10 @@ class Stream:
 
     ping = b": ping\n\n"
 
-    def __init__(self, chat: Chat, identity: str, prompt_tokens: int, pieces: Any) -> None:
+    def __init__(self, chat: ChatRequest, identity: str, prompt_tokens: int, token_texts: Any) -> None:
         self._chat = chat
         self._prompt_tokens = prompt_tokens
-        self._pieces = pieces
+        self._pieces = token_texts
         self._head = {"id": identity, "object": "chat.completion.chunk", "created": int(time.time())}
 
     def begin(self) -> Iterator[bytes]:
@@ -158,9 +174,9 @@ class Stream:
             yield self._event({"choices": [], "usage": _usage(self._prompt_tokens, replies)})
         yield b"data: [DONE]\n\n"
 
-    def failed(self, error: Refused) -> Iterator[bytes]:
+    def failed(self, error: ApiError) -> Iterator[bytes]:
         """It came to nothing."""
-        yield f"data: {json.dumps(failure(error))}\n\n".encode()
+        yield f"data: {json.dumps(error_body(error))}\n\n".encode()
 
     def _chunk(self, delta: Any, *, index: int = 0, reason: str | None = None, logprobs: Any = None) -> bytes:
         return self._event(
@@ -171,13 +187,13 @@ class Stream:
         return f"data: {json.dumps({**self._head, 'model': self._chat.model, **more})}\n\n".encode()
 
 
-def failure(error: Refused) -> Mapping[str, Any]:
+def error_body(error: ApiError) -> Mapping[str, Any]:
     """The body of an answer that is an error."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
-def models(name: str) -> Mapping[str, Any]:
+def list_models(name: str) -> Mapping[str, Any]:
     """The answer to what models there are."""
     return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "antiphon"}]}
 
@@ -193,7 +209,7 @@ def _calls(reply: Reply) -> list[dict[str, Any]]:
     ]
 
 
-def _logprobs(reply: Reply, pieces: Any) -> Mapping[str, Any]:
+def _logprobs(reply: Reply, token_texts: Any) -> Mapping[str, Any]:
     """Of the tokens that were sampled: of no others are they known. -9999 stands for what is no number in JSON."""
     content = [
         {
@@ -202,7 +218,9 @@ def _logprobs(reply: Reply, pieces: Any) -> Mapping[str, Any]:
             "bytes": list(text.encode()),
             "top_logprobs": [],
         }
-        for text, logprob in zip(pieces(reply.completion.tokens), map(float, reply.completion.logprobs), strict=True)
+        for text, logprob in zip(
+            token_texts(reply.completion.tokens), map(float, reply.completion.logprobs), strict=True
+        )
     ]
     return {"content": content, "refusal": None}
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.types import Completion, GenerateRequest, IntArray
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.rollout.gateway.capture import Tokenizer
-from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, Refused
+from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, ApiError
 
 
 class Generate(Protocol):
@@ -29,16 +29,16 @@ class ServedModel:
     """The format of tool calls, see `tasks.tool_calls`."""
     name: str = "policy"
 
-    def pieces(self, tokens: IntArray) -> list[str]:
+    def token_texts(self, tokens: IntArray) -> list[str]:
         """The text of each token; of special tokens it is empty."""
         return [self.tokenizer.decode(tokens[at : at + 1]) for at in range(len(tokens))]
 
-    def room(self, prompt: IntArray) -> int:
-        """Tokens that are left for a reply, at least one. `Refused` for a prompt that is empty or too long."""
+    def tokens_left(self, prompt: IntArray) -> int:
+        """Tokens that are left for a reply, at least one. `ApiError` for a prompt that is empty or too long."""
         if not len(prompt):
-            raise Refused("messages: there is nothing in them: the prompt has no tokens", code="empty_prompt")
+            raise ApiError("messages: there is nothing in them: the prompt has no tokens", code="empty_prompt")
         if (room := self.max_length - len(prompt)) < 1:
-            raise Refused(
+            raise ApiError(
                 f"prompt is too long: {len(prompt)} tokens > {self.max_length - 1} maximum; "
                 f"this model's maximum context length is {self.max_length} tokens",
                 code=CONTEXT_LENGTH,

@@ -1,51 +1,60 @@
-"""The server: one port of this machine for all who have a key. Runs in the event loop of whoever opens it."""
+"""The server: one port for everybody who has a key. It runs in the event loop that opens it."""
 
 import asyncio
 import secrets
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
-from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway import anthropic, openai
-from antiphon.rollout.gateway.chat import Refused, Reply, parse_object
+from antiphon.rollout.gateway.attempt_session import AttemptSession, CapturedAttempt
+from antiphon.rollout.gateway.chat import ApiError, parse_object
+from antiphon.rollout.gateway.listener import Server, listen
+from antiphon.rollout.gateway.responses import (
+    answer_unless_disconnected,
+    error_response,
+    new_reply_id,
+    read_body,
+    stream_events,
+)
 from antiphon.rollout.gateway.served_model import ServedModel
-from antiphon.rollout.gateway.sessions import Asked, Attempt, Captured, Session, UnrecordedClient
+from antiphon.rollout.gateway.sessions import Session
+from antiphon.rollout.gateway.unrecorded_client import UnrecordedClient
 
-LARGEST = 64 << 20  # bytes of a request
-PING_SECONDS = 10.0  # between signs of life while a reply is made; clients take a minute of silence for an end
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
 SHUTDOWN_SECONDS = 2
-GONE = 499  # a status that nobody receives
-BACKLOG = 4096  # connections that may wait to be accepted: agents all start at once
 
 
 class Gateway:
-    """Serves a model to attempts and guests. Use as `async with Gateway(model) as gateway`."""
+    """Serves a model to attempts and to other clients. Use as `async with Gateway(model) as gateway`."""
 
     def __init__(self, model: ServedModel, *, seed: int = 0, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`seed` is the run's. Port 0 takes any that is free."""
+        """Create a gateway.
+
+        Args:
+            model: The model.
+            seed: Seed of the run.
+            host: Address to listen on.
+            port: Port to listen on; 0 takes a free one.
+        """
         self.model = model
         self.address = ""
-        """Of the server, without a path."""
+        """Address of the server, without a path."""
         self._seed = seed
         self._host, self._port = host, port
         self._sessions: dict[str, Session] = {}
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     # --- keys ----------------------------------------------------------------------------------------------------------
 
-    def open(
+    def open_attempt(
         self,
         prompt: Prompt,
         attempt: AttemptId,
@@ -55,9 +64,17 @@ class Gateway:
         priority: int = 0,
         max_turns: int = 0,
     ) -> str:
-        """A new key, for an attempt that begins now. Its tokens are drawn with `sampling`; it gets `max_turns` replies, or
-        any number if that is 0."""
-        session = Attempt(
+        """Issue a key for an attempt that begins now.
+
+        Args:
+            prompt: Prompt of the attempt.
+            attempt: Id of the attempt.
+            started: Version of the policy at which it starts.
+            sampling: How its tokens are sampled.
+            priority: Of its requests; lower values go first.
+            max_turns: Most replies; 0 means no limit.
+        """
+        session = AttemptSession(
             self.model,
             prompt,
             attempt,
@@ -69,21 +86,21 @@ class Gateway:
         )
         return self._admit(secrets.token_urlsafe(24), session)
 
-    def close(self, key: str) -> Captured:
-        """End an attempt, and what it still waits for; returns what it came to."""
+    def close_attempt(self, key: str) -> CapturedAttempt:
+        """End an attempt and its requests; return what was recorded."""
         session = self._sessions.pop(key)
-        if not isinstance(session, Attempt):
-            raise TypeError("only an attempt has come to something")
+        if not isinstance(session, AttemptSession):
+            raise TypeError("only the session of an attempt is recorded")
         session.end()
         return session.captured()
 
     def issue_key(self, token: str) -> str:
-        """Let in who uses the model and has this token."""
+        """Accept a token as the key of a client that is not recorded."""
         return self._admit(token, UnrecordedClient(self.model))
 
     @property
     def open_keys(self) -> int:
-        """Attempts, and guests, that may ask."""
+        """Number of keys that are accepted now."""
         return len(self._sessions)
 
     def _admit(self, key: str, session: Session) -> str:
@@ -93,10 +110,10 @@ class Gateway:
     # --- serving -------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        listener = _listen(self._host, self._port)
+        listener = listen(self._host, self._port)
         host, port = listener.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._server = _Server(
+        self._server = Server(
             uvicorn.Config(
                 self.app(),
                 lifespan="off",
@@ -121,14 +138,12 @@ class Gateway:
         self._server.should_exit = True
         await self._serving
 
-    async def served(self) -> None:
-        """Return when the server has ended."""
-        assert self._serving is not None
-        await self._serving
-
     def app(self) -> Starlette:
-        """The application. The key is in the header, or in the path. Anthropic's clients add `/v1` to the address that they are
-        given, OpenAI's do not: an address with `/v1` serves both."""
+        """Return the application.
+
+        The key is in the header or in the path. Anthropic's clients add `/v1` to the address that they are given, OpenAI's do
+        not: an address that ends in `/v1` serves both.
+        """
         routes: list[BaseRoute] = [
             Route("/v1/chat/completions", self._completions, methods=["POST"]),
             Route("/v1/messages", self._messages, methods=["POST"]),
@@ -146,33 +161,35 @@ class Gateway:
         return await self._answer(request, anthropic)
 
     async def _models(self, request: Request) -> Response:
-        dialect = anthropic if "anthropic-version" in request.headers else openai
+        protocol = anthropic if "anthropic-version" in request.headers else openai
         try:
             self._session(request)
-        except Refused as error:
-            return _failed(dialect, error)
-        found = dialect.models(self.model.name)
+        except ApiError as error:
+            return error_response(protocol, error)
+        found = protocol.list_models(self.model.name)
         return JSONResponse(found["data"][0] if "model" in request.path_params else found)
 
     async def _count_tokens(self, request: Request) -> Response:
         try:
             session = self._session(request)
-            chat = anthropic.read(parse_object(await _body(request)))
+            chat = anthropic.parse_request(parse_object(await read_body(request)))
             return JSONResponse({"input_tokens": session.count(chat)})
-        except Refused as error:
-            return _failed(anthropic, error)
+        except ApiError as error:
+            return error_response(anthropic, error)
 
-    async def _answer(self, request: Request, dialect: ModuleType) -> Response:
+    async def _answer(self, request: Request, protocol: ModuleType) -> Response:
         try:
             session = self._session(request)
-            asked = session.ask(dialect.read(parse_object(await _body(request))))
-            if asked.chat.stream:
-                return StreamingResponse(_events(session, asked, dialect), media_type="text/event-stream")
-            replies = await _unless_gone(request, session, asked)
-        except Refused as error:
-            return _failed(dialect, error)
-        pieces = self.model.pieces
-        return JSONResponse(dialect.whole_reply(asked.chat, _identity(), len(asked.prompt), replies, pieces))
+            prepared = session.prepare(protocol.parse_request(parse_object(await read_body(request))))
+            if prepared.chat.stream:
+                return StreamingResponse(stream_events(session, prepared, protocol), media_type="text/event-stream")
+            replies = await answer_unless_disconnected(request, session, prepared)
+        except ApiError as error:
+            return error_response(protocol, error)
+        token_texts = self.model.token_texts
+        return JSONResponse(
+            protocol.completion_response(prepared.chat, new_reply_id(), len(prepared.prompt), replies, token_texts)
+        )
 
     def _session(self, request: Request) -> Session:
         kind, _, credentials = request.headers.get("authorization", "").partition(" ")
@@ -184,107 +201,4 @@ class Gateway:
         for key in keys:
             if key and (session := self._sessions.get(key)) is not None:
                 return session
-        raise Refused("the API key is unknown, or its attempt has ended", 401, "invalid_api_key")
-
-
-async def _unless_gone(request: Request, session: Session, asked: Asked) -> list[Reply]:
-    """The replies; nothing is made for a client that has left."""
-    answer = asyncio.create_task(session.answer(asked))
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return _result(answer)
-    finally:
-        gone.cancel()
-        answer.cancel()
-    raise Refused("the client has left", GONE)
-
-
-async def _events(session: Session, asked: Asked, dialect: ModuleType) -> AsyncIterator[bytes]:
-    """The reply as a stream, with signs of life while there is nothing to tell."""
-    stream = dialect.Stream(asked.chat, _identity(), len(asked.prompt), session.model.pieces)
-    told: asyncio.Queue[str | None] = asyncio.Queue()
-    said = ""
-    answer = asyncio.create_task(session.answer(asked, told.put_nowait))
-    answer.add_done_callback(lambda _: told.put_nowait(None))
-    try:
-        for event in stream.begin():
-            yield event
-        while (piece := await _next(told)) is not None:
-            said += piece
-            for event in stream.text(piece) if piece else [stream.ping]:
-                yield event
-        for event in stream.end(_result(answer), said):
-            yield event
-    except Refused as error:
-        for event in stream.failed(error):
-            yield event
-    finally:
-        answer.cancel()
-
-
-async def _next(told: "asyncio.Queue[str | None]") -> str | None:
-    """The next piece of text; an empty one if it is long in coming, None at the end."""
-    try:
-        async with asyncio.timeout(PING_SECONDS):
-            return await told.get()
-    except TimeoutError:
-        return ""
-
-
-def _result(answer: "asyncio.Task[list[Reply]]") -> list[Reply]:
-    """What was answered; the errors of engines, and the end of the attempt, as what the client is told."""
-    if answer.cancelled():
-        raise Refused("the attempt has ended", 401, "invalid_api_key")
-    try:
-        return answer.result()
-    except AntiphonError as error:
-        raise Refused(f"the model cannot answer: {error}", 503, "engine_error") from error
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _body(request: Request) -> bytes:
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > LARGEST:
-                raise Refused(f"the request is larger than {LARGEST} bytes", 413)
-    except ClientDisconnect as error:
-        raise Refused("the client has left", GONE) from error
-    return b"".join(parts)
-
-
-def _failed(dialect: ModuleType, error: Refused) -> Response:
-    return JSONResponse(dialect.failure(error), status_code=error.status)
-
-
-def _identity() -> str:
-    return f"reply-{secrets.token_hex(12)}"
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the program that it is a part of."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"host: {host!r}, port: {port}: cannot listen there: {error.strerror}") from error
-    return listener
+        raise ApiError("the API key is unknown, or its attempt has ended", 401, "invalid_api_key")

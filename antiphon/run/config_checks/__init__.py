@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from antiphon.run.config_checks.algorithms import (
+    check_advantage,
     check_critics,
     check_stages,
     check_teachers,
-    check_turn_rewards,
     check_turns,
 )
 from antiphon.run.config_checks.common import Problem
@@ -39,7 +39,7 @@ CHECKS = (
     check_rollout_workers,
     check_critics,
     check_turns,
-    check_turn_rewards,
+    check_advantage,
     check_stages,
     check_teachers,
     check_accuracy,

@@ -3,28 +3,26 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.algorithms.config import LossWeightConfig, RewardConfig
+from antiphon.algorithms.declarations import Declaration
+from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
+from antiphon.core.types import VALUES
 from antiphon.run.config_checks.common import Problem
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
 
-# Advantages that pay turns on their own.
-TURN_ADVANTAGES = frozenset({"turn_reinforce", "step_reinforce", "gigpo"})
-
-
 def check_critics(config: "RunConfig") -> Iterator[Problem]:
     """Check critics against the algorithm that uses their values."""
     algorithm, critic = config.algorithm, config.critic
     if critic is None:
-        if "values" in algorithm.needed:
+        if VALUES in algorithm.required_streams:
             yield (
                 "critic",
                 f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
             )
         return
-    if "values" not in algorithm.needed:
+    if VALUES not in algorithm.required_streams:
         yield "critic", f"algorithm {algorithm.recipe!r} asks for no values: it would be trained for nothing"
     if ":" in critic.path:
         yield "critic.path", f"{critic.path!r} must be a directory or a Hugging Face id"
@@ -50,25 +48,34 @@ def check_turns(config: "RunConfig") -> Iterator[Problem]:
         return
     algorithm = config.algorithm
     asked = {
-        "advantage": algorithm.advantage if algorithm.advantage in TURN_ADVANTAGES else None,
         "ratio_level": algorithm.ratio_level,
         "correction.level": algorithm.correction.level,
         "correction.filter_level": algorithm.correction.filter_level,
     }
     for key, value in asked.items():
-        if value == "turn" or value in TURN_ADVANTAGES:
+        if value == "turn":
             yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
 
 
-def check_turn_rewards(config: "RunConfig") -> Iterator[Problem]:
-    """Check that reward shaping of whole trajectories is not combined with rewards of single turns."""
-    algorithm = config.algorithm
-    paid = config.rollout.max_turns > 1 and any(task.environment for task in config.tasks)
-    if algorithm.advantage in TURN_ADVANTAGES or (algorithm.advantage == "gae" and paid):
+def check_advantage(config: "RunConfig", declared: Declaration | None = None) -> Iterator[Problem]:
+    """Check what the advantage function declares against groups, turns and the shaping of rewards.
+
+    Args:
+        config: The configuration.
+        declared: Declaration of a user's function, which is known once its run starts; None for that of a built-in one.
+    """
+    algorithm, rollout = config.algorithm, config.rollout
+    name, declared = algorithm.advantage, declared or algorithm.advantage_declaration
+    if declared.grouped and rollout.group_size == 1:
+        yield "rollout.group_size", f"with 1 sibling {name!r} has nobody to compare with: every advantage would be 0"
+    if declared.per_turn and rollout.max_turns == 1:
+        yield "algorithm.advantage", f"{name!r} asks for turns, and every response has one (rollout.max_turns)"
+    paid = rollout.max_turns > 1 and any(task.environment for task in config.tasks)
+    if declared.per_turn or (declared.pays_turns and paid):
         for key in algorithm.reward.without_turns:
             yield (
                 f"algorithm.reward.{key}",
-                f"{getattr(algorithm.reward, key)!r} is of whole trajectories, and {algorithm.advantage!r} pays turns "
+                f"{getattr(algorithm.reward, key)!r} is of whole trajectories, and {name!r} pays turns "
                 "(algorithm.advantage), which have no share in it: leave it out; scale divides turns, too",
             )
 

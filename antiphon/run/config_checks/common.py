@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, Mistake
 from antiphon.core.registry import Registry
 from antiphon.engines.config import EngineKind
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
-Problem = tuple[str, str]  # dotted key, message
+Problem = Mistake | tuple[str, str]  # a tuple: dotted key, message
 
 
 def check_registered(registry: Registry, name: str, path: str) -> Iterator[Problem]:
@@ -18,7 +18,7 @@ def check_registered(registry: Registry, name: str, path: str) -> Iterator[Probl
     try:
         registry.check(name)
     except ConfigError as error:
-        yield path, str(error)
+        yield Mistake(path, str(error), name, error.valid, suggestions=error.suggestions)
 
 
 def iterate_engines(config: "RunConfig") -> Iterator[tuple[str, EngineKind]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.cluster.placement import ANYWHERE, problems
+from antiphon.cluster.placement import ANYWHERE, find_problems
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
     """Check the placement of roles on devices."""
     placement, cluster = config.placement, config.cluster
-    for role, problem in problems(placement):
+    for role, problem in find_problems(placement):
         yield f"placement.{role}", problem
     if placement.auto:
         yield from _check_auto_placement(config)

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
 
-# Advantages that compare the siblings of a group with one another.
-GROUP_ADVANTAGES = frozenset(
-    {"grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce_plus_plus_baseline", "step_reinforce", "gigpo"}
-)
-
-
 def check_sampling(config: "RunConfig") -> Iterator[Problem]:
     """Check that the learner can reproduce the sampling distribution."""
     sampling = config.rollout.sampling
@@ -39,12 +33,6 @@ def check_sampling(config: "RunConfig") -> Iterator[Problem]:
 def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
     """Check group sizes, mini-batches and lengths."""
     rollout, learner = config.rollout, config.learner
-    if rollout.group_size == 1 and config.algorithm.advantage in GROUP_ADVANTAGES:
-        advantage = config.algorithm.advantage
-        yield (
-            "rollout.group_size",
-            f"with 1 sibling {advantage!r} has nobody to compare with: every advantage would be 0",
-        )
     if rollout.group_size == 1 and rollout.filter == "spread":
         yield "rollout.filter", "'spread' would drop every group: the score of 1 sibling has no spread"
     if learner.minibatches > rollout.groups_per_step:

@@ -10,7 +10,7 @@ from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.launch.context import LaunchContext
-from antiphon.sandbox.sessions.box_config import BoxConfig
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.config import AgentConfig
 from antiphon.tasks.rendering import Renderer
@@ -43,6 +43,6 @@ def _make_agent(context: LaunchContext, settings: AgentConfig, directories: Runt
         settings.command,
         rooms=None if settings.unconfined else directories,
         deadlines=context.deadlines,
-        config=BoxConfig(image=settings.image, network=settings.network),
+        config=ShellSandboxConfig(image=settings.image, network=settings.network),
         unconfined=settings.unconfined,
     )

@@ -10,7 +10,7 @@ from antiphon.cluster.placement import Placement
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import resolve_placement
+from antiphon.run.placement import resolve_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ async def open_cluster(config: RunConfig, logs: Path | None) -> AsyncIterator[tu
     cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, logs)
     try:
         placement = resolve_placement(cluster.nodes(), config)
-        await cluster.reserve([place for role in placement.places for place in placement.there(role)])
+        await cluster.reserve([place for role in placement.places for place in placement.known_places(role)])
         yield cluster, placement
     finally:
         await cluster.close()

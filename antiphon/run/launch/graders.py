@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
-from antiphon.run.device_assignment import EngineStarter, device_assigner
+from antiphon.run.device_assignment import device_assigner
 from antiphon.run.launch.context import LaunchContext
-from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.tasks.base import Generate
 from antiphon.tasks.config import JudgeConfig
@@ -55,7 +55,9 @@ async def _start_judge(
     engine = config.engine.model_copy(update={"replicas": judge.replicas, "minimum": judge.minimum, "also": ()})
     assign = device_assigner(context.cluster, config, "judge", first)
     name = f"judge-{task}"
-    starter = EngineStarter(context.cluster, name, model, engine, seat_of=assign, idle_seconds=judge.idle_seconds)
+    starter = EngineStarter(
+        context.cluster, name, model, engine, assign_devices=assign, idle_seconds=judge.idle_seconds
+    )
     events = context.events.for_pool(name)
     pool, longest = await start_engines(starter, rollout, context.deadlines, events, context.report)
     return pool, make_generate(pool, Renderer(model), longest, judge.max_tokens)

@@ -26,21 +26,21 @@ def check_tokenizers(model: Path, other: Path) -> None:
 def check_installed(kind: str) -> None:
     """Raise `ConfigError` if a kind of learner needs a package that is not installed."""
     if kind in OPTIONS and find_spec(kind) is None:
-        raise ConfigError(f"learner.kind: {kind!r} is not installed: pip install -e '.[{kind}]'")
+        raise ConfigError(f"{kind!r} is not installed: pip install -e '.[{kind}]'", key="learner.kind")
 
 
 def check_mesh(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
     """Raise `ConfigError` unless the shape of a model fits the mesh that is configured under `key`."""
-    for inner, message in learner.misfits(model_shape(model)):
+    for inner, message in learner.incompatibilities(model_shape(model)):
         place = key + inner.removeprefix("mesh") if inner.startswith("mesh") else f"learner.{inner}"
-        raise ConfigError(f"{place}: of the model at {model}, {message}")
+        raise ConfigError(f"of the model at {model}, {message}", key=f"{place}")
 
 
 def check_layers(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
     """Raise `UnsupportedError` unless the layers of a model can be divided on a mesh; imports torch if it divides any."""
     if _divides_layers(learner):
         from antiphon.learning.model.loading import build_on_meta
-        from antiphon.learning.parallel.sharding import check_division
+        from antiphon.learning.parallel.tensor_parallel import check_division
 
         check_division(build_on_meta(model), learner.mesh, key)
 
@@ -49,8 +49,9 @@ def check_shares(model: Path, learner: LearnerConfig, key: str = "learner.mesh")
     """Raise `ConfigError` unless each rank of a mesh can read its share of the weights (`learning.model.loading`)."""
     if learner.mesh.world > 1 and learner.kind not in OPTIONS and not any(model.glob("*.safetensors")):
         raise ConfigError(
-            f"{key}: the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
-            "share; transformers' save_pretrained writes them"
+            f"the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
+            "share; transformers' save_pretrained writes them",
+            key=f"{key}",
         )
 
 

@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import derive
+from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.backend import Fetch, LocalTraining, TrainBackend, Wait, identity, wait_forever
+from antiphon.learning.backend import Fetch, LocalTraining, TrainBackend, identity
 from antiphon.learning.learner import (
     CRITIC,
     LEARNERS,
@@ -24,7 +26,8 @@ from antiphon.learning.learner import (
 )
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import STAGES, StepPipeline
+from antiphon.learning.stages import STAGES
+from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
@@ -53,7 +56,8 @@ def make_step_pipeline(
         config=config.learner,
         critic=config.critic,
         critic_ranks=config.learner_of("critic").mesh.data,
-        estimate=ADVANTAGES.resolve(config.algorithm.advantage),
+        estimate_advantages=ADVANTAGES.resolve(config.algorithm.advantage),
+        loss=declaration_of(LOSSES.resolve(config.algorithm.loss)),
         stages=[STAGES.resolve(name) for name in config.learner.stages],
         max_tokens=config.rollout.sampling.max_tokens,
     )
@@ -106,11 +110,11 @@ async def start_models(context: LaunchContext, model: Path) -> tuple[ModelRoles,
     config, launcher = context.config, _RankLauncher(context)
     critic_model, teacher_models = await _locate_other_models(context, model)
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
-        raise ConfigError(f"algorithm.expert_balance: the model at {model} has no experts that a loss balances")
+        raise ConfigError(f"the model at {model} has no experts that a loss balances", key="algorithm.expert_balance")
     kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
     learner = launcher.start("learner", kind, model)
     reference: Offloadable | None = None
-    if "reference_logprobs" in config.algorithm.needed:
+    if REFERENCE_LOGPROBS in config.algorithm.required_streams:
         reference = LoraBaseReference(learner) if config.learner.lora else launcher.start("reference", kind, model)
     critics = range(critic.count if critic else 0)
     models = ModelRoles(
@@ -169,5 +173,5 @@ class _RankLauncher:
         if ranks == 1:
             return WorkerLearner(members[0])
         group = RankGroup(members, settings.mesh)
-        self.meetings.append(group.meet(config.weights.host))
+        self.meetings.append(group.rendezvous(config.weights.host))
         return WorkerLearner(group)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from antiphon.core.config import dump
 from antiphon.core.types import PolicyVersion
 from antiphon.record.events import Events, write_trace
-from antiphon.record.ledger import Ledger, LedgerStore
+from antiphon.record.ledger import Ledger
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory, RunLineage
+from antiphon.record.store import LedgerStore
 from antiphon.record.trackers import Tracker, open_trackers
 from antiphon.run.config import RunConfig
 from antiphon.run.config_changes import check_same

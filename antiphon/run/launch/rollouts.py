@@ -14,10 +14,10 @@ from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, EngineStarter, device_assigner
+from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
 from antiphon.run.launch.agents import start_agents
 from antiphon.run.launch.context import LaunchContext
-from antiphon.run.launch.engines import start_engines
+from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import Graders
 from antiphon.tasks.grading.router import RewardRouter

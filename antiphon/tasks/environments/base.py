@@ -6,14 +6,14 @@ checked before a run starts, and errors name the option, its value and what is v
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, Mistake
 from antiphon.tasks.base import Reset, Step
 
 
@@ -28,10 +28,11 @@ class OptionError(ConfigError):
     """
 
     def __init__(
-        self, message: str, *, environment: str = "", key: str = "", value: Any = None, valid: str = ""
+        self, message: str, *, environment: str = "", key: str = "", value: Any = None, valid: Sequence[str] = ()
     ) -> None:
         super().__init__(message)
-        self.environment, self.key, self.value, self.valid = environment, key, value, valid
+        self._set(Mistake(key, message, value, tuple(valid)))
+        self.environment = environment
 
 
 class EpisodeError(RuntimeError):
@@ -126,6 +127,6 @@ def _option_error(environment: str, model: type[EnvironmentConfig], error: Valid
         else:
             lines.append(f"{key} is {value!r}, but must be {' or '.join(alternatives)}")
     key, (value, alternatives) = next(iter(problems.items()))
-    valid = " or ".join(alternatives) if key in model.model_fields else ", ".join(model.model_fields)
+    valid = alternatives if key in model.model_fields else [*model.model_fields]
     message = "\n".join(f"environment {environment!r}: {line}" for line in lines)
     return OptionError(message, environment=environment, key=key, value=value, valid=valid)

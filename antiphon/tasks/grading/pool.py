@@ -68,7 +68,7 @@ _PROGRAM = (
     "main({descriptor}, {cores}, {gpu!r})"
 )
 _CONFINE = (
-    "from antiphon.sandbox.isolation.confined import confine; "
+    "from antiphon.sandbox.isolation.confinement import confine; "
     "confine({level}, {readable}, user_namespace={user_namespace}); "
 )
 
@@ -323,7 +323,7 @@ class GradingPool:
         """What confines a worker; nothing where that cannot be had, and is not demanded."""
         if self._config.minimum_level == Level.LIMITS and (levels.probe().level or 0) < Level.CONFINED:
             return ""
-        level = levels.require(self._config.minimum_level, "grading.minimum_level")
+        level = levels.require_level(self._config.minimum_level, "grading.minimum_level")
         readable = [*levels.python_sources(), str(Path(antiphon.__file__).parent)]
         readable += [path for path in sys.path if self._config.confine == "all" or path.endswith("-packages")]
         user_namespace = levels.probe().user_namespace

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
-from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, Unreachable, as_score
+from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading.pool import Gpus, GradingPool, GradingStats, Named
 from antiphon.tasks.grading.worker import marked, one_line
@@ -100,7 +100,7 @@ class AsyncGrader:
         if late:
             self.stats.timed_out += 1
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=f"timed out after {self._config.deadline:g} s")
-        if isinstance(error, Unreachable):
+        if isinstance(error, UnreachableError):
             self.stats.died += 1
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
         self.stats.raised += 1

@@ -1,0 +1,1 @@
+"""Checks of rewards before a run, attacks on them, and flags of reward hacking."""

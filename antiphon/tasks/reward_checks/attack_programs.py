@@ -1,7 +1,6 @@
-"""Programs that would rather pass tests than be right: what `attacks` answers to prompts whose payloads test programs.
+"""Programs that try to pass tests without solving the problem: the attacks on prompts whose payloads test programs.
 
-None of them solves anything. `NAME` stands for the function that the tests call. They run where rewards run responses: in the
-sandbox.
+`NAME` stands for the function that the tests call. They run where rewards run responses: in the sandbox.
 """
 
 PLIABLE = """

@@ -1,9 +1,9 @@
-"""What a run takes for granted of a reward, tried on a few prompts before it starts.
+"""Check a reward on a few prompts before a run starts.
 
-A right answer scores higher than none and than nonsense; the same answer scores the same twice; no score lies outside the
-task's `reward_range`; and a grading takes at most half of its deadline. The right answer is the prompt's own, where its payload
-has one: under `response`, or under `answer`, as it is and in a box. On request it is attacked, too, with the responses of
-`attacks`: one that is paid as the right answer is, or that takes too long to grade, is a hole.
+The right answer must score higher than an empty one and than nonsense, the same answer must score the same twice, no score may
+lie outside the task's `reward_range`, and a grading may take at most half of its deadline. The right answer is the payload's
+`response`, or its `answer`, as it is and in a box. On request the reward is also attacked with the responses of `attacks`: one
+that scores as much as the right answer, or takes too long to grade, is a hole.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.reward_checks.attacks import generate_attacks, has_tests
 
 GARBAGE = "qwf zxv mnb qwf zxv plm okn ijb uhv ygc tfx rdz esw aqp lmk"
-SLOW = 0.5  # share of the deadline
+SLOW = 0.5  # share of the deadline above which a grading is a problem
 
 Grade = Callable[[Prompt, Transcript], Awaitable[Score]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What came of one task; means are None where there was nothing to take one of."""
+    """The result of checking one task; a mean is None if there was no score."""
 
     task: str
     gradings: int
     oracle: float | None
     empty: float | None
     garbage: float | None
-    seconds: float  # of the slowest
+    seconds: float  # of the slowest grading
     problems: tuple[str, ...]
     attacks: int = 0
-    holes: tuple[str, ...] = ()  # causes of the attacks that were paid, each once, and what they cost
+    holes: tuple[str, ...] = ()  # causes of successful attacks, each once, and their result
 
 
 def oracles(prompt: Prompt) -> list[str]:
-    """Ways to write the right answer that the payload holds, if it does."""
+    """Return ways to write the right answer of the payload; none if it has none."""
     payload: Mapping[str, Any] = prompt.payload if isinstance(prompt.payload, Mapping) else {}
     if isinstance(payload.get("response"), str):
         return [payload["response"]]
@@ -50,29 +50,34 @@ def oracles(prompt: Prompt) -> list[str]:
 async def check_reward(
     task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig, *, attack: bool = False
 ) -> CheckResult:
-    """Try the reward of `task` on `prompts`, and with `attack` the attacks on it; its gradings go by `config`."""
+    """Check the reward of `task` on `prompts`, with `attack` also by attacks; `config` has the deadline of gradings."""
     loop, slowest = asyncio.get_running_loop(), 0.0
     scores: dict[str, list[Score]] = {"oracle": [], "empty": [], "garbage": []}
     again: list[tuple[Score, Score]] = []
 
-    async def graded(prompt: Prompt, answer: str) -> Score:
+    async def timed_grade(prompt: Prompt, answer: str) -> Score:
         nonlocal slowest
         began = loop.time()
         score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", answer)]))
         slowest = max(slowest, loop.time() - began)
         return score
 
-    # One after another, so that what is timed is the grading.
+    # One after another, so that only the grading is timed.
     for prompt in prompts:
-        written = [await graded(prompt, answer) for answer in oracles(prompt)]
+        written = [await timed_grade(prompt, answer) for answer in oracles(prompt)]
         scores["oracle"] += [max(written, key=_value)] if written else []
         for kind, answer in (("empty", ""), ("garbage", GARBAGE)):
-            scores[kind].append(await graded(prompt, answer))
+            scores[kind].append(await timed_grade(prompt, answer))
         repeated = (oracles(prompt) or [GARBAGE])[0]
-        again.append((await graded(prompt, repeated), await graded(prompt, repeated)))
+        again.append((await timed_grade(prompt, repeated), await timed_grade(prompt, repeated)))
     means = {kind: fmean(values) if (values := _values(found)) else None for kind, found in scores.items()}
     every = [score for kind in scores.values() for score in kind] + [score for pair in again for score in pair]
-    problems = [*_broken(every), *_order(means, task), *_range(every, task), *_changing(again)]
+    problems = [
+        *_lost_gradings(every),
+        *_order_problems(means, task),
+        *_range_problems(every, task),
+        *_unstable_scores(again),
+    ]
     if slowest > SLOW * config.deadline:
         problems.append(
             f"a grading took {slowest:.2f} s, of the {config.deadline:g} s that it may take (grading.deadline)"
@@ -92,10 +97,10 @@ async def check_reward(
 async def _attack(
     found: CheckResult, task: TaskConfig, prompts: Sequence[Prompt], grade: Grade, config: GradingConfig
 ) -> CheckResult:
-    """Grade every attack on every prompt, and add those that the reward falls for."""
+    """Grade every attack on every prompt, and add the successful ones."""
     loop, tried, holes = asyncio.get_running_loop(), 0, dict[str, str]()
     for prompt in prompts:
-        most = _most(found, task, prompt)
+        most = _highest_score(found, task, prompt)
         for attack in generate_attacks(prompt):
             tried, began = tried + 1, loop.time()
             score = await grade(prompt, Transcript([*prompt.messages, Message("assistant", attack.response)]))
@@ -107,8 +112,8 @@ async def _attack(
     return replace(found, attacks=tried, holes=tuple(f"{cause}: {what}" for cause, what in holes.items()))
 
 
-def _most(found: CheckResult, task: TaskConfig, prompt: Prompt) -> float | None:
-    """Return what a right answer is worth; None if nobody knows."""
+def _highest_score(found: CheckResult, task: TaskConfig, prompt: Prompt) -> float | None:
+    """Return the score of a right answer; None if it is unknown."""
     if found.oracle is not None:
         return found.oracle
     if task.reward_range:
@@ -124,8 +129,8 @@ def _values(scores: Sequence[Score]) -> list[float]:
     return [score.value for score in scores if score.value is not None]
 
 
-def _broken(scores: Sequence[Score]) -> list[str]:
-    """What is no verdict although there was a response. An empty one may be left ungraded, but not all that there is."""
+def _lost_gradings(scores: Sequence[Score]) -> list[str]:
+    """Describe lost gradings. An empty response may be left ungraded, but not all responses."""
     lost = [score for score in scores if score.status is ScoreStatus.INFRASTRUCTURE]
     if lost:
         return [f"{len(lost)} of {len(scores)} gradings were lost: {lost[0].detail}"]
@@ -134,7 +139,7 @@ def _broken(scores: Sequence[Score]) -> list[str]:
     return []
 
 
-def _order(means: Mapping[str, float | None], task: TaskConfig) -> list[str]:
+def _order_problems(means: Mapping[str, float | None], task: TaskConfig) -> list[str]:
     oracle, problems = means["oracle"], []
     for kind in ("empty", "garbage"):
         value = means[kind]
@@ -145,19 +150,19 @@ def _order(means: Mapping[str, float | None], task: TaskConfig) -> list[str]:
     return problems
 
 
-def _range(scores: Sequence[Score], task: TaskConfig) -> list[str]:
+def _range_problems(scores: Sequence[Score], task: TaskConfig) -> list[str]:
     least, most = task.reward_range or (float("-inf"), float("inf"))
     outside = [value for value in _values(scores) if not least <= value <= most]
     return [f"a score of {outside[0]:.3g} is outside of reward_range {[least, most]}"] if outside else []
 
 
-def _changing(pairs: Sequence[tuple[Score, Score]]) -> list[str]:
+def _unstable_scores(pairs: Sequence[tuple[Score, Score]]) -> list[str]:
     different = [pair for pair in pairs if pair[0].value != pair[1].value]
     if not different:
         return []
     one, other = different[0]
-    return [f"the same answer scored {_said(one)}, and then {_said(other)}"]
+    return [f"the same answer scored {_describe(one)}, and then {_describe(other)}"]
 
 
-def _said(score: Score) -> str:
+def _describe(score: Score) -> str:
     return f"{score.value:.3g}" if score.value is not None else f"nothing ({score.detail})"

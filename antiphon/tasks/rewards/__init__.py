@@ -1,5 +1,4 @@
-"""Rewards by name. Each judges one transcript, or those of a group; they run in processes of a grading pool, or if they are
-`async def` in the controller, where they wait for others to judge."""
+"""Rewards by name, of one transcript or of a group. They run in processes of a grading pool; `async` ones in the controller."""
 
 import functools
 import inspect
@@ -31,26 +30,25 @@ REWARDS = Registry(
     },
 )
 
-ASYNCHRONOUS = frozenset({"judge"})  # known without importing what the others need
-COMPOSED = frozenset({"composed"})  # their option `parts` names others
+ASYNCHRONOUS = frozenset({"judge"})  # listed, because importing the others is slow
+COMPOSED = frozenset({"composed"})  # rewards whose option `parts` names others
 
-NEEDING_MORE = frozenset({"code", "judge", "reward_model"})  # than the text: sandboxes, the network, devices
+USING_RESOURCES = frozenset({"code", "judge", "reward_model"})  # sandboxes, the network, devices
 
 GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
 
 
 def reads_only_text(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the reward, or reward of groups, is built in and needs neither files nor the network."""
+    """Return True if a reward, or reward of groups, is built in and needs neither files nor the network."""
     if name in COMPOSED:
         parts = options.get("parts")
         inner = [part for part in parts.values() if isinstance(part, Mapping)] if isinstance(parts, Mapping) else []
         return all(reads_only_text(str(part.get("reward")), part.get("options") or {}) for part in inner)
-    return name in GROUP_REWARDS.built_in or name in REWARDS.built_in.keys() - NEEDING_MORE
+    return name in GROUP_REWARDS.built_in or name in REWARDS.built_in.keys() - USING_RESOURCES
 
 
 def is_asynchronous(name: str) -> bool:
-    """Whether the reward called `name` is `async def`, or a class whose `__call__` is. Of rewards only the user's own are
-    imported."""
+    """Return True if a reward is `async def`, or a class whose `__call__` is. Imports only the user's own rewards."""
     if name in REWARDS.built_in:
         return name in ASYNCHRONOUS
     found = REWARDS.resolve(name)
@@ -58,13 +56,16 @@ def is_asynchronous(name: str) -> bool:
 
 
 def build_reward(name: str, options: Mapping[str, Any]) -> Any:
-    """The reward called `name`, a `Reward` or `AsyncReward`: a class is instantiated with `options`, a function gets them with
-    every call. `ConfigError` if it does not take them."""
+    """Build a `Reward` or `AsyncReward`: a class is instantiated with `options`, a function gets them with every call.
+
+    Raises:
+        ConfigError: The reward does not exist or does not take `options`.
+    """
     return _build(REWARDS, name, options, "prompt, transcript")
 
 
 def build_group_reward(name: str, options: Mapping[str, Any]) -> GroupReward:
-    """The same for a reward of groups."""
+    """Build a reward of groups as `build_reward` builds one of trajectories."""
     reward: GroupReward = _build(GROUP_REWARDS, name, options, "prompt, transcripts, scores")
     return reward
 

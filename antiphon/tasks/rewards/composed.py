@@ -1,4 +1,4 @@
-"""Several rewards as one: a weighted sum, in which some parts count only as far as others allow."""
+"""A weighted sum of rewards, in which some parts gate others."""
 
 import math
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from antiphon.tasks.rewards import build_reward
 
 
 class Part(Config):
-    """One of the rewards."""
+    """A part of a composed reward."""
 
     reward: str
-    """Any reward's name, or package.module:attribute."""
+    """Name of a reward, or package.module:attribute."""
     options: dict[str, Any] = {}
     weight: float = 1.0
-    """0 for one that is only a gate, or only reported."""
+    """Weight of the part; 0 for one that is only a gate or only reported."""
     gates: list[str] = []
-    """Parts whose values this one is multiplied by."""
+    """Parts whose values multiply this one."""
 
 
 class Composition:
     """The sum over the parts of weight × value × the values of its gates.
 
-    A gate is a part like any other: one of 0 or 1 lets another through or not. Every part is judged, whatever its gates say,
-    and reported under its name, its own parts as `name/part`; marks, which are of the response, keep theirs. If one part has
-    no verdict, the whole has none. What parts pay for turns is summed as their values are.
+    A gate is a part like any other, usually of 0 or 1. Every part is scored, whatever its gates, and reported under its name,
+    its own parts as `name/part`; flags of the response keep their names. If one part has no score, the whole has none. Rewards
+    of turns are summed like the values.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
-        """`parts` maps each name to `reward`, `options`, `weight` and `gates`. `ConfigError` for what these cannot be."""
+        """Read `parts`: name -> mapping with the fields of `Part`; `ConfigError` if one is invalid."""
         self.parts = {name: _part(name, given) for name, given in parts.items()}
         if not any(part.weight for part in self.parts.values()):
             raise ConfigError("composed: no part has a weight")
@@ -43,7 +43,7 @@ class Composition:
                 raise ConfigError(f"composed: part {name!r} has a gate {unknown.pop()!r}, which is no other part")
 
     def score(self, scores: Mapping[str, Score]) -> Score:
-        """The verdict, of those on the parts."""
+        """Combine the scores of the parts."""
         for status in (ScoreStatus.INFRASTRUCTURE, ScoreStatus.UNGRADED):
             for name, score in scores.items():
                 if score.status is status:
@@ -68,18 +68,20 @@ class Composition:
 
 
 class Composed:
-    """A `Composition` whose parts are judged here, one after the other. One with a part that is `async def` is judged by
-    `tasks.grading.router`, each part where it belongs."""
+    """A `Composition` whose parts are scored here, one after the other.
+
+    `tasks.grading.router` scores compositions with a part that is `async def`.
+    """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
-        """See `Composition`."""
+        """Build the rewards of `parts`, which are those of `Composition`."""
         self._composition = Composition(parts)
         self._rewards = {
             name: build_reward(each.reward, each.options) for name, each in self._composition.parts.items()
         }
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict. A reward that raises leaves the whole ungraded, as it would by itself."""
+        """Score a trajectory; a part that raises leaves the whole ungraded."""
         return self._composition.score(
             {name: as_score(reward(prompt, transcript)) for name, reward in self._rewards.items()}
         )

@@ -1,11 +1,11 @@
-"""The sum of what the environment gave."""
+"""The return of an episode: the sum of the environment's rewards."""
 
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 
 
 def environment_return(prompt: Prompt, transcript: Transcript) -> Score:
-    """The undiscounted return, and the reward of every turn; ungraded if no turn has one."""
+    """Return the undiscounted return and the reward of every turn; ungraded if no turn has a reward."""
     rewards = [turn.reward for turn in transcript.turns]
     if all(reward is None for reward in rewards):
         return Score.ungraded("no turn has a reward: the task has no environment, or it gave none")

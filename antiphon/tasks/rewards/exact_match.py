@@ -1,4 +1,4 @@
-"""1 for the very answer, else 0."""
+"""Exact match: 1 for the right answer, else 0."""
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
@@ -13,8 +13,7 @@ def exact_match(
     pattern: str | None = None,
     ignore_case: bool = False,
 ) -> Score:
-    """Compare the response with the payload's `answer`, spaces at the ends aside: all of it, or with `pattern`, a
-    regular expression, what its last match captures."""
+    """Compare the stripped response with the payload's `answer`; with a regular expression `pattern`, its last match."""
     expected = ground_truth(prompt, answer).strip()
     given = last_match(pattern, transcript.response)
     if given is None:

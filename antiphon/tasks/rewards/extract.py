@@ -1,4 +1,4 @@
-"""Finding the answer in a response, and the right one in a payload."""
+"""Find the answer in a response, and the right answer in a payload."""
 
 import re
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from antiphon.core.types import Prompt, Score, ScoreStatus
 
 
 def ground_truth(prompt: Prompt, key: str) -> str:
-    """The payload's `key` as text. `ValueError` if there is none: there is nothing to judge by."""
+    """Return the right answer, the payload's `key`, as text; `ValueError` if there is none."""
     if not isinstance(prompt.payload, Mapping) or prompt.payload.get(key) is None:
         raise ValueError(f"the payload of prompt {prompt.id} has no {key!r}")
     return str(prompt.payload[key])
 
 
 def last_match(pattern: str | None, text: str) -> str | None:
-    """What the last match of `pattern` captures (its first group, or all of it); without a pattern the whole text."""
+    """Return what the last match of `pattern` captures (its first group, or all of it); without a pattern the whole text."""
     if pattern is None:
         return text.strip()
     matches = list(re.finditer(pattern, text, re.DOTALL))
@@ -25,7 +25,7 @@ def last_match(pattern: str | None, text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}` whose braces balance; None if there is none."""
+    r"""Return the content of the last `\boxed{…}` with balanced braces; None if there is none."""
     place, content = _last_box(text)
     return None if place < 0 else content
 
@@ -34,8 +34,8 @@ _BOX = r"\boxed"
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """Return where it begins, -1 if there is none, and its content. Looks at each brace once, whatever is left open."""
-    opened: list[int] = []  # places of open braces
+    """Return the start of the last box, -1 if there is none, and its content. Reads each brace once."""
+    opened: list[int] = []  # positions of open braces
     begins, content = -1, ""
     opening, closing = text.find("{"), text.find("}")
     while closing >= 0:
@@ -52,37 +52,40 @@ def _last_box(text: str) -> tuple[int, str]:
     return begins, content
 
 
-MOST_STATEMENTS = 20  # of one response that are looked at, the last
-LONGEST_STATEMENT = 1_000  # characters
+MOST_STATEMENTS = 20  # the last ones of a response are read
+MOST_STATEMENT_CHARACTERS = 1_000
 _MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
 
 
 def answer_statements(text: str) -> list[str]:
-    r"""What the response says is its answer, from the last to the first: the content of its last `\boxed{…}`, and what follows
-    "answer is", "answer:" (or option, choice) or "####", up to the end of the sentence or the line."""
+    r"""Return the statements of an answer, the last first.
+
+    They are the content of the last `\boxed{…}`, and what follows "answer is", "answer:" (or option, choice) or "####", up to
+    the end of the sentence or the line.
+    """
     place, content = _last_box(text)
     found = [(place, content)] if place >= 0 else []
     markers = list(_MARKER.finditer(text))[-MOST_STATEMENTS:]
     found += [(marker.start(), _sentence(text, marker.end())) for marker in markers]
-    return [said for _, said in sorted(found, reverse=True)]
+    return [statement for _, statement in sorted(found, reverse=True)]
 
 
 def _sentence(text: str, start: int) -> str:
-    line = text[start : start + LONGEST_STATEMENT].partition("\n")[0]
+    line = text[start : start + MOST_STATEMENT_CHARACTERS].partition("\n")[0]
     return re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip()
 
 
 def zero_score(detail: str) -> Score:
-    """A response that was judged, and is worth nothing."""
+    """Return a score of 0 with the reason."""
     return Score(status=ScoreStatus.SCORED, value=0.0, detail=detail)
 
 
-_HARD_TO_READ = re.compile(  # with one class of characters to begin with, by which `re` finds its places fast
+_HARD_TO_READ = re.compile(  # begins with one class of characters, which lets `re` search fast
     r"[\d(\[{^*!](?:(?<=\d)\d{199}|(?<=[(\[{])[(\[{]{49}|(?<=\^)\{?\d+\^\{?\d+\^|"
     r"(?<=\*)\*\s*\d+\s*\*\*\s*\d+\s*\*\*|(?<=!)\)\s*!)"
 )
 
 
 def is_hard_to_read(text: str) -> bool:
-    """Numbers of hundreds of digits, brackets in brackets, towers of powers: what costs a grader its time."""
+    """Return True for texts that cost a grader much time: huge numbers, nested brackets, towers of powers."""
     return _HARD_TO_READ.search(text) is not None

@@ -1,4 +1,4 @@
-"""Instructions that a program can verify, as in IFEval."""
+"""Instruction following by verifiable instructions, as in IFEval."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,18 @@ from antiphon.tasks.rewards.instructions import CHECKS
 def instruction_following(
     prompt: Prompt, transcript: Transcript, *, loose: bool = False, all_or_nothing: bool = False
 ) -> Score:
-    """The share of the instructions that the response follows; with `all_or_nothing` 1 for all of them, else 0.
+    """Return the share of followed instructions; with `all_or_nothing` 1 for all of them, else 0.
 
     The payload is a row of the published data: `instruction_id_list`, and `kwargs` with one mapping an instruction, in which
-    None stands for nothing. An instruction is followed *loosely* if one of eight variants follows it: without the first line,
-    the last, both, or neither, each with and without asterisks. The parts are 1 or 0 by the instruction's name. `ValueError`
-    for an instruction that is unknown, or whose kwargs are not what it takes.
+    None values are dropped. With `loose` an instruction is followed if one of eight variants of the response follows it:
+    without the first line, the last, both or neither, each with and without asterisks. The parts are 1 or 0 by instruction.
+
+    Raises:
+        ValueError: An instruction is unknown, or does not take its kwargs.
     """
-    tried = variants(transcript.response) if loose else [transcript.response]
+    texts = variants(transcript.response) if loose else [transcript.response]
     parts = {
-        name: float(any(text.strip() and CHECKS[instruction](text, **kwargs) for text in tried))
+        name: float(any(text.strip() and CHECKS[instruction](text, **kwargs) for text in texts))
         for name, instruction, kwargs in _instructions(prompt)
     }
     share = sum(parts.values()) / len(parts)
@@ -29,14 +31,14 @@ def instruction_following(
 
 
 def variants(response: str) -> list[str]:
-    """What loose accuracy looks at."""
+    """Return the variants of a response that loose accuracy accepts."""
     lines = response.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     return [text for kept in (response, *cut) for text in (kept, kept.replace("*", ""))]
 
 
 def _instructions(prompt: Prompt) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The name under which each is reported, the instruction, and its kwargs."""
+    """Yield the reported name, the instruction and the kwargs of each."""
     payload = prompt.payload if isinstance(prompt.payload, Mapping) else {}
     names, all_kwargs = payload.get("instruction_id_list"), payload.get("kwargs")
     if not names or all_kwargs is None or len(names) != len(all_kwargs):

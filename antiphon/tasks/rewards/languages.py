@@ -1,16 +1,15 @@
-"""Which of the languages of the instruction checks a text is in: by its script, and by its commonest words and letters.
+"""Detect the language of a text by its script and its most common words and letters.
 
-Small, deterministic, and no more than that. It needs a sentence or two: of a single word it mostly says nothing. It does not
-know other languages, and may take one for a neighbour that shares its commonest words. In a mixture the language with more of
-the text wins.
+It is small and deterministic, knows the languages of the instruction checks only, and needs a sentence or two. An unknown
+language may be taken for a similar one. In a mixture the language with most of the text wins.
 """
 
 import unicodedata
 from collections import Counter
 
-LEAST = 0.08  # of the words; running text has several times as much of its own language
-# By the first word of the Unicode name of their letters.
-_ALONE = {
+MIN_KNOWN_WORDS = 0.08  # share; running text has several times as many of its own language
+# Languages with a script of their own, by the first word of the Unicode name of its letters.
+_ONLY_LANGUAGE = {
     "HANGUL": "ko",
     "THAI": "th",
     "BENGALI": "bn",
@@ -22,7 +21,7 @@ _ALONE = {
     "GURMUKHI": "pa",
     "MALAYALAM": "ml",
 }
-_EAST = {"CJK", "HIRAGANA", "KATAKANA"}
+_EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA"}
 
 _WORDS = {
     "LATIN": {
@@ -66,7 +65,7 @@ _WORDS = {
         "ne": "छ र को मा हो लाई पनि यो गर्न छन् भने ले एक तर थियो त्यो म हामी तपाईं धेरै बाट हुन् गर्छ हुन्छ छैन",
     },
 }
-# Letters that a neighbour does without.
+# Letters that similar languages do not have.
 _LETTERS = {
     "LATIN": {
         "es": "ñ",
@@ -82,28 +81,30 @@ _LETTERS = {
     "DEVANAGARI": {"mr": "ळ"},
 }
 
-LANGUAGES = frozenset(["ja", "zh", *_ALONE.values(), *(language for words in _WORDS.values() for language in words)])
+LANGUAGES = frozenset(
+    ["ja", "zh", *_ONLY_LANGUAGE.values(), *(language for words in _WORDS.values() for language in words)]
+)
 
 
 def detect_language(text: str) -> str | None:
-    """The ISO 639-1 code of the language, or None if it cannot be told. The case of letters makes no difference."""
+    """Return the ISO 639-1 code of the language of a text; None if it cannot be told. Ignores case."""
     text = unicodedata.normalize("NFC", text).lower()
     scripts = Counter(_script(letter) for letter in text if letter.isalpha())
     if not scripts:
         return None
     script = scripts.most_common(1)[0][0]
-    if script in _EAST:  # every text in Japanese has kana; in Chinese none has
+    if script in _EAST_ASIAN:  # Japanese texts have kana, Chinese texts have none
         return "ja" if scripts["HIRAGANA"] + scripts["KATAKANA"] > 0.05 * scripts.total() else "zh"
-    if script in _ALONE:
-        return _ALONE[script]
-    return _by_words(text, script) if script in _WORDS else None
+    if script in _ONLY_LANGUAGE:
+        return _ONLY_LANGUAGE[script]
+    return _detect_by_words(text, script) if script in _WORDS else None
 
 
 def _script(letter: str) -> str:
     return unicodedata.name(letter, "?").partition(" ")[0]
 
 
-def _by_words(text: str, script: str) -> str | None:
+def _detect_by_words(text: str, script: str) -> str | None:
     words = Counter("".join(sign if _in_word(sign) else " " for sign in text).split())
     found: Counter[str] = Counter()
     for language, common in _WORDS[script].items():
@@ -111,7 +112,7 @@ def _by_words(text: str, script: str) -> str | None:
         known = frozenset(common.split())
         found[language] = sum(count for word, count in words.items() if word in known or letters.intersection(word))
     (first, most), (_, second) = found.most_common(2)
-    return first if most > second and most >= LEAST * words.total() else None
+    return first if most > second and most >= MIN_KNOWN_WORDS * words.total() else None
 
 
 def _in_word(sign: str) -> bool:

@@ -1,8 +1,8 @@
-r"""1 for the right option, else 0.
+r"""Multiple choice: 1 for the right option, else 0.
 
 The last clear statement counts: `\boxed{B}`, "the answer is (B)", "Answer: **B**", "the answer is Paris", or a last line that
-is nothing but the option ("B", "(B)", "B) Paris"). A statement that names several options, be it "A or B" or a letter with
-another option's text, is wrong, so that guessing does not pay. A letter must stand alone and, unless it is all there is, be a
+is only the option ("B", "(B)", "B) Paris"). A statement that names several options, such as "A or B" or a letter with the text
+of another option, is wrong, so guessing does not pay. A letter must stand alone and, unless it is the whole statement, be a
 capital; a letter in running text is no statement.
 """
 
@@ -15,19 +15,24 @@ from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import answer_statements, ground_truth, zero_score
 
-_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
+_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
 
 
 def multiple_choice(
     prompt: Prompt, transcript: Transcript, *, answer: str = "answer", choices: str = "choices"
 ) -> Score:
-    """Whether the response names the option that the payload's `answer` is: its letter, its place (an integer, from 0) or its
-    text. The payload's `choices` are a list of texts, or a mapping of letters to texts; without them the letters A to H are
-    known, and no texts. `ValueError` if the right answer is none of them."""
+    """Return 1 if the response names the right option.
+
+    The payload's `answer` is a letter, an index (an integer from 0) or a text. Its `choices` are a list of texts or a mapping
+    of letters to texts; without them the options are the letters A to H.
+
+    Raises:
+        ValueError: The right answer is none of the options.
+    """
     options = _options(prompt, choices)
-    right = _right(prompt, answer, options)
-    alone = _alone((transcript.response.strip().splitlines() or [""])[-1], options)
-    for named in (alone, *(_named(statement, options) for statement in answer_statements(transcript.response))):
+    right = _right_label(prompt, answer, options)
+    only = _only_option((transcript.response.strip().splitlines() or [""])[-1], options)
+    for named in (only, *(_named(statement, options) for statement in answer_statements(transcript.response))):
         if len(named) == 1:
             return Score.of(named == {right})
         if named:
@@ -35,7 +40,7 @@ def multiple_choice(
     return zero_score("the response names no option")
 
 
-Options = Mapping[str, str]  # label to text; the text is empty where it is not known
+Options = Mapping[str, str]  # label -> text, empty if unknown
 
 
 def _options(prompt: Prompt, key: str) -> Options:
@@ -44,14 +49,14 @@ def _options(prompt: Prompt, key: str) -> Options:
         return dict.fromkeys("ABCDEFGH", "")
     if not isinstance(found, Mapping):
         found = dict(zip(ascii_uppercase, found, strict=False))
-    return {str(label): _plain(str(text)) for label, text in found.items()}
+    return {str(label): _strip_markup(str(text)) for label, text in found.items()}
 
 
-def _right(prompt: Prompt, key: str, options: Options) -> str:
+def _right_label(prompt: Prompt, key: str, options: Options) -> str:
     given: Any = ground_truth(prompt, key).strip()
     if isinstance(prompt.payload[key], int) and 0 <= prompt.payload[key] < len(options):
         return list(options)[prompt.payload[key]]
-    named = {given} & options.keys() or _alone(given, options)
+    named = {given} & options.keys() or _only_option(given, options)
     if len(named) != 1:
         raise ValueError(
             f"the right answer {given!r} of prompt {prompt.id} is none of {', '.join(options)} and their texts"
@@ -59,14 +64,14 @@ def _right(prompt: Prompt, key: str, options: Options) -> str:
     return named.pop()
 
 
-def _plain(text: str) -> str:
-    """Without the markup of markdown and LaTeX, and what stands around."""
-    return _DRESS.sub("", text).strip(" \t().:;,!?").casefold()
+def _strip_markup(text: str) -> str:
+    """Remove the markup of Markdown and LaTeX and surrounding punctuation."""
+    return _MARKUP.sub("", text).strip(" \t().:;,!?").casefold()
 
 
-def _alone(text: str, options: Options) -> set[str]:
-    """The options that a text is nothing but: a label, a text, or the one and the other."""
-    bare = _plain(text)
+def _only_option(text: str, options: Options) -> set[str]:
+    """Return the options that a text consists of: a label, an option's text, or both."""
+    bare = _strip_markup(text)
     return {
         label
         for label, option in options.items()
@@ -76,10 +81,10 @@ def _alone(text: str, options: Options) -> set[str]:
 
 
 def _named(statement: str, options: Options) -> set[str]:
-    """The options that a statement names."""
-    if alone := _alone(statement, options):
-        return alone
-    named, rest = set(), _DRESS.sub("", statement)
+    """Return the options that a statement names."""
+    if only := _only_option(statement, options):
+        return only
+    named, rest = set(), _MARKUP.sub("", statement)
     for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"
         if option:
             rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", " ", rest, flags=re.IGNORECASE)

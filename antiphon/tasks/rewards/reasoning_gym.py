@@ -1,6 +1,6 @@
-"""Reasoning Gym's own graders, kept from what they should not be given.
+"""The graders of reasoning-gym, behind checks of the answer.
 
-Some of them have Python evaluate the answer, some pay for an answer whatever it says, some raise on what they cannot read.
+Some graders let Python evaluate the answer, some accept any answer, some raise on answers they cannot read.
 """
 
 import ast
@@ -17,10 +17,10 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import is_hard_to_read, last_match, zero_score
 from antiphon.tasks.rewards.math.numeric import numeric
 
-LONGEST = 20_000  # characters of an answer, beside those of the right one
-NONSENSE = "nonsense"  # pays where a grader only looks whether there is an answer
+MOST_CHARACTERS = 20_000  # of an answer, beyond those of the right one
+NONSENSE = "nonsense"  # accepted by graders that only check that there is an answer
 
-_EVALUATING = frozenset(  # the answer, with `eval` or sympy's `parse_expr`
+_EVALUATING = frozenset(  # datasets whose graders call `eval` or sympy's `parse_expr` on the answer
     [
         "binary_matrix",
         "countdown",
@@ -34,7 +34,7 @@ _EVALUATING = frozenset(  # the answer, with `eval` or sympy's `parse_expr`
         "string_insertion",
     ]
 )
-_NUMBERS = frozenset({"gsm_symbolic"})  # it reads the first number there is, without its sign
+_NUMERIC = frozenset({"gsm_symbolic"})  # its grader reads the first number, without its sign
 _FUNCTIONS = frozenset(
     [
         "sin",
@@ -67,12 +67,13 @@ _LARGEST_POWER = 10_000  # the largest exponent, times those of brackets
 def reasoning_gym(
     prompt: Prompt, transcript: Transcript, *, pattern: str | None = None, partial_credit: bool = True
 ) -> Score:
-    """The dataset's `score_answer` for the whole response, or with `pattern`, a regular expression, for what its last
-    match captures. Many datasets give a part of a point for a wrong answer that contains the right one; without
-    `partial_credit` such an answer is worth 0. The payload is a row of the `reasoning_gym` source.
+    """Score a response by its dataset's grader.
 
-    An answer is wrong, whatever the dataset says, if its grader raises an error on it, if to read it would run code or take
-    long, or if nonsense would be paid as much."""
+    The answer is the whole response, or the last match of the regular expression `pattern`. Many datasets give partial credit
+    to a wrong answer that contains the right one; without `partial_credit` it earns 0. The payload is a row of the source
+    `reasoning_gym`. An answer on which the grader raises, which it would evaluate as code or for long, or which earns no more
+    than nonsense, earns 0 whatever the grader says.
+    """
     given = last_match(pattern, transcript.response)
     if given is None:
         return zero_score("nothing in the response matches the pattern")
@@ -80,7 +81,7 @@ def reasoning_gym(
     name = row.get("metadata", {}).get("source_dataset", row["dataset"]["name"])
     if problem := _unreadable(given, right, name):
         return zero_score(problem)
-    if name in _NUMBERS:
+    if name in _NUMERIC:
         plain = replace(prompt, payload={"answer": right})
         return numeric(plain, Transcript((Message("assistant", given),)), require_marker=False)
     grader = _dataset(json.dumps(row["dataset"], sort_keys=True))
@@ -91,26 +92,28 @@ def reasoning_gym(
             grader.score_answer(row["answer"], row)  # raises if the row is to blame
         return zero_score(f"the dataset's grader cannot read the answer: {type(error).__name__}")
     if value >= 1.0 and given.strip() != right and value <= grader.score_answer(NONSENSE, row):
-        return zero_score("the dataset's grader pays for any answer, and this is not the right one")
+        return zero_score("the dataset's grader accepts any answer, and this is not the right one")
     return Score.of(value if partial_credit or value >= 1.0 else 0.0, partial=value)
 
 
 def _unreadable(given: str, right: str, name: str) -> str:
-    """Why the answer is not given to the dataset's grader; nothing if it is."""
-    if len(given) > LONGEST + len(right):
+    """Return why an answer must not be given to the dataset's grader; an empty string if it may."""
+    if len(given) > MOST_CHARACTERS + len(right):
         return f"the answer has {len(given)} characters"
     if is_hard_to_read(given) and not is_hard_to_read(right):
         return "the answer takes long to read"
     if _SPECIAL.search(given) and not _SPECIAL.search(right):
         return "the answer is no number"
-    if name in _EVALUATING and given.strip() != right and not _plain(given, right):
+    if name in _EVALUATING and given.strip() != right and not _is_safe_to_evaluate(given, right):
         return "the answer is neither data nor arithmetic"
     return ""
 
 
-def _plain(text: str, right: str) -> bool:
-    """Whether evaluating the text runs nothing and ends soon: data; or operations on numbers and names, with the usual
-    functions and those of the right answer."""
+def _is_safe_to_evaluate(text: str, right: str) -> bool:
+    """Return True if evaluating a text is safe and fast.
+
+    It is data, or operations on numbers and names with the usual functions and those of the right answer.
+    """
     try:
         ast.literal_eval(text.strip())
         return True

@@ -1,4 +1,4 @@
-"""1 for a response of the right form, else 0."""
+"""Regular expression: 1 for a response that matches, else 0."""
 
 import re
 
@@ -16,10 +16,13 @@ def regex(
     whole: bool = True,
     ignore_case: bool = False,
 ) -> Score:
-    """Whether the response, spaces at the ends aside, matches a regular expression: `pattern`, or without one the payload's
-    `key`. Without `whole` it is enough that the pattern matches somewhere. A dot matches line breaks too.
+    """Return 1 if the stripped response matches `pattern`, or without one the payload's `key`.
 
-    To compare what a pattern captures with an answer, use `exact_match`. `ValueError` for a pattern that is none.
+    Without `whole` the pattern may match anywhere. A dot matches line breaks too. To compare what a pattern captures with an
+    answer, use `exact_match`.
+
+    Raises:
+        ValueError: The pattern is no regular expression.
     """
     wanted = ground_truth(prompt, key) if pattern is None else pattern
     try:

@@ -1,4 +1,4 @@
-"""The score of a reward model, as `antiphon reward-model` trains one."""
+"""The score of a reward model, which `antiphon reward-model` trains."""
 
 from pathlib import Path
 
@@ -12,11 +12,14 @@ from antiphon.tasks.rendering import Renderer
 
 
 class RewardModel:
-    """What a sequence classifier of transformers with one label says of the conversation, at its last token."""
+    """The logit of a sequence classifier of transformers with one label, at the last token of the conversation."""
 
     def __init__(self, path: str, device: str = "cpu") -> None:
-        """`path` is the model's directory, with its tokenizer. Each grading worker holds a model of its own, on `device`, and
-        reads one conversation at a time. `DataError` if it has another number of labels."""
+        """Load the model and tokenizer in the directory `path`; each grading worker holds a copy of its own.
+
+        Raises:
+            DataError: There is no model, or it has more than one label.
+        """
         if not (Path(path) / "config.json").is_file():
             raise DataError(f"path {path!r}: there is no such model directory")
         torch.set_num_threads(1)
@@ -30,7 +33,7 @@ class RewardModel:
             )
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The score of the last response, closed as those of the model's training were; ungraded if there is none."""
+        """Score the last response, with an end-of-sequence token as in training; ungraded if there is none."""
         last = max((i for i, m in enumerate(transcript.messages) if m.role == "assistant"), default=None)
         if last is None:
             return Score.ungraded("there is no response")
@@ -38,7 +41,7 @@ class RewardModel:
             return Score.of(self._model(self._tokens(transcript.messages[: last + 1])).logits.item())
 
     def _tokens(self, messages: tuple[Message, ...]) -> torch.Tensor:
-        """[1, L] of a conversation that ends with a response."""
+        """Return the tokens [1, L] of a conversation that ends with a response."""
         prompt = self._renderer.encode_prompt(messages[:-1])
         response = self._renderer.encode_response(messages[-1].content)
         return torch.tensor([[*prompt.tolist(), *response.tolist()]], device=self._model.device)

@@ -1,8 +1,8 @@
-"""Rewards of the form alone, for `composed`: small weights, gated by the reward that matters.
+"""Shaping rewards for `composed`, to be used with small weights and gated by the main reward.
 
-Neither knows whether a response is any good, and both can be had for nothing: a wanted length by filling up or breaking off, a
-low repetition by a list of words. By themselves, or with a weight that outbids being right, they are what is learnt. The soft
-punishment of completions near the token limit is another thing: `algorithm.reward.overlong_tokens`.
+They know nothing of correctness and are easy to hack: a length by filler, low repetition by a list of words. Alone, or with a
+large weight, they are what the policy learns. The soft penalty for completions near the token limit is a setting of its own,
+`algorithm.reward.overlong_tokens`.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,11 @@ Unit = Literal["words", "characters"]
 def length(
     prompt: Prompt, transcript: Transcript, *, high: int, low: int = 0, fade: int = 0, unit: Unit = "words"
 ) -> Score:
-    """1 for a response of `low` to `high` words or characters, falling evenly to 0 at `fade` below or above. `ValueError` for
-    another unit, or where `low` is above `high`."""
+    """Return 1 for a response of `low` to `high` units, falling linearly to 0 over `fade` units below or above.
+
+    Raises:
+        ValueError: The unit is unknown, or `low` is above `high`.
+    """
     if low > high:
         raise ValueError(f"low {low} is above high {high}")
     count = len(_units(transcript.response, unit))
@@ -27,10 +30,13 @@ def length(
 
 
 def repetition(prompt: Prompt, transcript: Transcript, *, ngram: int = 4, unit: Unit = "words") -> Score:
-    """Minus the share of n-grams of words or characters that were there before: 0 for a response without, down to -1. Take
-    characters for languages that put no spaces between words. `ValueError` for another unit, or n below 1.
+    """Return minus the share of repeated n-grams: from 0 without repetition to -1.
 
-    Source: the penalty of Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", over the whole response.
+    The penalty of Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", over the whole response. Use
+    characters for languages without spaces between words.
+
+    Raises:
+        ValueError: The unit is unknown, or `ngram` is below 1.
     """
     if ngram < 1:
         raise ValueError(f"ngram {ngram} is not a length")

@@ -9,8 +9,9 @@ import itertools
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from antiphon.core.types import Prompt, Score
@@ -28,7 +29,9 @@ LONGEST_PATTERN = 100  # bytes, of LIKE and GLOB
 _STEPS_AT_ONCE = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_DENIED = {"random", "randomblob", "load_extension", "fts3_tokenizer"}
+_DENIED = frozenset({"random", "randomblob", "load_extension", "fts3_tokenizer"})
+# One step of these takes as long as the width in the format says. They are allowed where the right query uses them.
+_FORMATTING = frozenset({"printf", "format"})
 
 _BLOCK = r"```(?:sql|sqlite)?\s*\n(.*?)```"
 _TOKEN = re.compile(
@@ -36,8 +39,8 @@ _TOKEN = re.compile(
 )
 
 
-class WrongQuery(Exception):
-    """The query cannot be executed, may not be, or finds too much."""
+class WrongQueryError(Exception):
+    """A query fails, is not allowed, or finds too many rows."""
 
 
 def sql(
@@ -50,30 +53,34 @@ def sql(
     steps: int = 1_000_000,
     rows: int = 10_000,
 ) -> Score:
-    """Whether the response's last code block, or without one all of it, finds the same rows as the payload's `answer` in every
-    one of the payload's `databases`.
+    """Return 1 if the response's query finds the same rows as the payload's `answer` in each of the payload's `databases`.
 
-    Each of these is a script that makes tables and rows (one script may stand alone). Several, with other rows, tell a right
-    query from one that is right by luck. Rows are compared as a multiset, and in their order only if the right query orders
-    them at its top level, where ties are then in the order of the right query. Columns are compared in their order, whatever
-    their names, or with `columns_in_order: false` in the best one. Numbers are compared to 9 digits. A query that does not
-    run, takes more than `steps` or finds more than `rows` is wrong. The part `databases` is the share of those it is right
-    in. `ValueError` if the right query or a script fails, or if the right query finds nothing in any of them.
+    The query is the last code block of the response, or all of it. A database is a script that makes tables and rows; several,
+    with different rows, tell a right query from one that is right by luck. Rows are compared as a multiset, in order only if
+    the right query orders them at its top level, where ties are in the order of the right query. Columns are compared in order
+    whatever their names, or with `columns_in_order: false` in the best order. Numbers are compared to 9 digits. A query that
+    does not run, takes more than `steps` or finds more than `rows` earns 0. The part `databases` is the share of databases in
+    which the query is right.
+
+    Raises:
+        ValueError: The right query or a script fails, or the right query finds nothing in any database.
     """
     right, scripts = ground_truth(prompt, answer), _scripts(prompt, databases)
     query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
     ordered = orders(right)
+    denied = _DENIED | (_FORMATTING - {token.lower() for token in _TOKEN.findall(right)})
     matches, found_any, problem = [], False, ""
     for number, script in enumerate(scripts):
         with closing(_database(script, prompt, number)) as database:
+            database.set_authorizer(partial(_authorize, denied))
             try:
                 expected = _find(database, right, steps, rows)
-            except WrongQuery as error:
+            except WrongQueryError as error:
                 raise ValueError(f"prompt {prompt.id}, database {number}: the right query fails: {error}") from None
             found_any = found_any or bool(expected)
             try:
                 matches.append(same(expected, _find(database, query, steps, rows), ordered, columns_in_order))
-            except WrongQuery as error:
+            except WrongQueryError as error:
                 matches.append(False)
                 problem = str(error)
     if not found_any:
@@ -104,12 +111,11 @@ def _database(script: str, prompt: Prompt, number: int) -> sqlite3.Connection:
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(LONGEST_VALUE, len(script.encode())))
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST)
     database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
-    database.set_authorizer(_authorize)
     return database
 
 
-def _authorize(action: int, table: str | None, name: str | None, *_: str | None) -> int:
-    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in _DENIED)
+def _authorize(denied: Collection[str], action: int, table: str | None, name: str | None, *_: str | None) -> int:
+    allowed = action in _READING or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() not in denied)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
@@ -121,16 +127,16 @@ def _find(database: sqlite3.Connection, query: str, steps: int, rows: int) -> li
         with closing(database.execute(query)) as cursor:
             found = cursor.fetchmany(rows + 1)
             if cursor.description is None:
-                raise WrongQuery("the query finds no rows, nor could it")
+                raise WrongQueryError("the query finds no rows, nor could it")
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
-        raise WrongQuery(f"{type(error).__name__}: {error}") from None
+        raise WrongQueryError(f"{type(error).__name__}: {error}") from None
     if len(found) > rows:
-        raise WrongQuery(f"the query finds more than {rows} rows")
+        raise WrongQueryError(f"the query finds more than {rows} rows")
     return [tuple(float(f"{value:.9g}") if isinstance(value, float) else value for value in row) for row in found]
 
 
 def orders(query: str) -> bool:
-    """Whether the query orders its rows at the top level, so that their order is a part of the answer."""
+    """Return True if a query orders its rows at the top level, so that their order is a part of the answer."""
     depth, before = 0, ""
     for token in _TOKEN.findall(query):
         depth += {"(": 1, ")": -1}.get(token, 0)
@@ -141,7 +147,7 @@ def orders(query: str) -> bool:
 
 
 def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_in_order: bool) -> bool:
-    """Whether two results are the same rows."""
+    """Return True if two results are the same rows."""
     width = len(expected[0]) if expected else 0
     if len(expected) != len(found) or (found and len(found[0]) != width):
         return False
@@ -151,7 +157,7 @@ def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_i
 
 
 def _permuted(expected: Sequence[Row], found: Sequence[Row], ordered: bool, chosen: tuple[int, ...]) -> bool:
-    """Whether the columns of `found`, of which `chosen` come first, have an order in which the rows are the same."""
+    """Return True if an order of the columns of `found` that begins with `chosen` gives the same rows."""
     width = len(expected[0]) if expected else 0
     theirs, ours = [row[: len(chosen)] for row in expected], [tuple(row[i] for i in chosen) for row in found]
     if not (theirs == ours if ordered else Counter(theirs) == Counter(ours)):

@@ -3,9 +3,11 @@
 import asyncio
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.stages import Step, StepPipeline, advantages, rewards
+from antiphon.learning.stages import advantages, rewards
+from antiphon.learning.step import Step, StepPipeline
 
 
 def taken_through(groups, estimate=None, **algorithm):
@@ -16,11 +18,12 @@ def taken_through(groups, estimate=None, **algorithm):
         algorithm=config,
         config=LearnerConfig(),
         critic_ranks=1,
-        estimate=estimate or ADVANTAGES.resolve(config.advantage),
+        estimate_advantages=estimate or ADVANTAGES.resolve(config.advantage),
+        loss=declaration_of(LOSSES.resolve(config.loss)),
         stages=[],
         max_tokens=9,
     )
-    step = Step(number=1, version=0, samples=[list(group) for group in groups], training=training)
+    step = Step(number=1, version=0, samples=[list(group) for group in groups], pipeline=training)
     for stage in (rewards, advantages):
         asyncio.run(stage(step))
     return step

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from antiphon.algorithms import advantages as built_in
-from antiphon.algorithms.advantages import example, trajectories, value_targets
+from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.trajectories import trajectories
+from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.types import REFERENCE_LOGPROBS
 
 from .stages_for_tests import taken_through

@@ -12,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from antiphon.algorithms import advantages, losses, rewards
+from antiphon.algorithms import advantages, losses, rewards, turn_advantages, value_targets
 from antiphon.algorithms import divergence as divergences
-from antiphon.algorithms.config import AlgorithmConfig, CorrectionConfig
-from antiphon.algorithms.divergence import divergence
-from antiphon.algorithms.losses import LossInputs, correction, example, ppo_clip, total_loss, value_loss
+from antiphon.algorithms import total_loss as total_losses
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.divergence import estimate_kl
+from antiphon.algorithms.examples import example as groups_of
+from antiphon.algorithms.losses import LossInputs, example, ppo_clip, value_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
+from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.algorithms.testing import check_loss
+from antiphon.algorithms.total_loss import correction, total_loss
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
@@ -142,7 +147,7 @@ def test_no_tokens_and_no_advantages(name):
     assert loss(none, AlgorithmConfig())[0].shape == (0,)
     still = inputs([(-1.0, -2.0, -1.0, -1.5, 0.0, False)] * 3, requires_grad=True)
     (slopes,) = torch.autograd.grad(loss(still, AlgorithmConfig(loss=name))[0].sum(), still.logprobs)
-    assert AlgorithmConfig(loss=name).zero_without_advantage == (not slopes.any())
+    assert declaration_of(loss).zero_at_zero_advantage == (not slopes.any())
 
 
 corrections = st.builds(
@@ -231,7 +236,7 @@ def test_estimates_of_the_divergence_without_bias(estimator):
     policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
     expected = float((policy * (policy / reference).log()).sum())
-    estimates = divergence(policy.log(), reference.log(), estimator, torch)
+    estimates = estimate_kl(policy.log(), reference.log(), estimator, torch)
     assert float((policy * estimates).sum()) == pytest.approx(expected)
 
 
@@ -253,7 +258,7 @@ def test_estimators(rows, library):
         "k3": [math.exp(-d) - 1 + d for d in apart],
     }
     for name, values in wanted.items():
-        np.testing.assert_allclose(divergence(policy, reference, name, library), values, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(estimate_kl(policy, reference, name, library), values, rtol=1e-9, atol=1e-9)
 
 
 @given(rows=tokens, ages=st.lists(st.integers(0, 5), min_size=8, max_size=8))
@@ -369,8 +374,9 @@ def test_what_cannot_be(wrong, said):
 
 def test_examples_in_docstrings():
     torch.set_printoptions(precision=4)
-    for module in (losses, advantages, rewards, divergences):
-        found = doctest.testmod(module)
+    modules = (losses, total_losses, advantages, turn_advantages, value_targets, rewards, divergences)
+    for module in modules:
+        found = doctest.testmod(module, extraglobs={} if module is losses else {"example": groups_of})
         assert found.attempted and not found.failed
 
 

@@ -11,11 +11,13 @@ from hypothesis import example as case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import example, whiten
-from antiphon.algorithms.config import AlgorithmConfig, LossWeightConfig
+from antiphon.algorithms.batch_arrays import whiten
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.algorithms.rewards import EPSILON, Moments, weights
-from antiphon.core.types import VALUES, Streams, StreamSpec
+from antiphon.algorithms.rewards import EPSILON, Moments, trajectory_weights
+from antiphon.algorithms.sections import LossWeightConfig
+from antiphon.core.types import VALUES, Streams
 
 from .stages_for_tests import taken_through
 
@@ -123,7 +125,7 @@ def test_equal_scores_are_shaped_to_zero(over, scale, reward, siblings):
     groups = example([reward] * siblings, [reward] * siblings)
     step = taken_through(groups, advantage="reinforce", reward={"baseline": over, "scale": scale})
     assert [sample.reward for sample in step.flat] == [0.0] * 2 * siblings
-    assert step.training.controllers.rewards.deviation == 0
+    assert step.pipeline.controllers.rewards.deviation == 0
 
 
 @pytest.mark.parametrize("over", ["group", "batch", "running"])
@@ -154,7 +156,7 @@ def test_running_moments_on_an_offset(pieces):
 def test_a_mean_on_the_bound_is_not_inside():
     """Three scores of 0.1 have a mean of 0.1, and a sum of 0.30000000000000004."""
     metas = [[sample.meta for sample in group] for group in example([0.1] * 3, [0.2] * 3)]
-    found = weights(metas, LossWeightConfig(mask_difficulty=(0.1, 0.9)))
+    found = trajectory_weights(metas, LossWeightConfig(mask_difficulty=(0.1, 0.9)))
     assert [array.tolist() for array in found] == [[0.0] * 3, [1.0] * 3]
 
 
@@ -165,9 +167,7 @@ def test_critics_that_agree_on_each_token_mask_none():
         [
             replace(
                 sample,
-                streams=Streams(
-                    {StreamSpec(VALUES, shape=(3,)): rng.normal(size=(51, 1)).astype(np.float32).repeat(3, axis=1)}
-                ),
+                streams=Streams({VALUES: rng.normal(size=(51, 1)).astype(np.float32).repeat(3, axis=1)}),
             )
             for sample in group
         ]

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms import distillation, preference
-from antiphon.algorithms.distillation import DIVERGENCES, grouped
-from antiphon.algorithms.preference import bradley_terry, dpo, ipo
+from antiphon.algorithms import distillation_losses as distillation
+from antiphon.algorithms import preference_losses as preference
+from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
+from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 
 numbers = st.floats(-15, 15)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6)
@@ -135,7 +136,7 @@ def test_what_one_model_rules_out_is_finite(name):
 def test_grouping_loses_and_never_adds(name, shape, skew, some):
     teacher, student = distributions(shape)
     tokens = teacher.topk(min(some, teacher.shape[1] - 1)).indices
-    fewer = [grouped(logprobs, tokens) for logprobs in (teacher, student)]
+    fewer = [group_outcomes(logprobs, tokens) for logprobs in (teacher, student)]
     for logprobs in fewer:
         assert logprobs.exp().sum(-1).tolist() == pytest.approx([1.0] * len(teacher))
     whole, part = DIVERGENCES[name](teacher, student, skew), DIVERGENCES[name](*fewer, skew)
@@ -147,7 +148,7 @@ def test_grouping_loses_and_never_adds(name, shape, skew, some):
 def test_the_gradient_of_a_group():
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     tokens = logits.topk(2).indices
-    assert torch.autograd.gradcheck(lambda x: grouped(x.log_softmax(-1), tokens), logits)
+    assert torch.autograd.gradcheck(lambda x: group_outcomes(x.log_softmax(-1), tokens), logits)
 
 
 @pytest.mark.parametrize("module", [preference, distillation])

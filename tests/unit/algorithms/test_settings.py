@@ -8,17 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from antiphon.algorithms.config import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    DistillationConfig,
-    KlConfig,
-    LossWeightConfig,
-    PreferenceConfig,
-    RewardConfig,
-    RhythmConfig,
-)
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.algorithms.recipes import RECIPES
+from antiphon.algorithms.sections import CorrectionConfig, KlConfig, LossWeightConfig, RewardConfig, RhythmConfig
+from antiphon.core.types import TEACHER_LOGPROBS, VALUES
 
 
 @dataclass(frozen=True)
@@ -199,11 +193,12 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
         entropy_coefficient=0.1,
         streams=own,
     )
-    assert config.needed == frozenset(
+    assert {spec.name for spec in config.required_streams} == frozenset(
         name
         for name, needed in {
             "reference_logprobs": kl > 0,
             "proximal_logprobs": on and not interpolated,
+            "token_age": interpolated,
             "teacher_logprobs": teacher > 0,
             "values": advantage == "gae" or agreement > 0 or disagreement > 0 or own != (),
         }.items()
@@ -215,9 +210,9 @@ def test_what_is_asked_for(kl, level, filter_level, interpolated, teacher, advan
 @pytest.mark.parametrize("teacher", [0.0, 1.0])
 def test_masks_need_values_and_teachers_their_log_probs(agreement, disagreement, teacher):
     masks = {"agreement_mask": agreement, "disagreement_mask": disagreement, "entropy_coefficient": 0.1}
-    needed = AlgorithmConfig(**masks, teacher_coefficient=teacher).needed
-    assert ("values" in needed) == (agreement + disagreement > 0)
-    assert ("teacher_logprobs" in needed) == (teacher > 0)
+    needed = AlgorithmConfig(**masks, teacher_coefficient=teacher).required_streams
+    assert (VALUES in needed) == (agreement + disagreement > 0)
+    assert (TEACHER_LOGPROBS in needed) == (teacher > 0)
 
 
 def test_lists_of_lists_are_tuples():

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.losses import total_loss
+from antiphon.algorithms.declarations import loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.testing import check_loss
+from antiphon.algorithms.total_loss import total_loss
 from antiphon.core.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
 
 FLAGS, TEACHER = StreamSpec("flags", "bool"), StreamSpec("teacher", "float32", (2,))
@@ -189,3 +190,21 @@ def test_what_is_wrong_is_said(name):
 def test_a_seed_is_named_and_can_be_chosen():
     with pytest.raises(AssertionError, match=re.escape("(seed 11)")):
         check_loss(WRONG["order"][0], seeds=(11,))
+
+
+def test_a_false_declaration_is_found():
+    @loss(zero_at_zero_advantage=True)
+    def likelihood(inputs, config):
+        return -inputs.logprobs, {}
+
+    with pytest.raises(AssertionError) as refused:
+        check_loss(likelihood)
+    assert str(refused.value).startswith("declared: zero_at_zero_advantage")
+
+
+def test_declared_streams_are_drawn():
+    @loss(needs=[REFERENCE_LOGPROBS])
+    def near_the_reference(inputs, config):
+        return (inputs.logprobs - inputs.streams[REFERENCE_LOGPROBS]).square(), {}
+
+    check_loss(near_the_reference, seeds=(0,))

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import example as groups_of
-from antiphon.algorithms.advantages import trajectories, turn_rewards, value_targets
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.examples import example as groups_of
 from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.trajectories import trajectories, turn_rewards
+from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import VALUES, AttemptId, Sampling, Segment, Streams, StreamSpec, Turn
+from antiphon.core.types import VALUES, AttemptId, Sampling, Segment, Streams, Turn
 
 from .stages_for_tests import taken_through
 
@@ -53,7 +54,7 @@ def trajectory(turns, sibling=0, keys=None, apart=False):
                 versions=np.zeros(len(mask), np.int32),
                 turns=tuple(spans),
             ),
-            streams=Streams({StreamSpec(VALUES, shape=(1,)): np.zeros((len(mask), 1), np.float32)}),
+            streams=Streams({VALUES: np.zeros((len(mask), 1), np.float32)}),
             advantages=np.zeros(len(mask), np.float32),
             weights=np.ones(len(mask), np.float32),
         )

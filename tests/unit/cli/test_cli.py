@@ -61,7 +61,7 @@ def test_version():
 
 
 @pytest.mark.parametrize("verb", ["train", "sft"])
-def test_a_dry_run_prints_a_loadable_configuration_and_touches_nothing(folder, verb):
+def test_dry_run_prints_a_loadable_configuration(folder, verb):
     before = sorted(folder.rglob("*"))
     done = antiphon(verb, "config.yaml", "rollout.group_size=4", "sft.steps=2", "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_a_misspelt_key_is_one_message(folder):
 
 
 @pytest.mark.parametrize("arguments", [("train", "config.yaml"), ("eval", "./no_such_model", "config.yaml")])
-def test_a_missing_model_directory_is_named_before_anything_is_made(folder, arguments):
+def test_missing_model_directory_is_named_first(folder, arguments):
     done = antiphon(*arguments, cwd=folder)
     assert done.returncode == 2
     assert done.stderr == "antiphon: model './no_such_model': there is no such directory\n"

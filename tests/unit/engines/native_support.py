@@ -22,9 +22,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling
-from antiphon.engines.base import Delta, WeightsUpdate
+from antiphon.core.types import (
+    MIXED_CACHE,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    StreamSpec,
+    WeightsUpdate,
+)
 from antiphon.engines.config import EngineConfig
+from antiphon.engines.deltas import Delta
 from antiphon.engines.native.engine import NativeEngine
 
 torch.set_num_threads(1)
@@ -154,7 +162,7 @@ class Host:
 
     def stream(self, name: str, stream: str) -> np.ndarray:
         """What the engine told of each token of a request."""
-        told = [delta.streams.named(stream) for delta in self.deltas[name] if len(delta.tokens)]
+        told = [delta.streams[StreamSpec(stream)] for delta in self.deltas[name] if len(delta.tokens)]
         return np.concatenate(told) if told else np.empty(0, np.bool_)
 
     @torch.no_grad()

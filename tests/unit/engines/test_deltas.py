@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
-from antiphon.engines.server_protocols import DIALECTS
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS
 
 
 def apply(deltas):
@@ -74,14 +74,14 @@ def test_of_nothing_at_all_there_are_the_streams_that_there_would_be():
     ],
 )
 def test_logprobs_that_a_server_omits_are_nan(flavour, told):
-    dialect = DIALECTS[flavour]("http://server")
+    protocol = SERVER_PROTOCOLS[flavour]("http://server")
     choice = {"token_ids": [5, 6], "logprobs": told, "finish_reason": None}
     about = {"output_token_logprobs": [[-0.5, 5], [None, 6]], "completion_tokens": 2, "finish_reason": None}
-    piece = dialect.read({"meta_info": about} if flavour == "sglang" else {"choices": [choice]}, 0)
+    piece = protocol.parse_chunk({"meta_info": about} if flavour == "sglang" else {"choices": [choice]}, 0)
     assert piece.tokens == [5, 6] and np.isnan(piece.logprobs[1])
     with pytest.raises(UnsupportedError):
-        dialect.require_logprobs(piece.logprobs)
-    dialect.require_logprobs([-0.5, 0.0])
+        protocol.check_logprobs(piece.logprobs)
+    protocol.check_logprobs([-0.5, 0.0])
 
 
 @pytest.mark.parametrize("told", [0, 1, 3])

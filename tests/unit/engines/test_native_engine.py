@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from antiphon.core.errors import RequestError, StateError, UnsupportedError, WeightsError
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling
-from antiphon.engines.base import WeightsUpdate
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.native.weights import copy_weights

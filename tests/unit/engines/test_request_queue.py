@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from antiphon.core.errors import StateError
 from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
-from antiphon.engines.base import Delta
+from antiphon.engines.deltas import Delta
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue, choose_continuation
 
 CAPACITY = 3

@@ -9,7 +9,8 @@ import pytest
 
 from antiphon.core.errors import RecordError
 from antiphon.inspect.audit import audit
-from antiphon.simulate.scenario import ScenarioConfig, simulate
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
 
 SCENARIO = {
     "name": "audited",

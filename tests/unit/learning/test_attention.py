@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.model.attention import PackLayout, packed_attention
+from antiphon.learning.model.attention import packed_attention
+from antiphon.learning.model.pack_layout import PackLayout
 
 
 @st.composite

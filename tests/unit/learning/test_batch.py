@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch, digest, pack_samples, split_packs, supervised_batch
+from antiphon.learning.batch import build_batch, digest_batches
+from antiphon.learning.data_samples import supervised_batch
+from antiphon.learning.packing import pack_samples, split_packs
 
 from .conftest import histories, make_sample
 
@@ -157,7 +159,7 @@ def test_a_digest_tells_batches_apart_that_differ_in_a_count_alone():
         ranks=1,
     )
     (update,) = batch.updates
-    assert digest([batch]) == digest([replace(batch, updates=[replace(update)])])
+    assert digest_batches([batch]) == digest_batches([replace(batch, updates=[replace(update)])])
     for name in ("loss_tokens", "samples", "groups"):
         other = replace(update, **{name: getattr(update, name) + 1})
-        assert digest([replace(batch, updates=[other])]) != digest([batch]), name
+        assert digest_batches([replace(batch, updates=[other])]) != digest_batches([batch]), name

@@ -15,11 +15,12 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
-from antiphon.learning.batch import build_batch, supervised_batch
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
-from antiphon.learning.critic import CriticLearner
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
-from antiphon.learning.pack_learner import rate_at
+from antiphon.learning.objectives.critic import CriticLearner
+from antiphon.learning.pack_learner import learning_rate_factor
 from antiphon.record.checkpoint import publish_checkpoint, read_state, staging_dir, verify_checkpoint
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
@@ -216,7 +217,7 @@ def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
 )
 def test_schedule_rises_then_falls_to_its_end(schedule, warmup, total, final):
     config = OptimizerConfig(schedule=schedule, warmup_steps=warmup, final_ratio=final)
-    rates = [rate_at(config, n, total) for n in range(total + 1)]
+    rates = [learning_rate_factor(config, n, total) for n in range(total + 1)]
     assert all(b >= a for a, b in pairwise(rates[:warmup]))
     assert all(b <= a + 1e-12 for a, b in pairwise(rates[warmup:]))
     assert max(rates) == pytest.approx(1.0)

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
 
 from antiphon.core.errors import ConfigError, UnsupportedError
-from antiphon.learning.config import LearnerConfig, MeshConfig, MeshesConfig
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh_config import MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.model_checks import check_installed, check_layers, check_mesh, check_meshes, check_shares
@@ -33,7 +34,7 @@ SHAPE = {
     ],
 )
 def test_what_a_model_cannot_be_divided_into_is_named(mesh, key):
-    assert {found for found, _ in MeshConfig(**mesh).misfits(SHAPE)} == {key}
+    assert {found for found, _ in MeshConfig(**mesh).incompatibilities(SHAPE)} == {key}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_what_a_model_cannot_be_divided_into_is_named(mesh, key):
     ],
 )
 def test_what_it_can_be_divided_into_is_not(mesh):
-    assert not [*MeshConfig(**mesh).misfits(SHAPE)]
+    assert not [*MeshConfig(**mesh).incompatibilities(SHAPE)]
 
 
 SMALL = {
@@ -96,15 +97,15 @@ def test_layers_that_can_be_divided_are_not(tmp_path, config, mesh):
 
 @pytest.mark.parametrize(("counts", "message"), [({}, "no experts to divide"), ({"num_experts": None}, "no experts")])
 def test_a_dense_model_has_no_experts_to_divide(counts, message):
-    ((key, said),) = MeshConfig(shard=2, expert=2).misfits(counts)
+    ((key, said),) = MeshConfig(shard=2, expert=2).incompatibilities(counts)
     assert key == "expert" and message in said
 
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
 def test_experts_are_counted_whatever_they_are_called(name):
     mesh = MeshConfig(shard=4, expert=4)
-    assert [key for key, _ in mesh.misfits({name: 6})] == ["expert"]
-    assert not [*mesh.misfits({name: 8})]
+    assert [key for key, _ in mesh.incompatibilities({name: 6})] == ["expert"]
+    assert not [*mesh.incompatibilities({name: 8})]
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,24 @@ def test_what_the_megatron_learner_has_not_is_named(learner, key):
     ],
 )
 def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
-    assert {found for found, _ in LearnerConfig(kind="megatron", mesh=mesh).misfits(shape)} == {key}
-    assert not [*LearnerConfig(mesh=mesh).misfits(shape)]
+    assert {found for found, _ in LearnerConfig(kind="megatron", mesh=mesh).incompatibilities(shape)} == {key}
+    assert not [*LearnerConfig(mesh=mesh).incompatibilities(shape)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        ({}, {"model_type": "qwen3_moe"} | SHAPE),
+        (
+            {"tensor": 2},
+            {"model_type": "qwen3"} | {name: count for name, count in SHAPE.items() if name != "num_experts"},
+        ),
+        ({}, {"model_type": "llama", "hidden_act": "silu", "rope_scaling": {"type": "linear"}}),
+        ({}, {"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}),
+    ],
+)
+def test_models_that_megatron_computes_are_not(mesh, shape):
+    assert not [*LearnerConfig(kind="megatron", mesh=mesh).misfits(shape)]
 
 
 @pytest.mark.parametrize(

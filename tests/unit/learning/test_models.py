@@ -18,7 +18,7 @@ from transformers import (
 from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.loading import Checkpoint, load_model
+from antiphon.learning.model.loading import Checkpoint, decoder_layers, head_weight, load_model
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 
 SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -44,7 +44,7 @@ def loaded(path, device, **options):
     torch.manual_seed(5)
     model = load_model(path, attention="sdpa", device=torch.device(device), **options)
     kind, config = type(model), model.config
-    lora.adapt(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
+    lora.add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "o_proj")))
     use_memory_efficient_layers(model)
     return model, kind, config, torch.rand(3)
 
@@ -66,7 +66,7 @@ def test_a_model_without_memory_is_filled_to_what_one_loads(tmp_path, model, opt
         name for name in theirs if "lora_" in name or name == "score.weight"
     }
     for name, expected in alone.named_parameters():
-        found = files[lora.weight_of(name)].float() if theirs[name].is_meta else theirs[name]
+        found = files[lora.base_name(name)].float() if theirs[name].is_meta else theirs[name]
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
         assert theirs[name].requires_grad == expected.requires_grad
     for name, expected in alone.named_buffers():
@@ -89,11 +89,11 @@ def test_what_is_tied_and_differs_in_the_files_is_two(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     path = saved(tmp_path / "whole", MODELS["llama"], pieces="1GB")
     config = LlamaConfig.from_pretrained(path)
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits == []
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities == []
     config.num_hidden_layers = 1
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.1.input_layernorm.weight"
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.1.input_layernorm.weight"
     config.num_hidden_layers = 3
-    assert Checkpoint(path, LlamaForCausalLM, config).misfits[0] == "model.layers.2.input_layernorm.weight"
+    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.2.input_layernorm.weight"
     config.intermediate_size = 40
     with pytest.raises(DataError, match=r"up_proj.weight has the shape \[48, 32\], and should have \[40, 32\]"):
         Checkpoint(path, LlamaForCausalLM, config)["model.layers.0.mlp.up_proj.weight"]
@@ -109,3 +109,25 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config.save_pretrained(path)
     with pytest.raises(UnsupportedError, match="is quantized"):
         load_model(path, attention="sdpa", device=torch.device("meta"))
+
+
+def test_heads_that_do_more_than_a_product_are_refused():
+    model = MODELS["llama"]()
+    assert head_weight(model) is model.lm_head.weight
+    model.config.logits_scaling = 1.0
+    assert head_weight(model) is model.lm_head.weight
+    model.config.logits_scaling = 2.0
+    with pytest.raises(UnsupportedError, match="logits_scaling"):
+        head_weight(model)
+    model.config.logits_scaling = None
+    model.lm_head = torch.nn.Linear(32, 131, bias=True)
+    with pytest.raises(UnsupportedError, match="without a bias"):
+        head_weight(model)
+
+
+def test_layers_are_those_of_the_decoder():
+    model = MODELS["llama"]()
+    assert decoder_layers(model) is model.model.layers
+    model.model.layers = None
+    with pytest.raises(UnsupportedError, match="no list of layers"):
+        decoder_layers(model)

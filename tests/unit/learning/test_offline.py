@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from antiphon.algorithms.config import AlgorithmConfig, DistillationConfig, PreferenceConfig
-from antiphon.algorithms.distillation import DIVERGENCES
-from antiphon.core.types import REFERENCE_LOGPROBS, TrainBatch
-from antiphon.learning.batch import pair, pair_mean, scored_pair, single_response, token_mean
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.distillation_losses import DIVERGENCES
+from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
+from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.offline.distillation import DistillationLearner, Teacher
-from antiphon.learning.offline.preference import PreferenceLearner, RewardLearner
+from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
+from antiphon.learning.objectives.distill import DistillationLearner, Teacher
+from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 
 from .conftest import VOCABULARY
 from .test_gradient import in_double, relative
@@ -95,10 +96,10 @@ def preferred(model, rows, groups, config) -> torch.Tensor:
 def test_preference_is_that_of_plain_forwards(model_directories, kind, config):
     rng = np.random.default_rng(1)
     rows = texts(rng, [(1, 9), (4, 1), (1, 1), (12, 3), (5, 5)])
-    groups = referenced([pair(number, *row) for number, row in enumerate(rows)], rng)
+    groups = referenced([make_pair(number, *row) for number, row in enumerate(rows)], rng)
     learner = PreferenceLearner(str(model_directories[kind]), LearnerConfig(), 0, config)
     in_double(learner.model)
-    loss, gradient = gradient_of(learner, pair_mean(groups, 30))
+    loss, gradient = gradient_of(learner, pair_mean_batch(groups, 30))
     plain = in_double(AutoModelForCausalLM.from_pretrained(model_directories[kind]))
     want = preferred(plain, rows, groups, config)
     want.backward()
@@ -113,7 +114,9 @@ def test_reward_is_that_of_plain_forwards(model_directories, kind, tmp_path):
     learner = RewardLearner(str(model_directories[kind]), LearnerConfig(), 0)
     learner.model.save_pretrained(tmp_path)
     in_double(learner.model)
-    loss, gradient = gradient_of(learner, pair_mean([scored_pair(n, *row) for n, row in enumerate(rows)], 30))
+    loss, gradient = gradient_of(
+        learner, pair_mean_batch([make_scored_pair(n, *row) for n, row in enumerate(rows)], 30)
+    )
     plain = in_double(AutoModelForSequenceClassification.from_pretrained(tmp_path))
 
     def score(prompt, response):
@@ -133,7 +136,7 @@ def test_a_reward_model_does_not_take_the_end_for_padding(model_directories, tmp
     learner.model.save_pretrained(tmp_path / "saved")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     prompt, response = np.array([5, 6], np.int32), np.array([7, 2], np.int32)
-    ((pack,),) = pair_mean([scored_pair(0, prompt, response, response[1:])], 99).updates[0].packs
+    ((pack,),) = pair_mean_batch([make_scored_pair(0, prompt, response, response[1:])], 99).updates[0].packs
     scores = learner.score([pack])[0][pack.loss_mask]
     want = [loaded(torch.tensor([tokens])).logits.item() for tokens in ([5, 6, 7, 2], [5, 6, 2])]
     np.testing.assert_allclose(scores, want, atol=1e-6)
@@ -141,8 +144,8 @@ def test_a_reward_model_does_not_take_the_end_for_padding(model_directories, tmp
 
 def lessons(teacher, rows, tokens_per_pack):
     """The batch of a student."""
-    batch = token_mean(
-        [single_response(number, prompt, response) for number, (prompt, response, _) in enumerate(rows)],
+    batch = token_mean_batch(
+        [make_response(number, prompt, response) for number, (prompt, response, _) in enumerate(rows)],
         tokens_per_pack,
     )
     (update,) = batch.updates
@@ -230,11 +233,11 @@ def make_learners(model_directories, config):
     teacher = Teacher(str(model_directories["qwen2"]), config, 0, distillation, VOCABULARY)
 
     def pairs(rows, order, budget, seed):
-        groups = referenced([pair(n, *row) for n, row in enumerate(rows)], np.random.default_rng(seed))
-        return pair_mean([groups[i] for i in order], budget)
+        groups = referenced([make_pair(n, *row) for n, row in enumerate(rows)], np.random.default_rng(seed))
+        return pair_mean_batch([groups[i] for i in order], budget)
 
     def scored(rows, order, budget, seed):
-        return pair_mean([scored_pair(i, *rows[i]) for i in order], budget)
+        return pair_mean_batch([make_scored_pair(i, *rows[i]) for i in order], budget)
 
     def taught(rows, order, budget, seed):
         return lessons(teacher, [rows[i] for i in order], budget)
@@ -260,15 +263,15 @@ def test_half_precision_and_checkpointing_come_near_it(model_directories):
 def test_a_pair_is_never_split(model_directories):
     rows = texts(np.random.default_rng(4), [(3, 4), (9, 2), (1, 1), (7, 7), (2, 8)])
     for budget in (1, 20, 30, 1000):
-        ((*packs,),) = pair_mean([pair(n, *row) for n, row in enumerate(rows)], budget).updates[0].packs
-        whole = [set(pack.streams.named("pair")[pack.loss_mask]) for pack in packs]
+        ((*packs,),) = pair_mean_batch([make_pair(n, *row) for n, row in enumerate(rows)], budget).updates[0].packs
+        whole = [set(pack.streams[PAIR][pack.loss_mask]) for pack in packs]
         assert sum(map(len, whole)) == len(rows)
         for pack, pairs in zip(packs, whole, strict=True):
             assert len(pack.tokens) <= budget or len(pairs) == 1
             prompts = {len(rows[number][0]) for number in pairs}
             assert len(pack.tokens) == sum(prompts) + sum(len(r) for n in pairs for r in rows[n][1:])
             for number in pairs:  # both, and together they count as every pair does
-                own = pack.loss_mask & (pack.streams.named("pair") == number)
+                own = pack.loss_mask & (pack.streams[PAIR] == number)
                 assert set(pack.advantages[own]) == {1, -1}
                 assert pack.coefficients[own].sum() == pytest.approx(1 / len(rows))
 

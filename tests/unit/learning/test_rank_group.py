@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch, pack_samples
-from antiphon.learning.config import MeshConfig
+from antiphon.learning.batch import build_batch
+from antiphon.learning.mesh_config import MeshConfig
+from antiphon.learning.packing import pack_samples
 from antiphon.learning.parallel.rank_group import RankGroup
 
 from .conftest import make_sample

@@ -9,17 +9,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from antiphon.algorithms.config import AlgorithmConfig, RhythmConfig
-from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId, StreamSpec
-from antiphon.learning.batch import pack_samples, split_packs
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.sections import RhythmConfig
+from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
+from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 
 from .conftest import SHAPE, make_learner, make_sample
-from .test_rhythm import maps_of, written_out
+from .test_attention_stats import maps_of, written_out
 from .test_stages import step_of
 
 LAYERS, EXPERTS, CHOSEN = 4, 6, 2
-SPEC = StreamSpec(ROUTED_EXPERTS, "int16", (LAYERS, CHOSEN))
+SPEC = ROUTED_EXPERTS
 WIDE = RhythmConfig(kind="coupled", window=4, horizon_low=1, horizon_high=9)
 
 

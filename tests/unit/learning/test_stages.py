@@ -9,13 +9,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
-from antiphon.learning.critic import CriticLearner
 from antiphon.learning.learner import ModelRoles
-from antiphon.learning.pack_learner import rate_at
-from antiphon.learning.stages import Step, StepPipeline, advantages, annotate, rewards, update_actor, update_critics
+from antiphon.learning.objectives.critic import CriticLearner
+from antiphon.learning.pack_learner import learning_rate_factor
+from antiphon.learning.stages import advantages, annotate, rewards, update_actor, update_critics
+from antiphon.learning.step import Step, StepPipeline
 from antiphon.learning.torch_learner import _turns
 
 from .conftest import make_learner, make_sample
@@ -31,8 +33,8 @@ class Here:
     async def score(self, packs):
         return self.learner.score(list(packs))
 
-    async def attend(self, packs):
-        return self.learner.attend(list(packs))
+    async def attention_stats(self, packs):
+        return self.learner.attention_stats(list(packs))
 
     async def step(self, batch):
         self.packs = [pack for update in batch.updates for rank in update.packs for pack in rank]
@@ -50,7 +52,8 @@ def training(directory, algorithm, critics=(), critic=None, teachers=(), **confi
         critic=critic,
         critic_ranks=1,
         teachers=teachers,
-        estimate=ADVANTAGES.resolve(algorithm.advantage),
+        estimate_advantages=ADVANTAGES.resolve(algorithm.advantage),
+        loss=declaration_of(LOSSES.resolve(algorithm.loss)),
         stages=[],
         max_tokens=9,
     )
@@ -62,7 +65,7 @@ def step_of(directory, algorithm, groups=4, siblings=2, **config):
         [make_sample(rng, 9, AttemptId(group, n, 0), score=float(rng.integers(2))) for n in range(siblings)]
         for group in range(groups)
     ]
-    return Step(number=1, version=0, samples=samples, training=training(directory, algorithm, **config))
+    return Step(number=1, version=0, samples=samples, pipeline=training(directory, algorithm, **config))
 
 
 @pytest.mark.parametrize("minibatches, epochs, computed", [(1, 1, False), (2, 1, True), (1, 2, True)])
@@ -116,7 +119,7 @@ def test_rewards_and_weights_reach_the_batch(model_directories):
     asyncio.run(update_actor(step))
     counted = sum(s.segment.loss_mask.sum() for group in step.samples for s in group if s.weights.any())
     assert step.batches[0].updates[0].loss_tokens == counted
-    assert step.training.controllers.rewards.count == 8
+    assert step.pipeline.controllers.rewards.count == 8
 
 
 def test_tokens_are_as_old_as_the_versions_since(model_directories):
@@ -155,7 +158,7 @@ def test_critics_learn_what_follows(model_directories):
     assert not seen[0] & seen[1]
     for sample in step.flat:
         assert set(sample.streams[RETURNS][sample.segment.loss_mask]) == {np.float32(sample.meta.score.value)}
-        assert sample.streams.named(VALUES).shape == (9, 2)
+        assert sample.streams[VALUES].shape == (9, 2)
     asyncio.run(update_actor(step))
     assert not step.batches
     step.number = 2
@@ -176,7 +179,7 @@ def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewar
     for stage in (annotate, rewards, advantages):
         asyncio.run(stage(step))
     mask = np.concatenate([sample.segment.loss_mask for sample in step.flat])
-    spread = np.concatenate([sample.streams.named(VALUES) for sample in step.flat])[mask].std(axis=1)
+    spread = np.concatenate([sample.streams[VALUES] for sample in step.flat])[mask].std(axis=1)
     advantage = np.concatenate([sample.advantages for sample in step.flat])[mask]
     entropy = np.concatenate([sample.streams[ENTROPY_WEIGHT] for sample in step.flat])[mask]
     order, count = np.argsort(spread), mask.sum()
@@ -198,12 +201,12 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     kl = {"coefficient": 0.3, "place": "reward", "target": 1.0, "horizon": 8, "estimator": "k1"}
     critic, algorithm = CriticConfig(), AlgorithmConfig.model_validate({"recipe": "ppo", "kl": kl})
     step = step_of(model_directories["llama"], algorithm, critics=[Says(None)], critic=critic)
-    step.training.reference = Says(None)
-    step.training.controllers.kl = 0.1
-    step = Step(number=2, version=1, samples=step.samples, training=step.training)
+    step.pipeline.reference = Says(None)
+    step.pipeline.controllers.kl = 0.1
+    step = Step(number=2, version=1, samples=step.samples, pipeline=step.pipeline)
     for stage in (annotate, *order):
         asyncio.run(stage(step))
-    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.training.controllers.kl
+    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.pipeline.controllers.kl
     for sample in step.flat:
         mask = sample.segment.loss_mask
         penalties = -0.1 * (sample.segment.logprobs[mask] + 0.5)
@@ -243,7 +246,7 @@ def test_what_no_loss_looks_at_is_not_sent(model_directories, asked):
 def test_the_divergence_in_rewards_is_not_sent(model_directories):
     kl = {"coefficient": 0.3, "place": "reward"}
     step = step_of(model_directories["llama"], AlgorithmConfig(advantage="reinforce", kl=kl))
-    step.training.reference = Here(make_learner(model_directories["llama"]))
+    step.pipeline.reference = Here(make_learner(model_directories["llama"]))
     for stage in (annotate, rewards, advantages):
         asyncio.run(stage(step))
     assert all({"kl_reward", "reference_logprobs"} <= {spec.name for spec in sample.streams} for sample in step.flat)
@@ -292,5 +295,5 @@ def test_the_actors_schedule_is_of_the_steps_in_which_it_learns(model_directorie
     optimizer = OptimizerConfig(schedule="linear", warmup_steps=0, final_ratio=0.0)
     config = LearnerConfig(optimizer=optimizer, minibatches=3)
     asyncio.run(ModelRoles(learner=learner).begin(AlgorithmConfig(), config, CriticConfig(warmup_steps=2), steps=7))
-    rates = [rate_at(optimizer, done, learner.total) for done in (14, 15)]
+    rates = [learning_rate_factor(optimizer, done, learner.total) for done in (14, 15)]
     assert rates[0] > 0 == rates[1], "15 updates are made: 3 in each of 5 steps"

@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import MIXED_CACHE, TrainBatch
-from antiphon.learning.batch import supervised_batch
 from antiphon.learning.config import OptimizerConfig
+from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.stages import update_actor
+from antiphon.learning.step import by_key
 
 from .conftest import make_learner
 from .test_learner import examples
@@ -42,7 +43,7 @@ def stepped(directory, without, minibatches=1):
         [replace(sample, advantages=sample.advantages * (number not in without)) for sample in group]
         for number, group in enumerate(step.samples)
     ]
-    step.training.learner.learner.begin(AlgorithmConfig(), STILL, 9)
+    step.pipeline.learner.learner.begin(AlgorithmConfig(), STILL, 9)
     asyncio.run(update_actor(step))
     return step
 
@@ -84,11 +85,11 @@ def stepped_alone(directory, batch):
 def test_mixed_mismatch_is_of_the_mixed_tokens(model_directories):
     """Also where whole updates have none."""
     step = step_of(model_directories["llama"], AlgorithmConfig(), groups=3, minibatches=3)
-    mixed = [sample.meta.id.group == 1 and sample.meta.id.sibling == 0 for sample in step.flat]
-    step.give(MIXED_CACHE, (np.full(9, flag) for flag in mixed))
-    step.training.learner.learner.begin(AlgorithmConfig(), STILL, 9)
+    mixed = {key: (key.group, key.position) == (1, 0) for key in by_key(step.samples)}
+    step.add_stream(MIXED_CACHE, {key: np.full(9, flag) for key, flag in mixed.items()})
+    step.pipeline.learner.learner.begin(AlgorithmConfig(), STILL, 9)
     asyncio.run(update_actor(step))
-    (of_mixed,) = [sample for sample, flag in zip(step.flat, mixed, strict=True) if flag]
+    of_mixed = step.samples[1][0]
     found, everything = (
         measured(model_directories["llama"], [of_mixed]),
         measured(model_directories["llama"], step.flat),

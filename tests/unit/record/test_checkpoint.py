@@ -4,17 +4,20 @@ import json
 
 import pytest
 
-from antiphon.core import failpoints as points
+from antiphon.core import failpoints
 from antiphon.core.errors import RecordError
+from antiphon.inspect.export import export
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
+    NoCheckpointError,
+    check_model,
     checkpoint_name,
     convert_save_errors,
-    export,
     newest_checkpoint,
     prune_checkpoints,
     publish_checkpoint,
+    set_aside_newer,
     staging_dir,
     verify_checkpoint,
 )
@@ -76,7 +79,7 @@ def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):
 
 def test_without_one_that_is_whole_nothing_begins_again(tmp_path):
     missing(make(tmp_path / "checkpoints", 3) / STATE)
-    with pytest.raises(RecordError, match="no checkpoint is whole"):
+    with pytest.raises(NoCheckpointError):
         newest_checkpoint(tmp_path / "checkpoints", lambda text: None)
 
 
@@ -136,12 +139,12 @@ def test_a_crash_while_pruning_leaves_nothing_half_removed(tmp_path):
 
     for step in range(4):
         make(tmp_path / "checkpoints", step)
-    points.watch(look)
+    failpoints.watch(look)
     try:
         with pytest.raises(Crash):
             prune_checkpoints(tmp_path / "checkpoints", keep_last=1, keep_every=0)
     finally:
-        points.watch(None)
+        failpoints.watch(None)
     assert [path.name for path in (tmp_path / "checkpoints").glob("step_??????")] == [checkpoint_name(3)]
     prune_checkpoints(tmp_path / "checkpoints", keep_last=1, keep_every=0)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [checkpoint_name(3)]
@@ -153,3 +156,26 @@ def test_an_export_is_the_model_alone(tmp_path):
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "tokenizer.json"}
     with pytest.raises(RecordError, match="exists"):
         export(tmp_path / "checkpoints", tmp_path / "model")
+
+
+def test_later_checkpoints_are_set_aside_in_the_place_of_those_before(tmp_path):
+    places = [make(tmp_path / "checkpoints", step) for step in (1, 2, 3)]
+    (tmp_path / "checkpoints" / f"{checkpoint_name(3)}.torn").mkdir()
+    set_aside_newer(places[1])
+    found = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert found == {checkpoint_name(1), checkpoint_name(2), f"{checkpoint_name(3)}.torn"}
+    verify_checkpoint(tmp_path / "checkpoints" / f"{checkpoint_name(3)}.torn")
+
+
+def test_a_model_directory_is_confined_if_it_is_a_checkpoint(tmp_path):
+    check_model(tmp_path / "none")
+    outside = tmp_path / "outside"
+    outside.touch()
+    checkpoint = make(tmp_path / "checkpoints", 1)
+    check_model(checkpoint)
+    for model in (tmp_path / "model", checkpoint):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").symlink_to(outside)
+    check_model(tmp_path / "model")  # as caches of downloads are
+    with pytest.raises(RecordError, match=r"config\.json"):
+        check_model(checkpoint)

@@ -31,8 +31,10 @@ from antiphon.core.types import (
 )
 from antiphon.record import schema, trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
-from antiphon.record.resume import Lineages
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.reader import RunReader
+from antiphon.record.resume import Lineages, open_first_lineage
+from antiphon.record.store import LedgerStore
 
 PROMPT = Prompt(id="task/1", task="task", messages=())
 VALUES = StreamSpec("values", "float32", (2, 3))
@@ -167,7 +169,7 @@ def test_of_a_batch_that_fails_nothing_is_there(tmp_path):
         ledger = Ledger(store, Events(), run=run_synchronously)
         told(ledger)
         ledger.set_status(AttemptId(0, 0, 0), AttemptStatus.TRAINED)
-        ledger._add("INSERT INTO nowhere VALUES (?)")
+        ledger._add_statement("INSERT INTO nowhere VALUES (?)")
         with pytest.raises(RecordError, match=r"cannot be written.*--resume"):
             await ledger.commit()
         assert rows(tmp_path, "SELECT * FROM attempts") == []
@@ -188,12 +190,30 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path):
     LedgerStore(tmp_path).close()
 
 
-def test_a_ledger_of_a_newer_version_is_left_alone(tmp_path):
+def set_version(run, version):
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+def test_newer_schema_is_refused(tmp_path):
+    LedgerStore(tmp_path).close()
+    set_version(tmp_path, schema.VERSION + 1)
+    for opens in (LedgerStore, RunReader.open):
+        with pytest.raises(RecordError, match=rf"version {schema.VERSION + 1}.*up to {schema.VERSION}"):
+            opens(tmp_path)
+
+
+def test_ledger_without_a_version_is_read_and_upgraded(tmp_path):
+    store = LedgerStore(tmp_path)
+    open_first_lineage(store)
+    store.close()
+    set_version(tmp_path, 0)
+    with RunReader.open(tmp_path) as reader:
+        assert [row.lineage for row in reader.list_lineages()] == [0]
     LedgerStore(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
-    with pytest.raises(RecordError, match="a newer one wrote it"):
-        LedgerStore(tmp_path)
+        assert db.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+        assert db.execute("SELECT count(*) FROM lineages").fetchone() == (1,)
 
 
 def test_a_file_that_is_no_ledger_is_named(tmp_path):
@@ -208,4 +228,4 @@ def test_versions_are_one_where_lives_agree():
     assert not lineages.is_current(0, 5, 3), "0 went on after the cut, and that was undone"
     assert not lineages.is_current(1, 5, 3), "1 was given up"
     assert not lineages.is_current(2, 7, 3)
-    assert lineages.origin(3, 5) == (2, 5) and lineages.origin(3, 2) == (0, 2)
+    assert lineages.find_origin(3, 5) == (2, 5) and lineages.find_origin(3, 2) == (0, 2)

@@ -27,8 +27,9 @@ from antiphon.core.types import (
 )
 from antiphon.record import trajectories
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.payloads import PayloadReader, PayloadWriter
+from antiphon.record.store import LedgerStore
 
 NOW = PolicyVersion(2, 0)
 PROMPT = Prompt(id="task/1", task="task", messages=())
@@ -62,7 +63,7 @@ def group(*members):
 def kept(folder, *siblings):
     async def body():
         files = PayloadWriter(folder, "lineage-2-rollout-0", 2)
-        return await asyncio.gather(*(files.keep(made(sibling)) for sibling in siblings))
+        return await asyncio.gather(*(files.write(made(sibling)) for sibling in siblings))
 
     return asyncio.run(body())
 
@@ -87,9 +88,9 @@ def test_what_ends_while_a_file_is_written_goes_into_the_next(tmp_path, held):
 
     async def body():
         files = PayloadWriter(tmp_path, "lineage-2-rollout-0", 2)
-        alone = asyncio.create_task(files.keep(made(0)))
+        alone = asyncio.create_task(files.write(made(0)))
         await asyncio.to_thread(first.wait, 60)
-        others = [asyncio.create_task(files.keep(made(sibling))) for sibling in (1, 2, 3)]
+        others = [asyncio.create_task(files.write(made(sibling))) for sibling in (1, 2, 3)]
         await asyncio.sleep(0)
         alone.cancel()
         others[0].cancel()
@@ -117,7 +118,7 @@ def test_what_is_fetched_is_what_was_kept(tmp_path):
     assert trajectories.read_metas(tmp_path / referred[0].payload.file)[AttemptId(1, 0, 0)] == made(0).meta
 
 
-def test_what_is_not_as_it_was_recorded_is_not_trained_on(tmp_path):
+def test_changed_payload_is_refused(tmp_path):
     (referred,) = kept(tmp_path, 0)
     trajectories.write(tmp_path / referred.payload.file, 2, [made(0, length=5)])
     with pytest.raises(
@@ -125,7 +126,7 @@ def test_what_is_not_as_it_was_recorded_is_not_trained_on(tmp_path):
     ):
         PayloadReader(tmp_path).fetch([group(referred)])
     (tmp_path / referred.payload.file).unlink()
-    with pytest.raises(RecordError, match="cannot be read where the learner is: "):
+    with pytest.raises(RecordError, match=r"rollout-0-000000\.parquet"):
         PayloadReader(tmp_path).fetch([group(referred)])
 
 
@@ -134,10 +135,10 @@ def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
         kept(tmp_path / "nowhere", 0)
 
 
-def test_the_ledger_points_to_what_lies_elsewhere_and_writes_only_the_rest(tmp_path):
+def test_ledger_refers_to_payloads_in_other_files(tmp_path):
     async def body():
         store = LedgerStore(tmp_path)
-        referred = (await PayloadWriter(store.rollouts, "lineage-2-rollout-0", 2).keep(made(0))).payload
+        referred = (await PayloadWriter(store.rollouts, "lineage-2-rollout-0", 2).write(made(0))).payload
         ledger = Ledger(store, Events(), lineage=2, run=run_synchronously)
         ledger.add_group(1, PROMPT, NOW)
         for sibling, payload in enumerate((referred, made(1).payload, ())):

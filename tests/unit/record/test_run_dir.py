@@ -1,5 +1,6 @@
 """The run directory: what is written is whole or not there."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.core.errors import ConfigError
-from antiphon.record.run_dir import RunDirectory, atomic_write, write_json
+from antiphon.core.errors import ConfigError, RecordError
+from antiphon.record.run_dir import RunDirectory, atomic_write, convert_write_errors, write_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +77,7 @@ with atomic_write(Path({str(path)!r})) as file:
     assert json.loads(path.read_text()) == {"step": 3}
 
 
-def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
+def test_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "state.json"
     write_json(path, {"step": 1})
     with pytest.raises(TypeError), atomic_write(path) as file:
@@ -86,3 +87,26 @@ def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
         write_json(path, {"step": object()})
     assert json.loads(path.read_text()) == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_a_disk_that_takes_no_more_is_one_clear_error(tmp_path, number):
+    with pytest.raises(RecordError) as caught, convert_write_errors(tmp_path):
+        raise OSError(number, "so it is")
+    assert str(tmp_path) in str(caught.value) and "so it is" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    with pytest.raises(ConnectionResetError), convert_write_errors(tmp_path):
+        raise ConnectionResetError(errno.ECONNRESET, "not of a disk")
+    with convert_write_errors(tmp_path):
+        pass
+
+
+def test_a_run_that_goes_on_is_one_that_was_begun(tmp_path):
+    RunDirectory.create(tmp_path, "demo")
+    with pytest.raises(ConfigError, match="no run to resume"):
+        RunDirectory.resume(tmp_path, "demo")
+    RunDirectory.create(tmp_path, "demo").write_config("a")
+    assert RunDirectory.resume(tmp_path, "demo").path == tmp_path / "demo"

@@ -1,11 +1,13 @@
 """What events say about who worked when."""
 
+import io
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
+from antiphon.record.events import RECENT, Events, to_trace
 from antiphon.record.timeline import Timeline, union_length
 
 EVENTS = [
@@ -47,3 +49,73 @@ def test_idle_shares_count_aborted_and_open_requests():
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)))
 def test_a_union_counts_each_moment_once(spans):
     assert union_length(map(tuple, spans)) == len({tick for start, stop in spans for tick in range(start, stop)})
+
+
+def test_requests_that_ran_wholly_between_two_moments():
+    timeline = read()
+    assert [len(timeline.within(since, until)) for since, until in ((0, 2), (0, 1.9), (0.1, 2), (-1, 9))] == [
+        1,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_events_are_written_kept_and_told_where_they_are_rare():
+    sink, seconds, rare = io.StringIO(), iter(range(100)), []
+    events = Events(lambda: next(seconds), sink)
+    events.on_rare = lambda event, what: rare.append((event, what))
+    events.add("take", groups=[1])
+    judge = events.for_pool("judge")
+    judge.add("join", engine=next(judge.engine_numbers), version=0)
+    judge.add("place", request="judge/0", engine=0)
+    assert next(events.engine_numbers) == 1, "an engine's number is its own in the whole run"
+    assert [json.loads(line) for line in sink.getvalue().splitlines()] == [
+        {"t": 0, "event": "take", "groups": [1]},
+        {"t": 1, "event": "join", "pool": "judge", "engine": 0, "version": 0},
+    ]
+    assert rare == [("join", {"pool": "judge", "engine": 0, "version": 0})]
+    assert (
+        events.enabled
+        and not judge.enabled
+        and not Events().enabled
+        and events.format_recent() == sink.getvalue().strip()
+    )
+    assert Events().format_recent() == "none"
+    for _ in range(RECENT):
+        events.add("take", groups=[])
+    assert len(events.format_recent().splitlines()) == RECENT and "join" not in events.format_recent()
+
+
+def test_the_picture_has_a_span_for_each_step_request_and_attempt():
+    trace = to_trace(json.dumps({"t": t, **what}) for t, what in [*EVENTS, (9.0, {"event": "grow", "engines": 2})])
+    events = trace["traceEvents"]
+    spans = {
+        (begin["name"], begin["tid"]): (begin["ts"] / 1e6, end["ts"] / 1e6)
+        for begin in events
+        if begin["ph"] == "b"
+        for end in events
+        if end["ph"] == "e" and (end["id"], end["tid"]) == (begin["id"], begin["tid"])
+    }
+    assert spans == {
+        ("step 1", "learner"): (3.0, 4.0),
+        ("step 2", "learner"): (6.0, 8.0),
+        ("0.0.0/0", "engine 0"): (0.0, 2.0),
+    }
+    moments = [(event["name"], event["tid"], event["ts"] / 1e6) for event in events if event["ph"] == "i"]
+    assert moments == [("load", "engine 0", 4.5), ("grow", "events", 9.0)]
+
+
+def test_the_picture_counts_attempts_that_run():
+    changes = [
+        ("0.0.0", "running"),
+        ("0.1.0", "running"),
+        ("0.0.0", "finished"),
+        ("0.0.0", "trained"),
+        ("0.1.0", "stale"),
+    ]
+    lines = [json.dumps({"t": t, "event": "attempt", "attempt": a, "status": s}) for t, (a, s) in enumerate(changes)]
+    events = to_trace(lines)["traceEvents"]
+    assert [event["args"]["n"] for event in events if event["ph"] == "C"] == [1, 2, 1, 1, 0]
+    spans = [(event["name"], event["ph"], event["ts"] / 1e6) for event in events if event["ph"] in "be"]
+    assert spans == [("0.0.0", "b", 0.0), ("0.0.0", "e", 2.0), ("0.1.0", "b", 1.0), ("0.1.0", "e", 4.0)]

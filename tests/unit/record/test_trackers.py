@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
+from antiphon.record.config import RecordConfig
 from antiphon.record.trackers import open_trackers
 
 ROOT = Path(__file__).parents[3]
@@ -26,34 +28,33 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path):
     assert rewards == [(1, 0.25, 1000.0), (2, 0.5, 1001.0)]
 
 
+OWN_TRACKER = """
 class Keeping:
-    """A user's own tracker."""
-
     def __init__(self, directory, clock):
-        self.directory = directory
-        self.logged = []
+        self.directory, self.logged = directory, []
 
     def log(self, step, metrics):
         self.logged.append((step, dict(metrics)))
 
     def close(self):
         pass
+"""
 
 
-def test_a_users_own_tracker_is_named_by_its_path(tmp_path):
-    import decimal
-
-    decimal.Keeping = Keeping  # any importable module will do
-    try:
-        (tracker,) = open_trackers(["decimal:Keeping"], tmp_path, float)
-    finally:
-        del decimal.Keeping
+def test_own_tracker_is_named_in_the_configuration(tmp_path, monkeypatch):
+    (tmp_path / "own_tracker.py").write_text(OWN_TRACKER)
+    (tmp_path / "record.yaml").write_text('trackers: ["own_tracker:Keeping"]\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load(tmp_path / "record.yaml", model=RecordConfig)
+    (tracker,) = open_trackers(config.trackers, tmp_path, float)
     tracker.log(1, {"x": 2.0})
     assert tracker.logged == [(1, {"x": 2.0})] and tracker.directory.parent == tmp_path
 
 
-def test_an_unknown_tracker_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
+def test_unknown_tracker_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"trackers.*'tensorbord'.*'tensorboard'"):
+        load(None, ["trackers=[tensorbord]"], model=RecordConfig)
+    with pytest.raises(ConfigError, match=r"'tensorbord'.*'tensorboard'"):
         open_trackers(["tensorbord"], tmp_path, float)
 
 

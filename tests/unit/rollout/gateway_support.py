@@ -18,8 +18,8 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
+from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.served_model import ServedModel
-from antiphon.rollout.gateway.sessions import Attempt
 from antiphon.tasks.rendering import Renderer
 
 MARKS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -112,4 +112,6 @@ def model(renderer, engine, **more):
 
 
 def attempt(renderer, engine, sampling=SAMPLING, *, max_turns=0, **more):
-    return Attempt(model(renderer, engine, **more), PROMPT, AttemptId(0, 0, 0), STARTED, sampling, max_turns=max_turns)
+    return AttemptSession(
+        model(renderer, engine, **more), PROMPT, AttemptId(0, 0, 0), STARTED, sampling, max_turns=max_turns
+    )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.config import LossWeightConfig
 from antiphon.algorithms.rewards import weights
+from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import (
@@ -32,8 +32,8 @@ from antiphon.core.types import (
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.capture import Counts
-from antiphon.rollout.gateway.sessions import Captured
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -348,7 +348,7 @@ def test_impossible_logprob_fails_the_attempt_of_an_agent():
     segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
 
     async def agent(prompt, attempt, started, sampling, *, priority):
-        captured = Captured((segment,), PROMPT.messages, Counts(turns=1))
+        captured = CapturedAttempt((segment,), PROMPT.messages, Counts(turns=1))
         return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
 
     trajectory, _ = play(agents={"t": agent})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import DataError
 from antiphon.core.types import FinishReason, Message
 from antiphon.rollout.gateway import anthropic, openai
-from antiphon.rollout.gateway.chat import Refused
+from antiphon.rollout.gateway.chat import ApiError
 from tests.unit.rollout.gateway_support import SAMPLING, TEMPLATES, Logger, attempt, make
 
 TOOLS = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]
@@ -116,8 +116,8 @@ def as_anthropic(conversation):
     }
 
 
-def reply_of(dialect, body):
-    if dialect is openai:
+def reply_of(protocol, body):
+    if protocol is openai:
         message = body["choices"][0]["message"]
         calls = [
             (c["id"], c["function"]["name"], json.loads(c["function"]["arguments"]))
@@ -220,9 +220,9 @@ def converse(renderer, draw):
     requests = []
     for _ in range(draw(st.integers(1, 8))):
         engine.said.append((draw(replies), draw(ends)))
-        dialect, body = spoken(conversation)
-        chat = dialect.read(json.loads(json.dumps(body)))
-        asked = session.ask(chat)
+        protocol, body = spoken(conversation)
+        chat = protocol.parse_request(json.loads(json.dumps(body)))
+        asked = session.prepare(chat)
         given = run(session.answer(asked))
         request, completion = engine.log[-1]
         requests.append((chat, request))
@@ -244,7 +244,8 @@ def converse(renderer, draw):
             assert request.tokens.tolist() == renderer.encode_prompt(chat.messages, chat.tools).tolist()
 
         reply = reply_of(
-            dialect, json.loads(json.dumps(dialect.whole_reply(chat, "id", 1, given, session.model.pieces)))
+            protocol,
+            json.loads(json.dumps(protocol.completion_response(chat, "id", 1, given, session.model.token_texts))),
         )
         known.append((senses([*conversation, reply]), [*request.tokens.tolist(), *completion.tokens.tolist()]))
         conversation = act(draw, [*conversation, reply])
@@ -308,7 +309,7 @@ def plain(tmp_path_factory):
 
 def ask(session, *messages, **more):
     body = {"model": "m", "messages": [{"role": role, "content": content} for role, content in messages], **more}
-    asked = session.ask(openai.read(body))
+    asked = session.prepare(openai.parse_request(body))
     return asked, run(session.answer(asked))
 
 
@@ -355,7 +356,7 @@ def test_ids_of_calls_tell_which_of_two_equal_replies_is_meant(plain):
         ],
         "tools": tools,
     }
-    asked = session.ask(openai.read(body))
+    asked = session.prepare(openai.parse_request(body))
     request, completion = engine.log[0]
     said = [*request.tokens.tolist(), *completion.tokens.tolist()]
     assert asked.prompt.tolist()[: len(said)] == said
@@ -393,7 +394,7 @@ def test_what_clients_make_of_a_reply_without_changing_it(plain, said, calls, sa
     session = attempt(plain, Logger(plain, (f"  So. {first}{second}", FinishReason.STOP)))
     tools = sent_back("", [])["tools"]
     ask(session, ("user", "Hi"), tools=tools)
-    run(session.answer(session.ask(openai.read(sent_back(said, calls)))))
+    run(session.answer(session.prepare(openai.parse_request(sent_back(said, calls)))))
     assert session.captured().counts.appended == same
     assert session.captured().counts.forks == (not same)
 
@@ -404,7 +405,7 @@ def test_answers_that_go_with_other_calls_are_another_conversation(plain):
     right, swapped = ([(i, "{}" if n else '{"a": 1}') for n, i in enumerate(ids)] for ids in (IDS, IDS[::-1]))
     ask(session, ("user", "Hi"), tools=sent_back("", [])["tools"])
     for calls in (right, swapped):
-        run(session.answer(session.ask(openai.read(sent_back("", calls)))))
+        run(session.answer(session.prepare(openai.parse_request(sent_back("", calls)))))
     counts = session.captured().counts
     assert (counts.turns, counts.forks, counts.retries) == (3, 1, 0)
 
@@ -449,7 +450,7 @@ def test_a_call_that_has_to_be_made_is_begun_for_the_policy_and_not_trained(plai
 
 def test_a_prompt_that_fills_the_model_is_refused_as_clients_know_it(plain):
     session = attempt(plain, Logger(plain), max_length=20)
-    with pytest.raises(Refused, match="prompt is too long: 59 tokens > 19") as refused:
+    with pytest.raises(ApiError, match="prompt is too long: 59 tokens > 19") as refused:
         ask(session, ("user", "x" * 55))
     assert refused.value.code == "context_length_exceeded"
     assert session.captured().segments == ()
@@ -458,7 +459,7 @@ def test_a_prompt_that_fills_the_model_is_refused_as_clients_know_it(plain):
 def test_an_attempt_has_so_many_turns(plain):
     session = attempt(plain, Logger(plain), max_turns=2)
     ask(session, ("user", "Hi"), n=2)
-    with pytest.raises(Refused, match="its 2 turns"):
+    with pytest.raises(ApiError, match="its 2 turns"):
         ask(session, ("user", "Hi"))
     assert session.captured().counts.turns == 2
 
@@ -466,9 +467,9 @@ def test_an_attempt_has_so_many_turns(plain):
 def test_an_attempt_that_has_ended_begins_no_answer(plain):
     engine = Logger(plain)
     session = attempt(plain, engine)
-    asked = session.ask(openai.read({"messages": [{"role": "user", "content": "Hi"}]}))
+    asked = session.prepare(openai.parse_request({"messages": [{"role": "user", "content": "Hi"}]}))
     session.end()
-    with pytest.raises(Refused, match="has ended"):
+    with pytest.raises(ApiError, match="has ended"):
         run(session.answer(asked))
     assert engine.log == [] and session.captured().segments == ()
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engines.base import Delta
-from antiphon.rollout.gateway.incremental_detokenizer import Unfolding, before_stop
+from antiphon.engines.deltas import Delta
+from antiphon.rollout.gateway.incremental_detokenizer import IncrementalDetokenizer, cut_at_stop
 from tests.unit.rollout.gateway_support import TEMPLATES, make
 
 texts = st.text(st.sampled_from("abé€🙂 "), max_size=12)
@@ -23,17 +23,17 @@ def renderer(tmp_path_factory):
 )
 def test_pieces_are_what_stands_in_the_end(renderer, text, stops, sizes):
     told = []
-    unfolding = Unfolding(renderer, stops, told.append)
+    unfolding = IncrementalDetokenizer(renderer, stops, told.append)
     tokens, at = renderer.encode(text), 0
     for size in [*sizes, len(tokens)]:
         unfolding(replace(Delta.empty("r"), tokens=tokens[at : at + size]))
         at += size
-        assert before_stop(text, stops)[0].startswith("".join(told))
+        assert cut_at_stop(text, stops)[0].startswith("".join(told))
     # Nothing is held back but what may be the beginning of a stop string.
-    assert len(before_stop(text, stops)[0]) - len("".join(told)) < max(map(len, stops), default=1)
+    assert len(cut_at_stop(text, stops)[0]) - len("".join(told)) < max(map(len, stops), default=1)
 
 
 def test_the_first_stop_string_ends_a_text():
-    assert before_stop("a END b STOP", ["STOP", "END"]) == ("a ", "END")
-    assert before_stop("a\n\nb", ["\n", "\n\n"]) == ("a", "\n\n")
-    assert before_stop("a", ["b"]) == ("a", None)
+    assert cut_at_stop("a END b STOP", ["STOP", "END"]) == ("a ", "END")
+    assert cut_at_stop("a\n\nb", ["\n", "\n\n"]) == ("a", "\n\n")
+    assert cut_at_stop("a", ["b"]) == ("a", None)

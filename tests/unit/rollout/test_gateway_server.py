@@ -12,10 +12,10 @@ import pytest
 
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDied
 from antiphon.core.types import AttemptId, FinishReason
-from antiphon.engines.base import Delta
-from antiphon.rollout.gateway import server
+from antiphon.engines.deltas import Delta
+from antiphon.rollout.gateway import responses
+from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.server import Gateway
-from antiphon.rollout.gateway.sessions import Attempt
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
@@ -32,7 +32,7 @@ def renderer(tmp_path_factory):
 
 
 def open_attempt(gateway, number=0):
-    return gateway.open(PROMPT, AttemptId(0, number, 0), STARTED, SAMPLING)
+    return gateway.open_attempt(PROMPT, AttemptId(0, number, 0), STARTED, SAMPLING)
 
 
 def serving(renderer, test, engine=None):
@@ -118,7 +118,7 @@ def test_who_may_ask(renderer):
             codes.append((await client.post(path, json=CHAT, headers=headers)).status_code)
         in_path = await client.post(f"/attempts/{key}{path}", json=CHAT, headers={"authorization": ""})
         models = await client.get("/v1/models")
-        captured = gateway.close(key)
+        captured = gateway.close_attempt(key)
         ended = await client.post(path, json=CHAT), await client.post("/v1/messages", json=MESSAGES)
         return codes, in_path.status_code, models.json(), captured, ended
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_answered_is_said_to_be_so(renderer):
             found[what] = await client.post("/v1/chat/completions", content=content)
         kind = {"type": "bash_20250124", "name": "bash"}
         found["only the client's own"] = await client.post("/v1/messages", json=MESSAGES | {"tools": [kind]})
-        return found, gateway.close(key), engine.log
+        return found, gateway.close_attempt(key), engine.log
 
     found, captured, log = serving(renderer, test)
     for what, answer in found.items():
@@ -202,7 +202,7 @@ def test_refused_request_of_an_agent_is_no_error_of_engines(renderer):
 
     async def test(gateway, client, key, engine):
         answer = await client.post("/v1/chat/completions", json=CHAT)
-        return answer.status_code, gateway.close(key)
+        return answer.status_code, gateway.close_attempt(key)
 
     status, captured = serving(renderer, test, refuses)
     assert status == 400 and captured.error is None and captured.segments == ()
@@ -246,7 +246,7 @@ def test_a_client_that_leaves_is_not_answered_and_its_retry_is(renderer, stream)
         await engine.asked.get()
         engine.go.set()
         assert (await again).status_code == 200
-        return gateway.close(key), engine.log
+        return gateway.close_attempt(key), engine.log
 
     captured, log = serving(renderer, test, Waiting(renderer))
     counts = captured.counts
@@ -258,7 +258,7 @@ def test_what_is_in_flight_when_an_attempt_ends_is_cancelled(renderer, stream):
     async def test(gateway, client, key, engine):
         asking = asyncio.create_task(client.post("/v1/messages", json=MESSAGES | {"stream": stream}))
         await engine.asked.get()
-        captured = gateway.close(key)
+        captured = gateway.close_attempt(key)
         await engine.left.get()
         return captured, await asking
 
@@ -270,7 +270,7 @@ def test_what_is_in_flight_when_an_attempt_ends_is_cancelled(renderer, stream):
 
 
 def test_signs_of_life_while_a_reply_is_made(renderer, monkeypatch):
-    monkeypatch.setattr(server, "PING_SECONDS", 0.001)
+    monkeypatch.setattr(responses, "PING_SECONDS", 0.001)
 
     async def test(gateway, client, key, engine):
         async with client.stream("POST", "/v1/messages", json=MESSAGES | {"stream": True}) as answer:
@@ -291,7 +291,7 @@ def test_engines_that_die_are_no_fault_of_the_agent(renderer):
 
     async def test(gateway, client, key, engine):
         answer = await client.post("/v1/chat/completions", json=CHAT | {"n": 2})
-        return answer, gateway.close(key)
+        return answer, gateway.close_attempt(key)
 
     answer, captured = serving(renderer, test, dies)
     assert answer.status_code == 503 and "was killed" in answer.json()["error"]["message"]
@@ -351,7 +351,7 @@ def test_a_thousand_attempts_at_once_leave_nothing(renderer, many_files):
             answer = await post((address.host, address.port), key, body)
             said = [answer["choices"][0]["message"], {"role": "user", "content": turn}]
             body = CHAT | {"messages": [*body["messages"], *said]}
-        return gateway.close(key)
+        return gateway.close_attempt(key)
 
     async def run():
         engine = Waiting(renderer)
@@ -376,4 +376,4 @@ def test_a_thousand_attempts_at_once_leave_nothing(renderer, many_files):
 def attempts():
     """How many are held by anything."""
     gc.collect()
-    return sum(type(one) is Attempt for one in gc.get_objects())
+    return sum(type(one) is AttemptSession for one in gc.get_objects())

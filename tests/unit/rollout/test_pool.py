@@ -737,3 +737,84 @@ def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
         await asyncio.gather(*tasks, *more, return_exceptions=True)
 
     clock.run(main())
+
+
+class WaveEngine(HeldEngine):
+    """An engine that notes when it stands still."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.log = []
+
+    def start(self, request):
+        self.log.append(request.id)
+        return super().start(request)
+
+    def pause(self):
+        self.log.append("pause")
+
+    def resume(self):
+        self.log.append("resume")
+
+
+def test_a_deterministic_pool_sends_waves_in_one_order_whatever_the_room():
+    """Each wave when nobody does anything but wait for it, whichever order its requests came in."""
+
+    async def main():
+        one, two = WaveEngine(capacity=1), WaveEngine(capacity=1)
+        pool = EnginePool([one, two], Deadlines(), SCHEDULE.model_copy(update={"deterministic": True}), events=Events())
+        watch = asyncio.create_task(pool.watch())
+        names = ["10.0.0/0", "2.1.0/0", "2.0.0/1", "2.0.0/0", "3.0.0/0"]
+        tasks = [asyncio.create_task(pool.generate(request(name, priority=name == "3.0.0/0"))) for name in names]
+        gone = asyncio.create_task(pool.generate(request("1.0.0/0")))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(1)
+        assert one.log == ["pause", "2.0.0/0", "2.1.0/0", "3.0.0/0", "resume"]
+        assert two.log == ["pause", "2.0.0/1", "10.0.0/0", "resume"]
+        for generation in (*one.started, *two.started):
+            generation.finish()
+        await asyncio.gather(*tasks)
+        assert [engine.log.count("pause") for engine in (one, two)] == [1, 1], "nothing is asked any more"
+        watch.cancel()
+
+    clock.run(main())  # in virtual time
+
+
+def test_engines_that_lack_the_newest_weights_catch_up():
+    async def main():
+        old, new = HeldEngine(), HeldEngine()
+        new.version = 2
+        pool = pool_of(old, new)
+        assert pool.version == 0
+        asked = asyncio.create_task(pool.generate(request("a", min_version=1)))
+        old.may_load.set()  # the other would never load
+        await asyncio.wait_for(pool.load_stale(WeightsUpdate(version=2, location="", manifest=None), "keep"), 60)
+        assert (old.version, pool.version) == (2, 2)
+        await settle()
+        (started,) = (*old.started, *new.started)
+        started.finish()
+        await asked
+
+    asyncio.run(main())
+
+
+def test_tokens_are_told_as_they_come():
+    class Telling(HeldGeneration):
+        def __aiter__(self):
+            return self._deltas()
+
+        async def _deltas(self):
+            yield "first"
+            yield "second"
+
+    async def main():
+        engine, heard = HeldEngine(), []
+        engine.start = lambda asked: engine.started.append(Telling(asked)) or engine.started[-1]
+        task = asyncio.create_task(pool_of(engine).generate(request("a"), heard.append))
+        await settle()
+        assert heard == ["first", "second"]
+        engine.started[0].finish()
+        assert (await task).tokens.tolist() == [0, 0]
+
+    asyncio.run(main())

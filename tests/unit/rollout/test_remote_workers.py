@@ -1,7 +1,10 @@
 """Which rollout worker an attempt goes to, and where it goes when that one is gone."""
 
 import asyncio
+import io
 import itertools
+import json
+from itertools import pairwise
 
 import pytest
 
@@ -9,10 +12,13 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import WorkerDied
-from antiphon.core.types import AttemptId, PolicyVersion, Prompt
+from antiphon.core.rpc import Reply
+from antiphon.core.types import AttemptId, PolicyVersion, Prompt, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
+from antiphon.rollout.engine_supervisor import RETRY_SECONDS
+from antiphon.rollout.remote_workers import Counts, RolloutWorker, RolloutWorkers
+from antiphon.simulate import clock
 
 FACTORY = "tests.unit.rollout.sharding_worker:Answers"
 NOW = PolicyVersion(0, 0)
@@ -104,3 +110,168 @@ def test_an_attempt_that_takes_every_worker_along_ends_the_run(prompt, end):
 
     told = with_shards(body, engines=(1,), engine_timeout=0.2, engine_restarts=2)
     assert [end in each for each in told] == [True] * 3, "it, and two that took its place"
+
+
+class Handle:
+    """A worker that says what the test says, and notes what it is sent."""
+
+    name = "w"
+
+    def __init__(self):
+        self.sent = []
+
+    def on_event(self, callback):
+        self.say = callback
+
+    def on_death(self, callback):
+        self.bury = callback
+
+    def send(self, method, *args):
+        self.sent.append((method, *args))
+
+    def kill(self):
+        self.sent.append("kill")
+
+
+def with_handles(test, count, **config):
+    async def body():
+        handles, told, sink = [Handle() for _ in range(count)], [], io.StringIO()
+        events = Events(sink=sink)
+        made = [RolloutWorker(handle, number, events, told.append) for number, handle in enumerate(handles)]
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, **config)
+        shards = RolloutWorkers(made, Deadlines(), schedule, start=nothing, on_loss=told.append)
+        await asyncio.wait_for(test(shards, made, handles), 60)
+        lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+        return told, [(line["event"], line.get("engine")) for line in lines]
+
+    return asyncio.run(body())
+
+
+def word(kind, value=None, **counts):
+    return Reply(kind, 0, value, Counts(**counts))
+
+
+def test_what_workers_say_of_their_pools_is_added_up():
+    async def body(shards, made, handles):
+        handles[0].say(word("message", "hello", version=3, engines=2, generated_tokens=10, requeued_tokens=1))
+        handles[1].say(word("stale", version=2, engines=1, generated_tokens=5, requeued_tokens=4))
+        assert [shard.version for shard in made] == [3, 2]
+        assert (shards.engines, shards.generated_tokens, shards.requeued_tokens) == (3, 15, 5)
+        refreshed = asyncio.Queue()
+        watch = asyncio.ensure_future(shards.watch(refreshed.put))
+        assert await refreshed.get() is made[1]
+        shards._lose(made[0], WorkerDied("gone"))
+        assert (shards.engines, shards.generated_tokens) == (1, 15), "what the dead made is made"
+        watch.cancel()
+
+    told, _ = with_handles(body, 2)
+    assert told == ["hello", "gone; rollout workers left: 1"]
+
+
+def test_engines_of_a_worker_that_is_killed_are_lost_with_it():
+    async def body(shards, made, handles):
+        for engine in (4, 2, 7):
+            handles[0].say(word("event", ("join", {"engine": engine})))
+        handles[0].say(word("event", ("retired", {"engine": 4})))
+        made[0].kill()
+        made[0].kill()
+        assert "kill" in handles[0].sent
+
+    _, noted = with_handles(body, 1)
+    assert noted == [("join", 4), ("join", 2), ("join", 7), ("retired", 4), ("lost", 2), ("lost", 7)]
+
+
+def test_requests_of_attempts_that_nobody_needs_are_not_noted():
+    async def body(shards, made, handles):
+        made[0].open["5"] = 1
+        for group in ("5", "6"):
+            handles[0].say(word("event", ("place", {"request": f"{group}.0.0/0", "engine": 1})))
+
+    assert with_handles(body, 1)[1] == [("place", 1)]
+
+
+@pytest.mark.parametrize("method", ["release_devices", "reclaim_engines", "load"])
+def test_all_workers_are_asked_and_a_dead_one_is_done_without(method):
+    async def body(shards, made, handles):
+        args = (WeightsUpdate(version=1, location="", manifest=None), "keep") if method == "load" else ()
+        asked = asyncio.ensure_future(getattr(shards, method)(*args))
+        while len(handles[1].sent) < 2:
+            await asyncio.sleep(0)
+        assert [handle.sent[1:] for handle in handles] == [[("begin_call", 1, method, args)]] * 2
+        handles[0].bury(WorkerDied("gone"))
+        handles[1].say(Reply("result", 1, None, Counts(engines=1)))
+        await asked
+        assert shards.engines == 1
+
+    assert with_handles(body, 2)[0] == ["gone; rollout workers left: 1"]
+
+
+class Willing(Handle):
+    """A worker that answers all it is asked, until it dies."""
+
+    dead = False
+
+    def die(self):
+        self.dead = True
+        self.bury(WorkerDied("gone"))
+
+    def send(self, method, *args):
+        if self.dead:
+            raise WorkerDied("gone")
+        super().send(method, *args)
+        if method == "begin_call":
+            word = Reply("result", args[0], None, Counts(engines=1))
+            asyncio.get_running_loop().call_soon(lambda: self.say(word))
+
+
+def asked(handle):
+    return [sent[2] for sent in handle.sent if sent[0] == "begin_call" and sent[2] != "health"]
+
+
+def replacing(refusals, before=()):
+    """Lose one of two workers, after the calls `before`; returns when starts were tried, and what was asked of the third."""
+
+    async def body():
+        loop, tries, third, told = asyncio.get_running_loop(), [], Willing(), []
+        handles = [Willing(), Willing()]
+
+        async def start(number):
+            tries.append(loop.time())
+            if len(tries) <= refusals:
+                raise WorkerDied("no room")
+            return RolloutWorker(third, number, Events(), told.append)
+
+        made = [RolloutWorker(handle, number, Events(), told.append) for number, handle in enumerate(handles)]
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, engine_restarts=1)
+        shards = RolloutWorkers(made, Deadlines(), schedule, start=start, on_loss=told.append)
+        for method in before:
+            await getattr(shards, method)()
+        refreshed = asyncio.Queue()
+        watch = asyncio.ensure_future(shards.watch(refreshed.put))
+        await asyncio.sleep(0)
+        handles[0].die()
+        shard = await asyncio.wait_for(refreshed.get(), 10_000)
+        assert shard.number == 0 and len(told) == refusals + 1
+        watch.cancel()
+        return tries, asked(third)
+
+    return clock.run(body())  # in virtual time
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
+    tries, _ = replacing(refusals=9)
+    first, most = RETRY_SECONDS
+    assert [later - earlier for earlier, later in pairwise(tries)] == [min(first * 2**n, most) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([], []),
+        (["release_devices"], ["release_devices"]),
+        (["release_devices", "reclaim_engines"], []),
+        (["reclaim_engines"], []),
+    ],
+)
+def test_a_worker_that_comes_while_devices_are_lent_lends_its_own(before, expected):
+    assert replacing(0, before)[1] == expected

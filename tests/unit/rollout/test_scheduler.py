@@ -23,7 +23,8 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.events import Events
-from antiphon.record.ledger import Ledger, LedgerStore, run_synchronously
+from antiphon.record.ledger import Ledger, run_synchronously
+from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
 from antiphon.rollout.scheduler import Scheduler

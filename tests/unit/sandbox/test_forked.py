@@ -17,10 +17,10 @@ import pytest
 from antiphon.core.errors import ConfigError
 from antiphon.sandbox.base import Level, Limits, Status
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.isolation.forked import ForkedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.sandbox.isolation.levels import probe
 
-LEVELS = [level for level in Level if not probe().lacks(level)]
+LEVELS = [level for level in Level if not probe().missing_for(level)]
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="there is no sandbox on this platform")
 
@@ -213,7 +213,7 @@ def test_nothing_outlives_the_process_that_asks(level, tmp_path):
     script = f"""
         import threading, time
         from antiphon.sandbox.base import Level, Limits
-        from antiphon.sandbox.isolation.forked import ForkedPython
+        from antiphon.sandbox.isolation.forked_python import ForkedPython
         sandbox = ForkedPython(level=Level({level:d}))
         sandbox.run("")
         limits = Limits(seconds=600)

@@ -10,7 +10,7 @@ import pytest
 from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.levels import Capabilities, probe, require
+from antiphon.sandbox.isolation.levels import Capabilities, probe, require_level
 
 EVERYTHING = Capabilities(
     root=True, landlock=7, seccomp=True, own_user=True, namespaces=True, memory_groups=True, problems={}
@@ -44,7 +44,7 @@ def test_refusal_says_what_is_missing_and_how_to_go_on(monkeypatch):
     here = without(namespaces=False, landlock=0, problems={"namespaces": "unshare: Operation not permitted"})
     monkeypatch.setattr(levels, "probe", lambda: here)
     with pytest.raises(UnsupportedError) as refused:
-        require(Level.ISOLATED)
+        require_level(Level.ISOLATED)
     for part in (
         "sandbox.minimum_level is 3",
         "namespaces: unshare: Operation not permitted",
@@ -52,13 +52,13 @@ def test_refusal_says_what_is_missing_and_how_to_go_on(monkeypatch):
         "sandbox.minimum_level: 1",
     ):
         assert part in str(refused.value)
-    assert require(Level.LIMITS) == Level.LIMITS
+    assert require_level(Level.LIMITS) == Level.LIMITS
 
 
 def test_another_platform(monkeypatch):
     monkeypatch.setattr(levels, "probe", lambda: without(problems={"platform": "Darwin on arm64"}))
-    with pytest.raises(UnsupportedError, match="no sandbox on this platform: Darwin on arm64"):
-        require(Level.LIMITS)
+    with pytest.raises(UnsupportedError, match="Darwin on arm64"):
+        require_level(Level.LIMITS)
 
 
 def test_probing_leaves_no_process_and_changes_nothing_here():
@@ -72,8 +72,8 @@ def test_probing_leaves_no_process_and_changes_nothing_here():
 def test_what_the_kernel_refuses_is_found_out():
     """As in a container that may make no namespaces: tried under a filter that denies it."""
     program = (
-        "from antiphon.sandbox import kernel, seccomp, levels; kernel.forbid_privileges();"
-        "seccomp.install(seccomp.filter_program()); print(levels.probe().level, levels.probe().problems)"
+        "from antiphon.sandbox.isolation import kernel, seccomp, levels; kernel.forbid_privileges();"
+        "seccomp.install_filter(seccomp.filter_program()); print(levels.probe().level, levels.probe().problems)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("2 "), done

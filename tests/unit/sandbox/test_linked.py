@@ -8,8 +8,8 @@ import pytest
 from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.base import LINK_READ, LINK_WRITE, Level, Limits, PythonSandbox, Status
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.forked import ForkedPython
-from antiphon.sandbox.sessions.boxed import BoxedPython
+from antiphon.sandbox.isolation.forked_python import ForkedPython
+from antiphon.sandbox.sessions.system_python import SystemPython
 
 LEVELS = [level for level in Level if level <= (levels.probe().level or 0)]
 BACKENDS = [*LEVELS, pytest.param("box", marks=pytest.mark.commands("bwrap"))]
@@ -40,7 +40,7 @@ os.write(1, os.read(0, 1000).upper() + b"\\n" + repr(about).encode())
 
 @pytest.fixture(scope="module", params=BACKENDS, ids=str)
 def sandbox(request):
-    made = BoxedPython() if request.param == "box" else ForkedPython(level=request.param)
+    made = SystemPython() if request.param == "box" else ForkedPython(level=request.param)
     with contextlib.closing(made):
         yield made
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from antiphon.cli.app import _spawn_environment
+from antiphon.cli.serve import spawn_environment
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments
 from antiphon.sandbox.service.metrics import Metrics
@@ -22,7 +22,7 @@ def test_the_sokoban_of_gem_is_played(name):
     size, boxes, turns = REGISTERED[name]
 
     async def main():
-        async with Environments(ServiceConfig(), Metrics(), [*GEM_NAMES], _spawn_environment) as environments:
+        async with Environments(ServiceConfig(), Metrics(), [*GEM_NAMES], spawn_environment) as environments:
             app = FastAPI()
             app.include_router(EnvironmentRoutes(environments).router())
             transport = httpx.ASGITransport(app)

@@ -25,14 +25,14 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.sessions.archives import checked_tar
-from antiphon.sandbox.sessions.box import Box
-from antiphon.sandbox.sessions.box_config import BoxConfig
-from antiphon.sandbox.sessions.egress import targets
-from antiphon.sandbox.sessions.files import Files
+from antiphon.sandbox.sessions.archives import sanitize_archive
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
+from antiphon.sandbox.sessions.egress import parse_hosts
+from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
+from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 pytestmark = pytest.mark.commands("bwrap")
 
@@ -55,8 +55,8 @@ def boxed(test):
 
     def run(rooms, tmp_path):
         async def body():
-            async with await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines()) as box:
-                known = {"box": box, "session": Session(box), "files": Files(box), "tmp_path": tmp_path}
+            async with await ShellSandbox.start(rooms, ShellSandboxConfig(limits=LIMITS), Deadlines()) as box:
+                known = {"box": box, "session": Session(box), "files": SandboxFiles(box), "tmp_path": tmp_path}
                 await test(**{name: known[name] for name in inspect.signature(test).parameters})
 
         asyncio.run(asyncio.wait_for(body(), 100))
@@ -350,7 +350,9 @@ class SessionModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.box = self.loop.run_until_complete(Box.start(self.rooms, BoxConfig(limits=LIMITS), Deadlines()))
+        self.box = self.loop.run_until_complete(
+            ShellSandbox.start(self.rooms, ShellSandboxConfig(limits=LIMITS), Deadlines())
+        )
         self.session = Session(self.box)
         self.forget()
         self.shell = 0
@@ -523,7 +525,7 @@ BAD_ARCHIVES = {
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
 def test_bad_archives_are_refused(name):
     with pytest.raises(DataError, match="archive"):
-        checked_tar(BAD_ARCHIVES[name], 1 << 20)
+        sanitize_archive(BAD_ARCHIVES[name], 1 << 20)
 
 
 @boxed
@@ -738,10 +740,10 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
         here, there = (f"127.0.0.1:{server.server_port}" for server in (open_site, closed))
 
         async def body():
-            config = BoxConfig(limits=LIMITS, network=(here,))
-            async with await Box.start(rooms, config, Deadlines()) as box:
+            config = ShellSandboxConfig(limits=LIMITS, network=(here,))
+            async with await ShellSandbox.start(rooms, config, Deadlines()) as box:
                 session = Session(box)
-                await Files(box).write("get.py", GET.encode())
+                await SandboxFiles(box).write("get.py", GET.encode())
                 assert (await session.run(f"python3 get.py http://{here}/a?b")).stdout == f"/a?b for {here}\n"
                 for url in (
                     f"http://{there}/",
@@ -777,8 +779,8 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
     "text", ["example.org", "example.org:", ":443", "*.org:443", "example.org:x", "http://example.org:80", "a:70000"]
 )
 def test_what_is_no_host_and_port_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a host and a port"):
-        targets([text])
+    with pytest.raises(ConfigError, match="not a host and a port"):
+        parse_hosts([text])
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------------
@@ -797,13 +799,13 @@ def test_closing_leaves_nothing(rooms):
     mark = f"10{secrets.randbelow(10**9)}"
 
     async def body():
-        box = await Box.start(rooms, BoxConfig(limits=LIMITS), Deadlines())
+        box = await ShellSandbox.start(rooms, ShellSandboxConfig(limits=LIMITS), Deadlines())
         session = Session(box)
         await session.run(f"sleep {mark} & setsid sleep {mark} & (trap '' HUP TERM; sleep {mark}) & disown -a")
         running = asyncio.create_task(session.run("echo; sleep 1000"))
         await asyncio.sleep(0)
         descriptors = len(os.listdir("/proc/self/fd"))
-        room = box.room
+        room = box.directory
         await box.close()
         result = (await asyncio.gather(running, return_exceptions=True))[0]
         assert isinstance(result, SandboxError) or result.ended
@@ -819,13 +821,13 @@ def test_closing_leaves_nothing(rooms):
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {path!r})
-from antiphon.sandbox.sessions.box import *
+from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    rooms = Rooms()
-    box = await Box.start(rooms, BoxConfig(), Waits())
+    runtime_dirs = RuntimeDirs()
+    box = await ShellSandbox.start(runtime_dirs, ShellSandboxConfig(), Deadlines())
     await Session(box).run("sleep {mark} & setsid sleep {mark} &")
-    print(rooms.path, flush=True)
+    print(runtime_dirs.path, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """

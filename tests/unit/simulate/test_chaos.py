@@ -9,13 +9,15 @@ from typer.testing import CliRunner
 from antiphon.cli.app import app
 from antiphon.record.events import to_trace
 from antiphon.rollout.config import RolloutConfig
-from antiphon.simulate.chaos import InvariantBroken, InvariantChecker, draw_scenario, run_seed
+from antiphon.simulate.chaos import run_seed
+from antiphon.simulate.chaos_scenario import draw_scenario
+from antiphon.simulate.invariants import InvariantChecker, InvariantError
 
 SEEDS = 20  # a thousand in benchmarks/simulation.py
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_promises_hold(seed):
+def test_invariants_hold(seed):
     run_seed(seed, io.StringIO())
 
 
@@ -32,7 +34,7 @@ def test_scenarios_are_of_many_kinds():
     assert len({fault.point for s in scenarios for fault in s.faults}) == 9
 
 
-def test_the_command_says_how_runs_ended():
+def test_command_counts_endings():
     result = CliRunner().invoke(app, ["simulate", "--chaos", "3"])
     assert result.exit_code == 0 and "done" in result.output
 
@@ -50,13 +52,13 @@ PUBLISH = {"event": "publish", "version": 1}
 
 
 def read(*events):
-    books = InvariantChecker(CONFIG)
-    books.read(json.dumps({"t": 0.0, **event}) for event in [*START, *events])
-    return books
+    checker = InvariantChecker(CONFIG)
+    checker.check(json.dumps({"t": 0.0, **event}) for event in [*START, *events])
+    return checker
 
 
-def test_books_of_a_good_run():
-    read(DONE, TAKE, TRAINED, PUBLISH).close(steps=1)
+def test_checker_accepts_a_valid_run():
+    read(DONE, TAKE, TRAINED, PUBLISH).check_end(steps=1)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def test_books_of_a_good_run():
     ],
 )
 def test_books_of_bad_runs(events, message):
-    with pytest.raises(InvariantBroken, match=message):
+    with pytest.raises(InvariantError, match=message):
         read(*events)
 
 
 def test_an_attempt_that_never_ends_is_found():
-    with pytest.raises(InvariantBroken, match="never ended"):
-        read().close(steps=0)
+    with pytest.raises(InvariantError, match="never ended"):
+        read().check_end(steps=0)
 
 
 def test_a_picture_of_a_run():

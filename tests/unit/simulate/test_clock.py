@@ -50,11 +50,11 @@ def test_deadlines_are_virtual():
     assert run(main()) == 600
 
 
-def test_waiting_for_what_nobody_will_do_is_an_error_and_not_a_hang():
+def test_waiting_without_timers_raises_stall_error():
     async def main():
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(StallError, match="nothing can happen any more"):
+    with pytest.raises(StallError):
         run(main())
 
 
@@ -62,5 +62,5 @@ def test_threads_are_refused():
     async def main():
         await asyncio.to_thread(time.sleep, 0)
 
-    with pytest.raises(StateError, match="wants a thread"):
+    with pytest.raises(StateError):
         run(main())

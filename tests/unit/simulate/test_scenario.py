@@ -14,10 +14,11 @@ from antiphon.core.config import load
 from antiphon.core.errors import RolloutError, StallError
 from antiphon.core.rng import derive
 from antiphon.learning.config import LearnerConfig
-from antiphon.simulate.chaos import InvariantChecker
-from antiphon.simulate.components import LearnerSpeed
-from antiphon.simulate.engine import EngineSpeed
-from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig, simulate
+from antiphon.simulate.engine_speed import EngineSpeed
+from antiphon.simulate.invariants import InvariantChecker
+from antiphon.simulate.learner import LearnerSpeed
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import EnginesConfig, ScenarioConfig
 from antiphon.simulate.workloads import DistributionConfig
 
 
@@ -138,12 +139,12 @@ def test_a_sampling_loop_of_ones_own(own_loops, name, share):
     outcome = simulate(scenario(rollout={"sampler": f"own_loops:{name}"}), log)
     ordinary = simulate(scenario())
     assert outcome.summary["steps"] == 8
-    books = InvariantChecker(scenario().rollout)
-    books.read(log.getvalue().splitlines())
-    books.close(steps=8)
-    ended = Counter(status for status in books.status.values())
+    checker = InvariantChecker(scenario().rollout)
+    checker.check(log.getvalue().splitlines())
+    checker.check_end(steps=8)
+    ended = Counter(status for status in checker.status.values())
     assert ended["trained"] == 8 * 4 * 4
-    assert ended["trained"] / len(books.status) <= share + 0.1
+    assert ended["trained"] / len(checker.status) <= share + 0.1
     assert outcome.steps[-1]["length/mean"] < ordinary.steps[-1]["length/mean"]
 
 
@@ -152,7 +153,7 @@ def test_a_sampling_loop_that_gives_too_little_fails_the_run(own_loops):
         simulate(scenario(rollout={"sampler": "own_loops:too_few"}))
 
 
-def test_environments_take_turns_and_slow_ones_hold_up_those_in_lock_step():
+def test_slow_environments_delay_those_in_lock_step():
     world = {"step_seconds": {"kind": "uniform", "mean": 5, "spread": 5}, "turns": {"mean": 4}}
     agents = {"max_turns": 8, "async_ratio": 0, "sampling": {"max_tokens": 100}}
     free = simulate(scenario(rollout=agents, environment=world))
@@ -161,7 +162,7 @@ def test_environments_take_turns_and_slow_ones_hold_up_those_in_lock_step():
     assert free.steps[-1]["attempts/dispatched"] == 8 * 16
 
 
-def test_a_world_that_hangs_costs_its_attempt_and_is_never_scored():
+def test_hung_environment_fails_its_attempt():
     world = {"turns": {"mean": 3}}
     outcome = simulate(
         scenario(
@@ -175,12 +176,12 @@ def test_a_world_that_hangs_costs_its_attempt_and_is_never_scored():
     assert outcome.steps[-1]["bias/prompts_never_trained"] < 0.5
 
 
-def test_answers_to_one_prompt_are_as_alike_as_they_are_said_to_be():
+def test_correlation_of_responses_is_as_configured():
     def correlation(shared):
         lengths = DistributionConfig(kind="lognormal", mean=100, spread=1.0, shared=shared)
         pairs = np.log(
             [
-                [lengths.draw_alike(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
+                [lengths.draw_correlated(thing, seed) for seed in (2 * thing + 10**6, 2 * thing + 1 + 10**6)]
                 for thing in map(derive, range(4000))
             ]
         )

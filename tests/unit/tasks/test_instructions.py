@@ -13,7 +13,9 @@ from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.instruction_following import variants
-from antiphon.tasks.rewards.instructions import CHECKS, capital_words, sentences
+from antiphon.tasks.rewards.instructions import CHECKS
+from antiphon.tasks.rewards.instructions.language import capital_words
+from antiphon.tasks.rewards.instructions.lengths import sentences
 from antiphon.tasks.rewards.languages import LANGUAGES, detect_language
 
 WORDS = ["alpha", "Beta", "GAMMA", "don't", "x-ray", "X-RAY", "U.S.", "I", "7", "a_b", "naïve", "über", "...", "Dr."]

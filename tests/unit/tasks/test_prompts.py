@@ -96,7 +96,7 @@ def test_reasoning_gym_splits_share_no_problem() -> None:
         ({"path": "chain_sum", "split": "dev"}, "train, validation, test, not 'dev'"),
         (
             {"path": "chain_sum", "options": {"size": 500, "max_terms": 2, "max_digits": 1}},
-            "500 different train problems wanted",
+            "500 different train problems were asked for",
         ),
     ],
 )

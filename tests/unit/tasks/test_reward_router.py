@@ -11,7 +11,7 @@ import pytest
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.tasks.base import Transcript, Unreachable
+from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.pool import Gpus, GradingPool
 from antiphon.tasks.grading.router import RewardRouter
@@ -192,7 +192,7 @@ async def misbehaves(prompt: Prompt, transcript: Transcript) -> Any:
         case "raise":
             raise LookupError("no such thing")
         case "lost":
-            raise Unreachable("nobody is there")
+            raise UnreachableError("nobody is there")
         case "late of itself":
             raise TimeoutError
     return prompt.payload
@@ -217,7 +217,7 @@ class Closing:
 
 
 def test_what_is_async_is_known() -> None:
-    assert [is_asynchronous(f"{HERE}:{name}") for name in ("waits", "Closing", "task", "Graders")] == [
+    assert [is_asynchronous(f"{HERE}:{name}") for name in ("waits", "Closing", "task", "RewardRouter")] == [
         True,
         True,
         False,
@@ -310,3 +310,11 @@ def test_a_process_in_the_place_of_another_sees_its_gpu() -> None:
             return await body(pool)
 
     assert asyncio.run(run()) == ["0", "0"]
+
+
+def test_a_gpu_is_taken_where_the_fewest_processes_are() -> None:
+    gpus = Gpus(["0", "1"])
+    assert [gpus.take() for _ in range(4)] == ["0", "1", "0", "1"]
+    for _ in range(2):
+        gpus.give_back("1")
+    assert [gpus.take() for _ in range(4)] == ["1", "1", "0", "1"]

@@ -214,6 +214,8 @@ def test_sql(right: str, response: str, value: float) -> None:
         ("SELECT hex(zeroblob(100000000))", "too big"),
         (f"{ENDLESS} count(*) FROM r", "interrupted"),
         (f"{ENDLESS} n FROM r", "more than 10000 rows"),
+        (f"{ENDLESS} max(printf('%.*c', 900000, 'x')) FROM r", "not authorized"),
+        (f"{ENDLESS} max(format('%900000d', n)) FROM r", "not authorized"),
         (ENDLESS.replace("n + 1", "n || zeroblob(100000)") + " max(n) FROM r", "too big"),
         (ENDLESS.replace("n + 1", "zeroblob(8000)") + " * FROM (SELECT n FROM r ORDER BY n)", "MemoryError"),
         ("", "finds no rows"),
@@ -224,6 +226,12 @@ def test_a_query_that_may_not_or_cannot_be_run_is_wrong(query: str, why: str, tm
     score = ask_database(COUNT, query)
     assert score.value == 0 and why in score.detail
     assert list(tmp_path.iterdir()) == []
+
+
+def test_formatting_is_allowed_where_the_right_query_formats() -> None:
+    formatted = "SELECT printf('%.1f', a) FROM t"
+    assert ask_database(formatted, "SELECT printf('%.1f', a + 0) FROM t").value == 1
+    assert ask_database(COUNT, f"SELECT count(*) FROM ({formatted})").value == 0
 
 
 def test_the_share_of_databases_is_reported() -> None:

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.core import failpoints
 from antiphon.core.errors import ConfigError, WeightsError
-from antiphon.learning.parallel.sharding import Spread
+from antiphon.learning.parallel.whole_model import GatheredTensor
 from antiphon.weights.base import CHANNELS, TransferContext, open_channel
 from antiphon.weights.digest import digest_on_device
 from antiphon.weights.manifest import BUCKET_BYTES
@@ -64,7 +64,7 @@ def test_a_version_that_is_made_during_a_broadcast_does_not_change_it(tmp_path):
         made.set()
         return torch.zeros(3 * BUCKET_BYTES, dtype=torch.uint8)
 
-    later = Spread(torch.Size((3 * BUCKET_BYTES,)), torch.uint8, torch.device("cpu"), ask)
+    later = GatheredTensor(torch.Size((3 * BUCKET_BYTES,)), torch.uint8, torch.device("cpu"), ask)
     sender = threading.Thread(target=lambda: opened.send([("a", later)], 2))
 
     def look(point, _path):
@@ -120,7 +120,7 @@ def test_a_tensor_is_asked_for_when_the_one_before_is_gone(way):
 
     shapes = [torch.Size((300, 200) if number % 2 else (200, 300)) for number in range(4)]
     cpu = torch.device("cpu")
-    named = [(f"t{n}", Spread(shape, torch.float32, cpu, partial(ask, n))) for n, shape in enumerate(shapes)]
+    named = [(f"t{n}", GatheredTensor(shape, torch.float32, cpu, partial(ask, n))) for n, shape in enumerate(shapes)]
     received = {name: tensor.clone() for name, tensor in receive(send(named, 1))}
     assert there == [0, 0, 0, 0]
     assert all(torch.equal(received[f"t{n}"], torch.full(shape, float(n))) for n, shape in enumerate(shapes))
@@ -128,7 +128,9 @@ def test_a_tensor_is_asked_for_when_the_one_before_is_gone(way):
 
 def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
     asked = []
-    spread = Spread(torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3))
+    spread = GatheredTensor(
+        torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3)
+    )
     with pytest.raises(WeightsError, match="do not fit into"):
         open_channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
     assert len(asked) == 2, "all give their pieces of each"

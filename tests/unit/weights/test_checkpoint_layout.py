@@ -50,3 +50,22 @@ def test_a_tied_head_that_the_files_have_is_no_part_of_an_update(tmp_path):
     for update in (weights, sent):
         layout.validate(update, 1)
         assert dict(layout.convert(update)).keys() == weights.keys()
+
+
+def test_adapters_are_added_to_their_base_to_scale(tmp_path):
+    weights = {name: weight.detach() for name, weight in saved(tmp_path, tied=False).items()}
+    a, b = torch.randn(2, 32), torch.randn(32, 2)
+    found = dict(apply_adapters(flatten_adapters({QUERIES: (a, b)}), Adapters(str(tmp_path), 0.5)))
+    assert found.keys() == weights.keys()
+    assert torch.allclose(found.pop(QUERIES), weights[QUERIES] + 0.5 * (b @ a), atol=1e-6)
+    assert all(torch.equal(weight, weights[name]) for name, weight in found.items())
+    with pytest.raises(WeightsError, match="no weight 'another'"):
+        list(apply_adapters(flatten_adapters({"another": (a, b)}), Adapters(str(tmp_path), 0.5)))
+
+
+def test_tensors_of_another_shape_or_name_are_no_update(tmp_path):
+    weights = saved(tmp_path, tied=False)
+    layout = CheckpointLayout(tmp_path, tied=False)
+    for changed in ({QUERIES: torch.zeros(32, 31)}, {"another": torch.zeros(1)}):
+        with pytest.raises(WeightsError, match=f"1 tensors differ; {next(iter(changed))!r} has shape"):
+            layout.validate(weights | changed, 1)

@@ -1,0 +1,1 @@
+"""Adapters to environments of other libraries, one file a library."""

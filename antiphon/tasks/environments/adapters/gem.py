@@ -10,7 +10,7 @@ from antiphon.tasks.environments.adapters.global_random import SEEDS, GlobalRand
 
 
 class Gem(Adapter):
-    """An environment that `gem.make(id, **options)` makes. It parses actions its own way, mostly from `\\boxed{}`."""
+    r"""An environment that `gem.make(id, **options)` makes. It parses actions its own way, mostly from `\boxed{}`."""
 
     class Config(LibraryConfig):
         """Options of `gem`."""

@@ -101,7 +101,7 @@ class Gymnasium(Adapter):
 
     def _option_error(self, key: str, value: Any, valid: str) -> OptionError:
         message = f"environment {self.name!r}: {key} is {value!r}, but must be {valid}"
-        return OptionError(message, environment=self.name, key=key, value=value, valid=valid)
+        return OptionError(message, environment=self.name, key=key, value=value, valid=[valid])
 
     def _parse(self, action: str) -> Any:
         """Return the action as the library takes it; None if it cannot be read."""

@@ -1,0 +1,1 @@
+"""The environment `tools`, its tools and its problems."""

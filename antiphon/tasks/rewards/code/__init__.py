@@ -1,0 +1,1 @@
+"""The reward of code by execution."""

@@ -29,7 +29,7 @@ SESSION = " session"  # no name of a solution
 
 
 class Report:
-    """What is told of the cases. What tests print goes nowhere."""
+    """Reports the outcomes of cases; output of the tests is dropped."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce
@@ -56,8 +56,10 @@ class Report:
 
 
 def run_cases(job: Job, session: Session, report: Report) -> None:
-    """Run each case by itself, in what `setup` and the solution define. After a time-out, or when the solution's process has
-    ended, nothing more is run: the caller begins again with the cases that are left."""
+    """Run each case by itself, with the names of `setup` and the solution.
+
+    After a time-out, or when the solution's process has ended, no more cases run: the caller starts again with those left.
+    """
     space: dict[str, Any] = {"__name__": "tests"}
     error = _attempt(session, job["seconds"], lambda: _set_up(job, session, space))
     if error is not None:

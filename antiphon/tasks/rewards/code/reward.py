@@ -42,7 +42,7 @@ Outcome = tuple[str, str]  # passed, failed, timeout or broken; and why
 
 
 class Code:
-    """What the last fenced block of the response, or all of it, does: 1 if every case passes, else 0.
+    """1 if the last fenced block of the response, or all of it, passes every case, else 0.
 
     `parts` has the share of cases that passed, and the isolation level of the sandbox.
     """
@@ -55,9 +55,17 @@ class Code:
         case_seconds: float = 2.0,
         sandbox: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """With `partial_credit` the value is the share of cases that pass; without, little is run after one that does not. All
-        cases together have `seconds`, which must be less than `grading.deadline`; what is not done by then has failed.
-        `sandbox` is a `SandboxConfig`. `UnsupportedError` if this machine cannot keep programs apart as it demands."""
+        """Make the reward.
+
+        Args:
+            partial_credit: Return the share of cases that pass; without, few cases run after one that fails.
+            seconds: Time limit of all cases, less than `grading.deadline`; cases not done by then have failed.
+            case_seconds: Time limit of one case.
+            sandbox: Fields of `SandboxConfig`.
+
+        Raises:
+            UnsupportedError: This machine cannot isolate programs as `sandbox` demands.
+        """
         self._partial = partial_credit
         self._seconds, self._case_seconds = seconds, case_seconds
         self._config = SandboxConfig.model_validate(dict(sandbox))
@@ -67,7 +75,7 @@ class Code:
         self._linked = programs(imported=not self._elsewhere)
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict; `ValueError` if the payload has no tests, infrastructure if the sandbox was lost."""
+        """Score a trajectory; `ValueError` if the payload has no tests, status infrastructure if the sandbox was lost."""
         payload = prompt.payload
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload of prompt {prompt.id} has no tests")
@@ -88,7 +96,7 @@ class Code:
             outcomes = list(
                 self._programs(code, pairs) if pairs else self._functions(_job(payload, code, self._config))
             )
-        except _Lost as error:
+        except _LostProgramError as error:
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
         score = self._judged(outcomes)
         if all(outcome != "timeout" for outcome, _ in outcomes):  # which may be the machine's fault
@@ -160,8 +168,10 @@ class Code:
                 return
 
     def _judge(self, job: dict[str, Any], patience: float) -> tuple[list[Outcome], Outcome | None]:
-        """The outcomes that the judge told of, and that of the other cases if it did not get to its end. What does not bear the
-        nonce of this run is not the judge's."""
+        """Return the outcomes that the judge reported, and that of the remaining cases if it did not finish.
+
+        Lines without the nonce of this run are not the judge's.
+        """
         nonce = secrets.token_hex(16)
         limits = self._limits(patience)
         limits = replace(limits, output=max(limits.output, LINE * (len(job.get("cases", "")) + 16)))
@@ -169,7 +179,9 @@ class Code:
         result = self._checked(self._sandbox.run_linked(*self._linked, stdin=asked, limits=limits))
         told = [line for line in map(_read, result.stdout.splitlines()) if line.get("nonce") == nonce]
         if not told:  # whatever the solution is, it had not begun
-            raise _Lost(f"the tests did not start: {_last_line(result.stderr) or result.detail or result.status}")
+            raise _LostProgramError(
+                f"the tests did not start: {_last_line(result.stderr) or result.detail or result.status}"
+            )
         outcomes = [(line["outcome"], line["detail"]) for line in told if line["kind"] == "case"]
         if told[-1]["kind"] == "end":
             return outcomes, None
@@ -184,16 +196,16 @@ class Code:
 
     def _checked(self, result: Result) -> Result:
         if result.status is Status.REFUSED:
-            raise _Lost(f"the sandbox could not run it: {result.detail}")
+            raise _LostProgramError(f"the sandbox could not run it: {result.detail}")
         return result
 
 
-class _Lost(Exception):
+class _LostProgramError(Exception):
     """The sandbox did not run a program."""
 
 
 def code_of(response: str) -> str:
-    """The last fenced block of Python, or of no named language; all of the response if it has none."""
+    """Return the last fenced block of Python, or of no named language; all of the response if it has none."""
     blocks = FENCED.findall(response)
     return blocks[-1] if blocks else response
 
@@ -208,7 +220,7 @@ def _read(line: str) -> dict[str, Any]:
 
 
 def _job(payload: Mapping[str, Any], code: str, config: SandboxConfig) -> dict[str, Any]:
-    """What the judge is told (`code.session.Job`); `ValueError` if there are no tests, or no Python in them."""
+    """Make the job of the judge; `ValueError` if there are no tests, or no Python in them."""
     declared = [str(name) for name in payload.get("names") or ()]
     common = {
         "methods": [str(name) for name in payload.get("methods") or ()],
@@ -269,7 +281,7 @@ def _pairs(payload: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lines(output: str) -> list[str]:
-    """What is compared: lines without spaces at their ends, without empty lines at the end."""
+    """Return lines without spaces at their ends and without empty lines at the end, for comparison."""
     return [line.rstrip() for line in output.rstrip().split("\n")]
 
 

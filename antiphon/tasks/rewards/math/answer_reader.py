@@ -17,7 +17,7 @@ MOST_TOKENS = 300
 ROW = "\n"  # what `\\\\` between the rows of a matrix is read as
 
 
-class UnreadableAnswer(ValueError):
+class UnreadableAnswerError(ValueError):
     """The text is no answer that the grammar knows, or too large to be one."""
 
 
@@ -114,13 +114,13 @@ _WORDS_BETWEEN = {"and", "or", ","}
 
 
 def read_answer(text: str) -> Node:
-    """Return the tree of an answer; `UnreadableAnswer` if it is none, or larger than an answer may be."""
+    """Return the tree of an answer; `UnreadableAnswerError` if it is none, or larger than an answer may be."""
     if len(text) > LONGEST:
-        raise UnreadableAnswer(f"the answer has {len(text)} characters, more than {LONGEST}")
+        raise UnreadableAnswerError(f"the answer has {len(text)} characters, more than {LONGEST}")
     reader = _Reader(_tokens(text))
     node = reader.read_list()
     if reader.kind:
-        raise UnreadableAnswer(f"{reader.text!r} is not understood there")
+        raise UnreadableAnswerError(f"{reader.text!r} is not understood there")
     return node
 
 
@@ -150,7 +150,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
             token = "frac"
         found.append((kind, token))
     if len(found) > MOST_TOKENS:
-        raise UnreadableAnswer(f"the answer has {len(found)} symbols, more than {MOST_TOKENS}")
+        raise UnreadableAnswerError(f"the answer has {len(found)} symbols, more than {MOST_TOKENS}")
     return found
 
 
@@ -183,12 +183,12 @@ class _Reader:
     def _expect(self, *signs: str) -> str:
         if self.kind == "sign" and self.text in signs:
             return self._next()
-        raise UnreadableAnswer(f"expected {' or '.join(signs)} before {self.text or 'the end'!r}")
+        raise UnreadableAnswerError(f"expected {' or '.join(signs)} before {self.text or 'the end'!r}")
 
     def _deeper(self) -> None:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise UnreadableAnswer(f"the answer has more than {DEEPEST} levels")
+            raise UnreadableAnswerError(f"the answer has more than {DEEPEST} levels")
 
     # --- lists and relations -------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class _Reader:
         if (second := self._relation_sign()) and sign in {"<", "<="} and second in {"<", "<="}:  # a < x < b
             return Node("relation", (*node.parts, self._union()), f"{sign} {second}")
         if second:
-            raise UnreadableAnswer("an answer has one equation at the most")
+            raise UnreadableAnswerError("an answer has one equation at the most")
         return node
 
     def _relation_sign(self) -> str:
@@ -291,7 +291,7 @@ class _Reader:
         if self._accept("sign", "{"):
             node = self._sum()
             if self.kind == "command" and self.text == "circ":  # ^{\circ} stands alone
-                raise UnreadableAnswer("degrees are written ^\\circ")
+                raise UnreadableAnswerError("degrees are written ^\\circ")
             self._expect("}")
         elif self.kind == "number" and len(self.text) > 1 and "." not in self.text:  # \frac12
             text = self.text
@@ -322,7 +322,7 @@ class _Reader:
             self._next()
             node = Node("symbol", name=text)
         else:
-            raise UnreadableAnswer(f"{text or 'the end'!r} is not understood there")
+            raise UnreadableAnswerError(f"{text or 'the end'!r} is not understood there")
         self._depth -= 1
         return node
 
@@ -346,7 +346,7 @@ class _Reader:
         if node.kind == "list":
             return Node("sequence", items, opening + closed)
         if opening + closed not in {"()", "[]", "{}"} or node.kind not in _SINGLE:
-            raise UnreadableAnswer(f"{opening} and {closed} stand around no pair")
+            raise UnreadableAnswerError(f"{opening} and {closed} stand around no pair")
         return node
 
     def _command(self, name: str) -> Node:
@@ -366,7 +366,7 @@ class _Reader:
             return self._whole_part(name)
         if name in _FUNCTIONS:
             return self._function(name)
-        raise UnreadableAnswer(f"\\{name} is no part of an answer")
+        raise UnreadableAnswerError(f"\\{name} is no part of an answer")
 
     def _root(self) -> Node:
         degree = Node("number", value=Fraction(2))
@@ -378,7 +378,7 @@ class _Reader:
     def _whole_part(self, name: str) -> Node:
         node = self._sum()
         if not self._accept("command", f"r{name[1:]}"):
-            raise UnreadableAnswer(f"\\{name} is not closed")
+            raise UnreadableAnswerError(f"\\{name} is not closed")
         return Node("call", (node,), {"lfloor": "floor", "lceil": "ceil"}[name])
 
     def _function(self, name: str) -> Node:
@@ -405,7 +405,7 @@ class _Reader:
                 rows.append(Node("list", tuple(row)))
                 row = [self._relation()] if not (self.kind == "matrix" and self.text == "end") else []
             else:
-                raise UnreadableAnswer("a matrix is not closed")
+                raise UnreadableAnswerError("a matrix is not closed")
         self._next()
         if row:
             rows.append(Node("list", tuple(row)))
@@ -435,7 +435,7 @@ _SINGLE = {
 def _number(text: str) -> Node:
     digits = text.replace("{,}", "").replace(",", "")
     if len(digits) > MOST_DIGITS:
-        raise UnreadableAnswer(f"a number has {len(digits)} digits, more than {MOST_DIGITS}")
+        raise UnreadableAnswerError(f"a number has {len(digits)} digits, more than {MOST_DIGITS}")
     return Node("number", value=Fraction(digits + "0" if digits.endswith(".") else digits), places=_places(digits))
 
 

@@ -1,4 +1,4 @@
-"""Values of answers: what two of them have in common, and whether one is a result or still to be worked out.
+"""Values of answers: compare two answers, and tell results from expressions that are not evaluated.
 
 Rational numbers are exact; what is irrational is computed to 80 digits, and what has unknowns at points drawn for the pair.
 Nothing is simplified, so the time that a comparison takes is bounded by the size of the answers, which `answer_reader` bounds.
@@ -186,8 +186,11 @@ _WORK = {"call", "factorial", "pow"}
 
 
 def is_worked_out(node: Node, allowed: frozenset[str]) -> bool:
-    """Return True if an answer is a result. Rational numbers are written as one number, in irrational ones no two terms or
-    factors could be put together, and no function is left but those `allowed`, which the right answer has too."""
+    """Return True if an answer is a result.
+
+    Rational numbers are written as one number, in irrational ones no two terms or factors could be put together, and no
+    function is left but those `allowed`, which the right answer has too.
+    """
     if node.kind in _COLLECTIONS:
         return all(is_worked_out(part, allowed) for part in node.parts)
     if unknowns(node):
@@ -212,8 +215,10 @@ _COLLECTIONS = {"list", "set", "sequence", "union", "matrix", "relation", "plusm
 
 
 def is_literal(node: Node) -> bool:
-    """Return True for a rational number that is written as one: an integer, a decimal, a fraction, a mixed number, a
-    percentage, or one times a power of ten."""
+    """Return True for a rational number that is written as one.
+
+    It is an integer, a decimal, a fraction, a mixed number, a percentage, or one of these times a power of ten.
+    """
     if node.kind in {"neg", "percent", "degrees"}:
         return is_literal(node.parts[0]) and node.parts[0].kind != node.kind
     if node.kind == "mul":
@@ -313,7 +318,7 @@ def _proportional(right: Sequence[Node], given: Sequence[Node]) -> bool:
 
 
 def _readings(node: Node, other: Node) -> list[Number]:
-    """The value of an answer; of a percentage also the number before the sign, where the other answer has none."""
+    """Return the value of an answer; of a percentage also the number before the sign, if the other answer has no sign."""
     try:
         values = [evaluate(node)]
     except NoValueError:
@@ -338,8 +343,7 @@ def _near(one: Number, other: Number) -> bool:
 
 
 def is_rounding(node: Node, exact: Number, places: int = ENOUGH_PLACES) -> bool:
-    """Return True if `node` is a decimal of at least `places` that agrees, to its last place, with a number which no decimal
-    can spell out."""
+    """Return True if `node` is a decimal of at least `places` that rounds `exact`, a number without a finite decimal."""
     negative = node.kind == "neg"
     decimal = node.parts[0] if negative else node
     if decimal.kind != "number" or decimal.places < places or decimal.value is None:

@@ -1,9 +1,9 @@
-r"""1 for the right number, else 0.
+r"""Numeric answers: 1 for the right number, else 0.
 
-What counts is the last statement with a number: the content of the last `\boxed{…}`, or what follows an "answer is", "answer:"
-or "####" up to the end of the sentence; or the whole response, if it is a number. Of "3 + 4 = 7" the right side counts, unless
-the left one is another number. There must be exactly one number in it: "5 or 7" is wrong, whichever is right, and so are
-"≤ 5" and "x = 7 = 5", so that guessing does not pay.
+The last statement with a number counts: the content of the last `\boxed{…}`, or what follows an "answer is", "answer:" or
+"####" up to the end of the sentence; or the whole response, if it is a number. Of "3 + 4 = 7" the right side counts, unless
+the left one is another number. A statement must have exactly one number: "5 or 7", "≤ 5" and "x = 7 = 5" are wrong, so
+guessing does not pay.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import LONGEST_STATEMENT, answer_statements, ground_truth, zero_score
+from antiphon.tasks.rewards.extract import MOST_STATEMENT_CHARACTERS, answer_statements, ground_truth, zero_score
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE](?P<e>[+-]?\d+)|\s*(?:×|\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?(?P<ten>[+-]?\d+)\}?)"
@@ -38,23 +38,34 @@ def numeric(
     percent: bool = True,
     require_marker: bool = True,
 ) -> Score:
-    """Whether the number is that of the payload's `answer`, up to `absolute` or `relative` (of the right one), whichever allows
-    more. By default it must be exactly that number: 1/3 is not 0.333.
+    r"""Return 1 if the response states the number of the payload's `answer`.
 
-    Thousands in groups (1,234), scientific notation (1.2e3, 1.2×10^3), fractions (3/4, \\frac{3}{4}, 1 1/2) and a
-    currency sign are read; a unit behind the number is passed over. With `percent` 50% is 0.5, without it is 50. Without
-    `require_marker` a response that announces no answer is judged by its last number: that helps a model that was never
-    taught to, and pays for guessing. `ValueError` if the payload's answer is not one number.
+    Numbers may have groups of thousands (1,234), scientific notation (1.2e3, 1.2×10^3), fractions (3/4, \frac{3}{4}, 1 1/2) and
+    a currency sign; a unit behind the number is ignored.
+
+    Args:
+        prompt: Has the right answer in its payload.
+        transcript: Has the response.
+        answer: Key of the right answer.
+        absolute: Allowed absolute error.
+        relative: Allowed error relative to the right answer; the larger of the two errors is allowed. By default 1/3 is not
+            0.333.
+        percent: Read 50% as 0.5 instead of 50.
+        require_marker: Accept only an announced answer. Without, the last number of a response counts, which helps a model that
+            was never taught to announce, and pays for guessing.
+
+    Raises:
+        ValueError: The payload's answer is not one number.
     """
     with localcontext(Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)):
         right = list(numbers(ground_truth(prompt, answer), percent))
         if len(right) != 1:
             raise ValueError(f"the right answer {ground_truth(prompt, answer)!r} is not one number")
         response = transcript.response.strip()
-        said = [response] if _NUMBER.fullmatch(response[:LONGEST_STATEMENT]) else answer_statements(response)
-        given = next(filter(None, (_stated(each, percent) for each in said)), [])
+        stated = [response] if _NUMBER.fullmatch(response[:MOST_STATEMENT_CHARACTERS]) else answer_statements(response)
+        given = next(filter(None, (_stated(each, percent) for each in stated)), [])
         if not given and not require_marker:
-            given = list(numbers(response[-LONGEST_STATEMENT:], percent))[-1:]
+            given = list(numbers(response[-MOST_STATEMENT_CHARACTERS:], percent))[-1:]
         if len(given) != 1:
             return zero_score(f"the response states {len(given)} numbers as its answer")
         apart = abs(given[0] - right[0])
@@ -63,7 +74,7 @@ def numeric(
 
 def _stated(statement: str, percent: bool) -> list[Decimal]:
     """Return the numbers that a statement gives for its answer; two of them if it contradicts itself or gives a range."""
-    left, equals, right = statement[:LONGEST_STATEMENT].rpartition("=")
+    left, equals, right = statement[:MOST_STATEMENT_CHARACTERS].rpartition("=")
     found = list(numbers(right, percent))
     if found and (_NO_NUMBER.search(re.sub(r"\s*(?:\*\*|\^)\s*\{?[+-]?[0-9]+", "", right)) or "=" in left):
         return [*found, *found]
@@ -72,7 +83,7 @@ def _stated(statement: str, percent: bool) -> list[Decimal]:
 
 
 def numbers(text: str, percent: bool = True) -> Iterator[Decimal]:
-    """The numbers in a text, in their order."""
+    """Yield the numbers in a text, in order."""
     text = re.sub("[\N{MINUS SIGN}\N{EN DASH}]", "-", text)
     for found in _NUMBER.finditer(re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)):
         with contextlib.suppress(ArithmeticError, ValueError):  # 1/0, or an exponent beyond all bounds

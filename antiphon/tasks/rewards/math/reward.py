@@ -26,7 +26,7 @@ from math_verify.parser import LatexExtractionConfig
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import ground_truth, last_boxed, last_match, zero_score
-from antiphon.tasks.rewards.math.answer_reader import LONGEST, Node, UnreadableAnswer, read_answer
+from antiphon.tasks.rewards.math.answer_reader import LONGEST, Node, UnreadableAnswerError, read_answer
 from antiphon.tasks.rewards.math.answer_values import (
     NoValueError,
     as_set,
@@ -41,7 +41,7 @@ from antiphon.tasks.rewards.math.answer_values import (
 )
 from antiphon.tasks.rewards.math.units import split_unit
 
-_SAID = r"(?i:answer is)[:\s]*\$?([^\n]*?)\$?\.?\s*(?:\n|$)"
+_ANSWER_IS = r"(?i:answer is)[:\s]*\$?([^\n]*?)\$?\.?\s*(?:\n|$)"
 _NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?"
 _IN_BASE = re.compile(r"([0-9A-Za-z]+)_\{?([0-9]+)\}?")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -54,16 +54,22 @@ class Math:
     """1 if the answer equals the payload's, else 0."""
 
     def __init__(self, answer: str = "answer", require_boxed: bool = True, allow_arithmetic: bool = False) -> None:
-        r"""`answer` is the payload's key. With `require_boxed` only the last `\boxed{…}` of the response counts.
-        Without, a response that has none is judged by what follows its last "answer is", else by its last number: that
-        helps a model that was never taught to box, and pays for guessing. With `allow_arithmetic` an answer may leave
-        arithmetic, roots and functions of numbers to be done: that pays for the question repeated."""
+        r"""Make the reward.
+
+        Args:
+            answer: Key of the right answer in the payload.
+            require_boxed: Accept only the last `\boxed{…}`. Without, a response that has none is judged by what follows its
+                last "answer is", else by its last number, which helps a model that was never taught to box, and pays for
+                guessing.
+            allow_arithmetic: Accept answers with arithmetic, roots and functions of numbers that are not evaluated, which
+                pays for repeating the question.
+        """
         self._answer = answer
         self._require_boxed = require_boxed
         self._allow_arithmetic = allow_arithmetic
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict; `ValueError` if the payload's answer cannot be read as mathematics."""
+        """Score a trajectory; `ValueError` if the payload's answer cannot be read as mathematics."""
         expected = ground_truth(prompt, self._answer)
         expected = (last_boxed(expected) or expected).strip().strip("$").strip()
         given = self._find(transcript.response)
@@ -82,7 +88,7 @@ class Math:
         boxed = last_boxed(response)
         if boxed is not None or self._require_boxed:
             return boxed
-        return last_match(_SAID, response) or last_match(_NUMBER, response)
+        return last_match(_ANSWER_IS, response) or last_match(_NUMBER, response)
 
 
 def compare_answers(expected: str, given: str, allow_arithmetic: bool = False) -> str:
@@ -101,11 +107,11 @@ def _compare_values(expected: str, given: str, allow_arithmetic: bool) -> str:
     (expected, our_unit), (given, their_unit) = split_unit(expected), split_unit(given)
     try:
         right = _read_right(expected)
-    except UnreadableAnswer:
+    except UnreadableAnswerError:
         return "" if _equal_by_library(expected, given) else "not the right answer"
     try:
         answer = read_answer(given)
-    except UnreadableAnswer as error:
+    except UnreadableAnswerError as error:
         return str(error)
     factor: Fraction | None = Fraction(1)
     if our_unit and their_unit:

@@ -1,0 +1,85 @@
+"""Small groups of samples, to try an advantage by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from antiphon.algorithms.trajectories import Samples
+from antiphon.core.types import (
+    AttemptId,
+    AttemptStatus,
+    PolicyVersion,
+    Sample,
+    Sampling,
+    Score,
+    Segment,
+    Streams,
+    StreamSpec,
+    TrajectoryMeta,
+    Turn,
+)
+
+
+def example(
+    *groups: Sequence[float],
+    tokens: int = 1,
+    paid: Sequence[float] = (),
+    values: Sequence[float] = (),
+    states: Sequence[str] = (),
+) -> Samples:
+    """Return groups of trajectories with these rewards, to try an advantage by hand.
+
+    Each trajectory has a prompt token, then `tokens` sampled tokens, each a turn.
+
+    Args:
+        groups: Rewards of the trajectories of each group.
+        tokens: Sampled tokens of a trajectory.
+        paid: Rewards of its first turns.
+        values: Values of its first sampled tokens.
+        states: State keys of its first turns.
+    """
+
+    def first(given: Sequence[Any], place: int) -> Any:
+        return given[place] if place < len(given) else None
+
+    def sample(group: int, sibling: int, reward: float) -> Sample:
+        version, blank = PolicyVersion(0, 0), np.zeros(tokens + 1, np.float32)
+        turns = (
+            Turn(
+                start=i + 1,
+                stop=i + 2,
+                sampling=Sampling(max_tokens=1),
+                reward=first(paid, i),
+                state_key=first(states, i),
+            )
+            for i in range(tokens)
+        )
+        return Sample(
+            meta=TrajectoryMeta(
+                id=AttemptId(group, sibling, 0),
+                prompt_id=str(group),
+                task="",
+                started=version,
+                newest=version,
+                status=AttemptStatus.FINISHED,
+                score=Score.of(reward),
+            ),
+            segment=Segment(
+                tokens=blank.astype(np.int32),
+                loss_mask=np.arange(tokens + 1) > 0,
+                logprobs=blank,
+                versions=blank.astype(np.int32),
+                turns=tuple(turns),
+            ),
+            streams=Streams(
+                {StreamSpec("values", "float64", (1,)): np.array([[0.0], *([value] for value in values)])}
+                if values
+                else {}
+            ),
+            advantages=blank,
+            weights=blank + 1,
+            reward=reward,
+        )
+
+    return [[sample(number, n, reward) for n, reward in enumerate(group)] for number, group in enumerate(groups)]

@@ -1,0 +1,77 @@
+"""The loss of a token as the learner computes it: the chosen loss, corrected for staleness, with entropy and KL terms."""
+
+from dataclasses import replace
+
+import torch
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.divergence import estimate_kl
+from antiphon.algorithms.losses import Loss, LossInputs, Metrics, aggregate_log_ratio, clipped_log_ratio
+from antiphon.algorithms.sections import CorrectionConfig
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
+
+
+def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """Return the chosen loss, corrected, with the entropy bonus and the KL term, [N]."""
+    weight, corrected = correction(inputs, config.correction) if config.correction.on else (1.0, {})
+    if config.correction.on:
+        inputs = replace(inputs, behaviour=_proximal_logprobs(inputs, config.correction))
+    value, metrics = loss(inputs, config)
+    if value.shape != inputs.logprobs.shape:
+        raise ConfigError(
+            f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
+        )
+    value, metrics = weight * value, metrics | corrected
+    if config.entropy_coefficient:
+        value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
+    if config.kl.in_loss:
+        apart = estimate_kl(inputs.logprobs, inputs.streams[REFERENCE_LOGPROBS], config.kl.estimator, torch)
+        value = value + config.kl.coefficient * apart
+        metrics = metrics | {"reference_kl": apart.detach()}
+    return value, metrics
+
+
+def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
+    """Return the weight of each token's loss, for tokens that another policy sampled than the one before the step, [N].
+
+    It is the ratio of both policies, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a
+    level of its own.
+
+    The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
+    no forward pass is spent on it. None ever is with `proximal: interpolated`. The loss then takes its ratio against it. So
+    `ppo_clip` with a token's weight is decoupled PPO.
+
+    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
+    "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability"; the interpolation as in Li et al. 2025,
+    "A-3PO".
+
+    >>> from antiphon.algorithms.losses import example
+    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.4, -3.0], advantages=[1.0, 1.0])
+    >>> correction(inputs, CorrectionConfig(level="token", high=5.0))[0]  # exp(0.4), and exp(2) cut off
+    tensor([1.4918, 5.0000], dtype=torch.float64)
+    >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    difference = clipped_log_ratio(_proximal_logprobs(inputs, config), inputs.behaviour)
+    weight, metrics = torch.ones_like(difference), {}
+    if config.level is not None:
+        weight = aggregate_log_ratio(difference, inputs, config.level).exp().clamp(max=config.high)
+        metrics["correction_weight"] = weight
+    if config.filter_level is not None:
+        ratio = aggregate_log_ratio(difference, inputs, config.filter_level).exp()
+        kept = ((ratio >= config.keep_low) & (ratio <= config.keep_high)).to(weight.dtype)
+        weight, metrics["correction_kept"] = weight * kept, kept
+    return weight, metrics
+
+
+def _proximal_logprobs(inputs: LossInputs, config: CorrectionConfig) -> torch.Tensor:
+    """Return the log-probs of the policy before the step, [N].
+
+    Interpolated, they lie d / (d + 1) of the way from those of sampling to those of now, where d is the age of the token.
+    """
+    now = inputs.logprobs.detach()
+    if config.proximal == "interpolated":
+        age = inputs.streams[TOKEN_AGE]
+        return inputs.behaviour + age / (age + 1) * clipped_log_ratio(now, inputs.behaviour)
+    return inputs.streams.get(PROXIMAL_LOGPROBS, now)

@@ -1,0 +1,45 @@
+"""Commands that train on fixed data: dpo, reward-model, distill."""
+
+from antiphon.cli.arguments import ConfigPath, DryRun, Overrides, Overwrite
+from antiphon.cli.configs import limit_threads, load_config, require_models
+from antiphon.cli.errors import exit_on_error
+from antiphon.cli.tables import print_derived
+
+
+def dpo(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
+    """Train a policy on preference pairs with DPO or IPO."""
+    _train_offline("DpoConfig", "dpo", config, overrides, dry_run, overwrite)
+
+
+def reward_model(
+    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+) -> None:
+    """Train a reward model on preference pairs."""
+    _train_offline("RewardModelConfig", "reward_model", config, overrides, dry_run, overwrite)
+
+
+def distill(
+    config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False
+) -> None:
+    """Train a student to match a teacher's token distributions on the reference responses of the prompts."""
+    _train_offline("DistillConfig", "distill", config, overrides, dry_run, overwrite)
+
+
+def _train_offline(
+    kind: str, function: str, path: str, overrides: list[str] | None, dry_run: bool, overwrite: bool
+) -> None:
+    """Run a function of `antiphon.offline.run` with a configuration of the class `kind`."""
+    with exit_on_error():
+        limit_threads()
+        from antiphon.core.config import dump
+        from antiphon.offline import config as offline_config
+
+        config = load_config(path, overrides, getattr(offline_config, kind))
+        if dry_run:
+            print(dump(config), end="")
+            print_derived(config.derived())
+            return
+        require_models(config.models)
+        from antiphon.offline import run as offline
+
+        getattr(offline, function)(config, overwrite=overwrite)

@@ -1,0 +1,134 @@
+"""Commands that train and evaluate a policy: train, sft, eval, check."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Trust
+from antiphon.cli.configs import load_for_evaluation, load_run, print_run, require_models
+from antiphon.cli.errors import exit_on_error
+from antiphon.cli.tables import flatten, print_table
+from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.run.config import RunConfig
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")] = False,
+) -> None:
+    """Train with reinforcement learning, after a supervised warm start if the configuration has one."""
+    with exit_on_error():
+        run = load_run(config, overrides)
+        if overwrite and resume:
+            raise ConfigError("give --overwrite or --resume, not both")
+        if dry_run:
+            print_run(run)
+            return
+        require_models(run.models)
+        if run.placement.auto:
+            run = _place_automatically(run)
+        from antiphon.run.commands import train as build_and_train
+
+        raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
+
+
+def _place_automatically(run: "RunConfig") -> "RunConfig":
+    """Divide this machine's devices as the planner suggests, from speeds that a probe left or else from sizes alone."""
+    from antiphon.cluster.devices import this_machine
+    from antiphon.core.config import load
+    from antiphon.simulate.device_split import split_devices
+    from antiphon.simulate.probe import speeds_path
+    from antiphon.simulate.speeds import Speeds
+
+    measured = speeds_path(run)
+    if measured.is_file():
+        speeds, source = load(measured, model=Speeds), f"speeds in {measured}"
+    else:
+        from antiphon.simulate.model_facts import read_model_facts
+        from antiphon.simulate.speed_estimate import estimate, measure_this_machine
+
+        speeds = estimate(run, read_model_facts(run), measure_this_machine(run))
+        source = "sizes alone; `antiphon plan --probe --devices` measures speeds"
+    placed, split = split_devices(run, speeds, this_machine())
+    print(f"placement: {split} (learner {placed.placement.learner}; engines {placed.placement.engine}), from {source}")
+    return placed
+
+
+def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
+    """Fine-tune on the reference responses of the prompts, as the configuration's `sft` says."""
+    with exit_on_error():
+        run = load_run(config, overrides)
+        if run.sft is None:
+            raise ConfigError(f"{config}: sft: is missing; give at least sft.steps")
+        if dry_run:
+            print_run(run)
+            return
+        require_models([run.model.path])
+        from antiphon.run.commands import sft as build_and_tune
+
+        raise typer.Exit(build_and_tune(run, overwrite=overwrite))
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, such as a checkpoint.")],
+    config: ConfigPath,
+    overrides: Overrides = None,
+    samples: Annotated[int | None, typer.Option(help="Completions per prompt, the k of pass@k.", min=1)] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 is greedy. Default: 0 with one completion per prompt, 1 with several.", min=0.0),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N test prompts; 0 uses all.", min=0)] = None,
+    code: CodeFolder = None,
+    trust: Trust = False,
+) -> None:
+    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals.
+
+    If CONFIG is the file that a run recorded, the modules it names are imported only with --code or --trust.
+    """
+    with exit_on_error():
+        run = load_for_evaluation(Path(config), overrides or [], code, trust)
+        require_models([model])
+        from antiphon.run.commands import evaluate_model
+
+        settings = run.evaluation
+        result = evaluate_model(
+            model,
+            run,
+            samples=settings.samples if samples is None else samples,
+            temperature=temperature,
+            limit=settings.limit if limit is None else limit,
+        )
+        print_table("measure", "value", flatten(result))
+
+
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
+) -> None:
+    """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks."""
+    with exit_on_error():
+        run = load_run(config, overrides)
+        from antiphon.run.reward_checks import check_rewards
+
+        found = check_rewards(run, prompts)
+        for finding in found:
+            means = {"correct responses": finding.oracle, "empty ones": finding.empty, "garbage": finding.garbage}
+            scores = {f"mean score of {kind}": "none" if mean is None else mean for kind, mean in means.items()}
+            timing = {"gradings": finding.gradings, "seconds, slowest": finding.seconds}
+            timing |= {"attacks": finding.attacks, "attacks that scored": len(finding.holes)}
+            print_table(f"task {finding.task}", "", {**scores, **timing})
+        problems = [
+            f"task {finding.task}: {problem}"
+            for finding in found
+            for problem in (*finding.problems, *(f"reward hack: {hole}" for hole in finding.holes))
+        ]
+        print("\n".join([*problems, f"problems: {len(problems)}"]))
+        raise typer.Exit(1 if problems else 0)

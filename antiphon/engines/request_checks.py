@@ -1,0 +1,74 @@
+"""Checks of requests before an engine runs them."""
+
+import math
+
+import numpy as np
+
+from antiphon.core.errors import RequestError, UnsupportedError
+from antiphon.core.types import GenerateRequest, Sampling
+
+MIN_SERVED_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
+MIN_TEMPERATURE = 1e-20  # float32 logits divided by much less than this are infinite
+
+
+def validate_request(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
+    """Raise `RequestError` for a request that no engine can run.
+
+    Args:
+        request: The request.
+        max_length: Most tokens of a sequence, prompt included.
+        vocabulary: Number of tokens that the model knows.
+        decodes: True if the engine has a tokenizer, which stop strings need.
+    """
+    tokens, sampling = request.tokens, request.sampling
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RequestError(f"request {request.id!r}: its tokens are not a one-dimensional array of integers")
+    prompt = len(tokens)
+    if prompt < 1 or not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1:
+        raise RequestError(f"request {request.id!r} has {prompt} prompt tokens and asks for {sampling.max_tokens}")
+    if prompt + sampling.max_tokens > max_length:
+        raise RequestError(
+            f"request {request.id!r} has {prompt} prompt tokens and asks for up to {sampling.max_tokens} more, "
+            f"{prompt + sampling.max_tokens} in all; the engine holds {max_length} a sequence"
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise RequestError(f"request {request.id!r} has tokens outside the vocabulary of {vocabulary}")
+    if request.attachments:
+        raise RequestError(f"request {request.id!r} has attachments; the engine reads text only")
+    if sampling.stop and not decodes:
+        raise RequestError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
+    for name in _invalid_settings(sampling):
+        raise RequestError(f"request {request.id!r}: {name} {getattr(sampling, name)!r} is not possible")
+
+
+def check_sampling_supported(sampling: Sampling) -> None:
+    """Raise `UnsupportedError` for sampling that vLLM, and servers like it, would do differently from what was asked."""
+    if sampling.truncated:
+        raise UnsupportedError("vLLM samples from the whole vocabulary only here: no top_p, top_k or min_p")
+    if 0 < sampling.temperature < MIN_SERVED_TEMPERATURE:
+        raise UnsupportedError(
+            f"vLLM supports no temperature between 0 and {MIN_SERVED_TEMPERATURE:g}; asked for {sampling.temperature:g}"
+        )
+
+
+def _invalid_settings(sampling: Sampling) -> list[str]:
+    """Return the names of the settings that no token can be sampled with."""
+    try:
+        " ".join(sampling.stop).encode()
+        text = True
+    except (TypeError, UnicodeEncodeError):
+        text = False
+    valid = {
+        "temperature": _is_number(sampling.temperature)
+        and (sampling.temperature == 0 or MIN_TEMPERATURE <= sampling.temperature < math.inf),
+        "top_p": _is_number(sampling.top_p) and 0 < sampling.top_p <= 1,
+        "top_k": isinstance(sampling.top_k, int) and 0 <= sampling.top_k < 1 << 63,
+        "min_p": _is_number(sampling.min_p) and 0 <= sampling.min_p <= 1,
+        "seed": isinstance(sampling.seed, int),
+        "stop": text,
+    }
+    return [name for name, good in valid.items() if not good]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

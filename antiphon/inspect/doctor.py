@@ -1,0 +1,70 @@
+"""Describe this machine: versions, hardware, and optional packages that are missing."""
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from antiphon import __version__
+
+# Distribution name -> the extra of ours that installs it.
+OPTIONAL = {
+    "ray": "ray",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "deepspeed": "deepspeed",
+    "megatron-core": "megatron",
+    "peft": "peft",
+    "gymnasium": "envs",
+    "bm25s": "envs",
+    "rapidfuzz": "envs",
+    "mcp": "envs",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+
+
+def describe_software() -> dict[str, str]:
+    """Return the versions of Python, of Antiphon and of the packages it needs."""
+    rows = {"python": platform.python_version(), "antiphon": __version__}
+    for name in ("torch", "transformers", "datasets", "numpy"):
+        rows[name] = _find_version(name) or "missing: pip install -e ."
+    return rows
+
+
+def describe_hardware() -> dict[str, str]:
+    """Return the CPUs, memory, shared memory and CUDA devices that this process may use."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shared = Path("/dev/shm")
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    return {
+        "CPUs of this process": str(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()),
+        "memory": f"{memory / 2**30:.1f} GiB",
+        "shared memory": f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB free" if shared.is_dir() else "none",
+        "CUDA devices": _describe_cuda(),
+    }
+
+
+def describe_optional() -> dict[str, str]:
+    """Return the versions of optional packages, or how to install them."""
+    return {
+        name: _find_version(name) or f"not installed: pip install -e '.[{extra}]'" for name, extra in OPTIONAL.items()
+    }
+
+
+def _find_version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _describe_cuda() -> str:
+    if _find_version("torch") is None:
+        return "unknown without torch"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

@@ -1,0 +1,110 @@
+"""Answer where a sample or a token of a run came from, and how it was used."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from antiphon.core.errors import RecordError
+from antiphon.core.types import AttemptId, Segment, Trajectory
+from antiphon.record import safe_files
+from antiphon.record.reader import AttemptRow, RunReader
+
+
+def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield what is recorded of an attempt or of one of its tokens, as labels and texts.
+
+    Args:
+        run: Run directory.
+        name: `[lineage:]group.sibling.try` for an attempt, by default of the newest lineage that has it;
+            `...@position` for a token of its first segment.
+
+    Raises:
+        RecordError: There is no such attempt or token, or the run is damaged.
+    """
+    attempt, _, position = name.partition("@")
+    lineage, _, numbers = attempt.rpartition(":")
+    try:
+        identity, place = AttemptId(*map(int, numbers.split("."))), int(position or 0)
+        in_lineage = int(lineage) if lineage else None
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@token]") from error
+    with RunReader.open(run) as reader:
+        row = reader.find_attempt(identity, in_lineage)
+        if row is None:
+            raise RecordError(f"{run}: there is no attempt {attempt}")
+        yield from _describe_attempt(reader, row)
+        if row.file is None:
+            return
+        found = reader.read_trajectories(row.file).get(row.made_by)
+    if found is None:
+        raise RecordError(f"rollouts/{row.file} has no attempt {row.made_by}")
+    yield "trajectory", f"rollouts/{row.file}"
+    with safe_files.convert_read_errors(f"rollouts/{row.file}"):
+        yield from _describe_trajectory(found)
+        if position:
+            yield from _describe_token(found.segments[0], place)
+
+
+def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
+    yield "attempt", row.name
+    yield "prompt", f"{row.prompt.id}, task {row.prompt.task}, epoch {row.prompt.epoch}"
+    yield "group", f"{row.id.group}, admitted at version {row.admitted}, {row.outcome or 'live'}"
+    yield "status", _describe_status(reader, row)
+    if row.origin:
+        yield "reused from", f"{row.origin}, of an earlier lineage of the run"
+    if row.failure:
+        yield "failure", row.failure
+
+
+def _describe_status(reader: RunReader, row: AttemptRow) -> str:
+    if row.status != "trained":
+        return row.status
+    step = next((step for step in reader.list_steps(row.lineage) if step.step == row.step), None)
+    if step is None or step.version is None:
+        raise RecordError(
+            f"{reader.directory / 'ledger.db'}: step {row.step}, which trained on {row.name}, is not in it"
+        )
+    undone = ", which a later lineage of the run undid" if step.is_undone else ""
+    age = step.version - 1 - row.started
+    return f"trained at step {row.step}{undone}, {age} versions old, which published version {step.version}"
+
+
+def _describe_trajectory(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+    meta = trajectory.meta
+    yield "started at version", str(meta.started.n)
+    parts = "".join(f", {name} {value:g}" for name, value in meta.score.parts.items())
+    yield "score", f"{meta.score.status} {meta.score.value}{parts} {meta.score.detail}".strip()
+    yield "seconds", f"{meta.timing.finished - meta.timing.queued:.3f}, grading included"
+    for number, segment in enumerate(trajectory.segments):
+        for index, turn in enumerate(segment.turns):
+            sampled = turn.stop - turn.start
+            yield (
+                f"segment {number}, turn {index}",
+                f"tokens {turn.start}–{turn.stop} ({sampled} sampled by {_count_versions(segment, turn.start, turn.stop)})"
+                f" on engine {', '.join(map(str, turn.engines)) or 'unknown'}; ended by {turn.finish}; reward {turn.reward};"
+                f" temperature {turn.sampling.temperature:g}, seed {turn.sampling.seed};"
+                f" waited {turn.timing.started - turn.timing.queued:.3f} s,"
+                f" took {turn.timing.finished - turn.timing.started:.3f} s",
+            )
+
+
+def _count_versions(segment: Segment, start: int, stop: int) -> str:
+    """Return the versions that sampled a span with their numbers of tokens, in order."""
+    versions = [(int(version), len(list(same))) for version, same in groupby(segment.versions[start:stop].tolist())]
+    return ", ".join(f"version {version}: {count}" for version, count in versions)
+
+
+def _describe_token(segment: Segment, position: int) -> Iterator[tuple[str, str]]:
+    if not 0 <= position < len(segment.tokens):
+        raise RecordError(f"there is no token {position}: the segment has {len(segment.tokens)}")
+    token = int(segment.tokens[position])
+    if not segment.loss_mask[position]:
+        yield f"token {position}", f"{token}, part of the input, not sampled"
+        return
+    turn = next(index for index, turn in enumerate(segment.turns) if turn.start <= position < turn.stop)
+    mixed = any(bool(segment.streams[spec][position]) for spec in segment.streams if spec.name == "mixed_cache")
+    yield (
+        f"token {position}",
+        f"{token}, sampled in turn {turn} by version {int(segment.versions[position])}, log-prob"
+        f" {float(segment.logprobs[position]):.6f}{', over a KV cache of more than one version' if mixed else ''}",
+    )

@@ -1,0 +1,102 @@
+"""Streams that models give: their log-probs, values or attention statistics of each token of each sample."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import (
+    PROXIMAL_LOGPROBS,
+    ROUTED_EXPERTS,
+    TEACHER_LOGPROBS,
+    FloatArray,
+    Pack,
+    Producer,
+    Sample,
+    Streams,
+    StreamSpec,
+)
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.learner import Scorer
+from antiphon.learning.packing import pack_samples, split_packs
+from antiphon.learning.step import SampleKey, Step, StepPipeline, by_key, gather_keyed
+
+Query = Callable[[list[Pack]], Awaitable[list[FloatArray]]]
+Arrays = dict[SampleKey, FloatArray]  # [L, …] of each sample
+
+
+async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
+    """Ask all models that the algorithm needs, at once; return the streams that they give."""
+    samples, specs = by_key(step.samples), step.streams_to_query()
+    queries, config = _queries(step.pipeline), step.pipeline.config
+    for spec in specs:
+        if spec.producer not in queries and spec is not TEACHER_LOGPROBS:
+            raise ConfigError(f"stream {spec.name!r} is needed, and the run has no model for it ({spec.producer})")
+    asked = {spec: queries[spec.producer] for spec in specs if spec.producer in queries}
+    streams, taught = await asyncio.gather(
+        _query_each(samples, asked, config), _teacher_logprobs(samples, step.pipeline)
+    )
+    if TEACHER_LOGPROBS in specs:  # where a task has no teacher, the policy's own log-probs: nothing to learn
+        own = {key: sample.segment.logprobs for key, sample in samples.items()} | streams.get(PROXIMAL_LOGPROBS, {})
+        streams[TEACHER_LOGPROBS] = own | taught
+    return streams
+
+
+def _queries(pipeline: StepPipeline) -> dict[Producer, Query]:
+    """Return how each model of the run is asked."""
+    queries: dict[Producer, Query] = {
+        "policy": pipeline.learner.score,
+        "attention": pipeline.learner.attention_stats,
+    }
+    if pipeline.reference is not None:
+        queries["reference"] = pipeline.reference.score
+    if pipeline.critics:
+        queries["critics"] = partial(_stack_values, pipeline.critics)
+    return queries
+
+
+async def _stack_values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
+    """Return the values of all critics, [T, critics] a pack."""
+    columns = await asyncio.gather(*(critic.score(packs) for critic in critics))
+    return [np.stack(values, axis=-1) for values in zip(*columns, strict=True)]
+
+
+async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepPipeline) -> Arrays:
+    """Return the mean log-probs over the teachers of each sample's task, for samples of tasks that have teachers."""
+    answers = await asyncio.gather(
+        *(
+            _query_each(
+                {key: one for key, one in samples.items() if not teacher.tasks or one.meta.task in teacher.tasks},
+                {TEACHER_LOGPROBS: model.score},
+                pipeline.config,
+            )
+            for teacher, model in pipeline.teachers
+        )
+    )
+    by_sample = defaultdict[SampleKey, list[FloatArray]](list)
+    for answer in answers:
+        for key, logprobs in answer[TEACHER_LOGPROBS].items():
+            by_sample[key].append(logprobs)
+    return {key: np.mean(logprobs, axis=0, dtype=np.float32) for key, logprobs in by_sample.items()}
+
+
+async def _query_each(
+    samples: Mapping[SampleKey, Sample], queries: Mapping[StreamSpec, Query], config: LearnerConfig
+) -> dict[StreamSpec, Arrays]:
+    """Ask each query about the same packs; return its answer [L, …] for each sample."""
+    if not queries:
+        return {}
+    flat = list(samples.values())
+    members, packs = pack_samples(flat, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
+    bare = [replace(pack, streams=Streams()) for pack in packs]  # only the policy replays the engine's experts
+    answers = await gather_keyed(
+        {spec: query(packs if spec.producer in ("policy", "attention") else bare) for spec, query in queries.items()}
+    )
+    return {
+        spec: dict(zip(samples, split_packs(flat, members, arrays, config.share_prefixes), strict=True))
+        for spec, arrays in answers.items()
+    }

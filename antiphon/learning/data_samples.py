@@ -1,0 +1,100 @@
+"""Samples and batches from data sets, for supervised fine-tuning and the offline verbs. Pure numpy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from antiphon.core.types import (
+    PAIR,
+    AttemptId,
+    AttemptStatus,
+    IntArray,
+    PolicyVersion,
+    Sample,
+    Score,
+    Segment,
+    Streams,
+    TrainBatch,
+    TrajectoryMeta,
+)
+from antiphon.learning.batch import build_batch
+
+
+def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
+    """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
+    return token_mean_batch(
+        [make_response(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks
+    )
+
+
+def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
+    """One update whose loss is the mean over all response tokens."""
+    return build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
+
+
+def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
+    """One update whose loss is the mean over pairs, see `pair`: the coefficients of each add up to one over their count, and
+    none is split between packs.
+    """
+    return build_batch(
+        pairs,
+        aggregation="sequence_mean_token_mean",
+        max_tokens=1,
+        tokens_per_pack=tokens_per_pack,
+        whole_groups=True,
+    )
+
+
+def make_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+    """Two responses to a prompt, tokens [P] and [C] each, the better one first, as `learning.objectives.pairs` wants them."""
+    return [
+        replace(
+            sample,
+            streams=Streams({PAIR: np.full(len(sample.advantages), number, dtype=np.int32)}),
+            advantages=sample.advantages + np.float32(sign),
+        )
+        for sibling, (response, sign) in enumerate(((chosen, 1), (rejected, -1)))
+        for sample in [sample_from_tokens(AttemptId(number, sibling, 0), prompt, response)]
+    ]
+
+
+def make_scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: IntArray) -> list[Sample]:
+    """The same, with no token in the loss but the last of each response, at which a reward model is asked for its score."""
+    return [
+        replace(sample, weights=(np.arange(len(sample.weights)) == len(sample.weights) - 1).astype(np.float32))
+        for sample in make_pair(number, prompt, chosen, rejected)
+    ]
+
+
+def make_response(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
+    """The one response to a prompt, tokens [P] and [C]."""
+    return [sample_from_tokens(AttemptId(number, 0, 0), prompt, response)]
+
+
+def sample_from_tokens(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
+    """A response that was written, tokens [P] and [C]: those of the response are in the loss."""
+    tokens = np.concatenate([prompt, response])
+    zeros = np.zeros(len(tokens), dtype=np.float32)
+    version = PolicyVersion(0, 0)
+    return Sample(
+        meta=TrajectoryMeta(
+            id=identity,
+            prompt_id=str(identity.group),
+            task="",
+            started=version,
+            newest=version,
+            status=AttemptStatus.FINISHED,
+            score=Score.ungraded("an example"),
+        ),
+        segment=Segment(
+            tokens=tokens,
+            loss_mask=np.arange(len(tokens)) >= len(prompt),
+            logprobs=zeros,
+            versions=zeros.astype(np.int32),
+            turns=(),
+        ),
+        streams=Streams(),
+        advantages=zeros,
+        weights=zeros + 1,
+    )

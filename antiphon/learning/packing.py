@@ -1,0 +1,189 @@
+"""Packs: sequences end to end in one row of at most so many tokens, with shared prefixes once. Pure numpy."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon.core.types import FloatArray, Pack, Sample, Segment, Streams, StreamSpec
+from antiphon.learning.prefix_tree import Span, SpanPath, build_prefix_tree, owners_in_pack
+
+Row = tuple[Sample, NDArray[np.float64]]  # a sample and the loss coefficients of its tokens [L]
+
+PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
+_ONE_PIECE = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}
+
+
+def pack_rows(units: Sequence[Sequence[Row]], tokens_per_pack: int, share: bool) -> tuple[list[list[int]], list[Pack]]:
+    """Pack units of rows. Rows of one unit are in the same pack.
+
+    Returns:
+        Indices of the units in each pack, and the packs.
+    """
+    paths = iter(build_prefix_tree([sample.segment for unit in units for sample, _ in unit], share))
+    placed = [[(row, next(paths)) for row in unit] for unit in units]
+    members = _fill_bins([[path for _, path in unit] for unit in placed], tokens_per_pack)
+    return members, [_make_pack([pair for index in pack for pair in placed[index]]) for pack in members]
+
+
+def pack_samples(
+    samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[StreamSpec] = (), share: bool = True
+) -> tuple[list[list[int]], list[Pack]]:
+    """Pack all samples with the given streams, for scoring.
+
+    Args:
+        samples: Samples to score.
+        tokens_per_pack: Most tokens of a pack, unless one sample has more.
+        streams: Streams that the packs have.
+        share: Have common prefixes once in a pack.
+
+    Returns:
+        Indices of the samples in each pack, and the packs.
+    """
+    bare = [replace(sample, streams=sample.streams.only(streams)) for sample in samples]
+    return pack_rows([[(sample, loss_tokens(sample))] for sample in bare], tokens_per_pack, share)
+
+
+def split_packs(
+    samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray], share: bool = True
+) -> list[FloatArray]:
+    """Cut results of packs from `pack_samples` back into results of the samples.
+
+    Args:
+        samples: The samples that were packed.
+        members: Indices of the samples in each pack.
+        scored: Result [T, …] of each pack.
+        share: As in `pack_samples`.
+
+    Returns:
+        One array [L, …] for each sample; 0 on prompts.
+    """
+    paths = build_prefix_tree([sample.segment for sample in samples], share)
+    result = [np.zeros((len(sample.segment.tokens), *scored[0].shape[1:]), dtype=np.float32) for sample in samples]
+    for indices, values in zip(members, scored, strict=True):
+        owners = owners_in_pack([samples[i].segment for i in indices], [paths[i] for i in indices])
+        parts = np.split(values, np.cumsum([len(span) for span in owners])[:-1])
+        for (span, owner), part in zip(owners.items(), parts, strict=True):
+            result[indices[owner]][span.start : span.stop] = part
+    return result
+
+
+def padding_pack(pack: Pack) -> Pack:
+    """Return a pack of the first token of another, without loss: for a rank that has nothing to compute."""
+    first = {name: getattr(pack, name)[:1] for name in PACK_ARRAYS}
+    alone = {name: np.full(1, value, np.int32) for name, value in _ONE_PIECE.items()}
+    no_loss = {"loss_mask": np.zeros(1, np.bool_), "coefficients": np.zeros(1)}
+    return Pack(**(first | alone | no_loss), streams=Streams({spec: pack.streams[spec][:1] for spec in pack.streams}))
+
+
+def loss_tokens(sample: Sample) -> NDArray[np.float64]:
+    """Return 1 where a token takes part in the loss, [L]; never at the first, which nothing predicts."""
+    counted: NDArray[np.float64] = (sample.segment.loss_mask & (sample.weights != 0)).astype(np.float64)
+    counted[:1] = 0
+    return counted
+
+
+# --- bin packing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Bin:
+    used: int = 0
+    members: list[int] = field(default_factory=list)
+    spans: set[Span] = field(default_factory=set)
+
+    def cost(self, unit: "_Unit") -> int:
+        """Return the tokens that a unit would add."""
+        return unit.own_tokens + sum(len(span) for span in unit.shared if span not in self.spans)
+
+    def add(self, index: int, unit: "_Unit") -> None:
+        self.used += self.cost(unit)
+        self.members.append(index)
+        self.spans |= set(unit.shared)
+
+
+class _Unit:
+    """Segments that are packed together: the spans that others share, and how many tokens are theirs alone."""
+
+    __slots__ = ("own_tokens", "shared")
+
+    def __init__(self, paths: Sequence[SpanPath], places: Mapping[Span, int]) -> None:
+        spans = dict.fromkeys(span for path in paths for span in path)
+        self.shared = [span for span in spans if span in places]
+        self.own_tokens = sum(map(len, spans)) - sum(map(len, self.shared))
+
+    def sort_key(self, places: Mapping[Span, int]) -> tuple[int, list[int], int]:
+        """Return the key of the packing order: those that share most first, and what they share one after another."""
+        return -sum(map(len, self.shared)), [places[span] for span in self.shared], -self.own_tokens
+
+
+def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[int]]:
+    """Return the indices of the groups of each pack, first fit decreasing.
+
+    A span that a pack has already costs nothing more. No group is split; one over the budget has a pack to itself.
+    """
+    uses = Counter(span for paths in groups for span in {span for path in paths for span in path})
+    places = {span: place for place, span in enumerate(uses) if uses[span] > 1}
+    units = [_Unit(paths, places) for paths in groups]
+    least = min((unit.own_tokens for unit in units), default=0)
+    bins: list[_Bin] = []
+    open_bins: list[_Bin] = []  # those that the shortest unit may still fit in
+    for index in sorted(range(len(units)), key=lambda i: units[i].sort_key(places)):
+        unit = units[index]
+        fitting = [b for b in open_bins if b.used + b.cost(unit) <= budget]
+        if not fitting:
+            fitting = [_Bin()]
+            bins += fitting
+            open_bins += fitting
+        chosen = min(fitting, key=lambda b: b.cost(unit))  # which has most of it, else the first
+        chosen.add(index, unit)
+        if chosen.used + least > budget:
+            open_bins.remove(chosen)
+    return [b.members for b in bins]
+
+
+# --- one pack ----------------------------------------------------------------------------------------------------------
+
+
+def _make_pack(members: Sequence[tuple[Row, SpanPath]]) -> Pack:
+    rows, paths = [row for row, _ in members], [path for _, path in members]
+    samples = [sample for sample, _ in rows]
+    segments = [sample.segment for sample in samples]
+    owners = owners_in_pack(segments, paths)
+    places: dict[Span | None, int] = {span: place for place, span in enumerate(owners)}
+    known = {spec: sample.streams[spec] for sample in samples for spec in sample.streams}
+
+    def concatenate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([arrays[owner][span.start : span.stop] for span, owner in owners.items()])
+
+    return Pack(
+        tokens=concatenate([segment.tokens for segment in segments]),
+        lengths=np.array([len(span) for span in owners], dtype=np.int32),
+        parents=np.array([places.get(span.parent, -1) for span in owners], dtype=np.int32),
+        owners=np.array(list(owners.values()), dtype=np.int32),
+        ends=np.array([places[path[-1]] for path in paths], dtype=np.int32),
+        loss_mask=concatenate([coefficients != 0 for _, coefficients in rows]),
+        logprobs=concatenate([segment.logprobs for segment in segments]),
+        advantages=concatenate([sample.advantages for sample in samples]),
+        coefficients=concatenate([coefficients for _, coefficients in rows]),
+        temperatures=concatenate([_temperatures(segment) for segment in segments]),
+        streams=Streams(
+            {spec: concatenate([_stream(each, spec, array) for each in samples]) for spec, array in known.items()}
+        ),
+    )
+
+
+def _stream(sample: Sample, spec: StreamSpec, other: NDArray[Any]) -> NDArray[Any]:
+    """Return a stream of the sample; where it has none, zeros in the row shape of `other`, that of another sample."""
+    return sample.streams.get(spec, np.zeros((len(sample.segment.tokens), *other.shape[1:]), other.dtype))
+
+
+def _temperatures(segment: Segment) -> FloatArray:
+    """Return the temperature each token was sampled at, 1 where it was not sampled, [L]."""
+    temperatures = np.ones(len(segment.tokens), dtype=np.float32)
+    for turn in segment.turns:
+        temperatures[turn.start : turn.stop] = turn.sampling.temperature or 1.0
+    return temperatures

@@ -1,0 +1,94 @@
+"""Tensor parallelism by the model's own plan: which layers are cut how, and the collectives around them."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from antiphon.core.errors import UnsupportedError
+from antiphon.learning.mesh import copy_to_group, reduce_from_group
+from antiphon.learning.mesh_config import MeshConfig
+from antiphon.learning.model.logprobs import Vocabulary
+
+COLUMNS = "colwise"  # this and the next are names of transformers
+
+
+ROWS = "rowwise"
+
+
+PARTIAL = "replicated_with_grad_allreduce"
+
+
+def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
+    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
+    said `at` this place.
+    """
+    kind, styles = type(model).__name__, set[str]()
+    for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
+        if style not in (COLUMNS, ROWS, PARTIAL):
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
+        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
+        styles.add(style)
+    if mesh.tensor > 1 and COLUMNS not in styles:
+        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
+    if mesh.expert > 1 and not find_expert_layers(model):
+        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
+
+
+def planned_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
+    """The parts of a model that its own plan of tensor parallelism names, and how each is to be cut."""
+    plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
+    for name, module in model.base_model.named_modules():
+        if style := plan.get(re.sub(r"\.\d+\.", ".*.", name)):
+            yield name, module, style
+
+
+def find_expert_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """By name, the layers that have the weights of all their experts in one tensor each."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+        and isinstance(getattr(module, "num_experts", None), int)
+    }
+
+
+def copy_input_hook(group: Any) -> Callable[..., Any]:
+    """Return a hook on a block's input: all ranks have it, each computes a part."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (copy_to_group(args[0], group), *args[1:]), options
+        return args, options | {"hidden_states": copy_to_group(options["hidden_states"], group)}
+
+    return enter
+
+
+def reduce_output_hook(group: Any) -> Callable[..., Any]:
+    """Return a hook on a block's output: the sum of all parts."""
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        return (
+            (reduce_from_group(output[0], group), *output[1:])
+            if isinstance(output, tuple)
+            else reduce_from_group(output, group)
+        )
+
+    return leave
+
+
+def vocabulary_embedding(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The forward of an embedding of which each rank has some rows: its own, which may scale them, and trains no padding."""
+    look_up, count, pad = embedding.forward, len(embedding.weight), embedding.padding_idx
+    if pad is not None:
+        embedding.padding_idx = pad - vocabulary.start if 0 <= pad - vocabulary.start < count else None
+
+    def embed(tokens: torch.Tensor) -> torch.Tensor:
+        rows, there = vocabulary.rows(tokens, count)
+        return reduce_from_group(look_up(rows) * there[..., None], vocabulary.group)
+
+    return embed

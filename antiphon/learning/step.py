@@ -1,0 +1,161 @@
+"""One training step as its stages see it: the samples, what is made of them, and the models that are asked and trained."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+from numpy.typing import NDArray
+
+from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.declarations import Declaration
+from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.trajectories import Arrays, Samples
+from antiphon.core.types import PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
+from antiphon.learning.batch import digest_batches, make_samples
+from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
+from antiphon.learning.learner import Scorer, Trainer
+
+T = TypeVar("T")
+
+EstimateAdvantages = Callable[[Samples, AlgorithmConfig], Arrays]
+Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # awaits with a deadline
+
+
+class SampleKey(NamedTuple):
+    """Identifies a sample of a step."""
+
+    group: int
+    position: int  # in its group
+
+
+def by_key(nested: Sequence[Sequence[T]]) -> dict[SampleKey, T]:
+    """Return what is nested as [group][sample], keyed by sample."""
+    return {SampleKey(g, n): value for g, group in enumerate(nested) for n, value in enumerate(group)}
+
+
+async def wait_forever(work: Awaitable[Any]) -> Any:
+    """Await without a deadline."""
+    return await work
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPipeline:
+    """Models, settings and stages that turn groups into updates, from step to step.
+
+    Attributes:
+        critic_ranks: Data-parallel ranks of a critic.
+        estimate_advantages: The advantage function of the algorithm.
+        loss: What the loss function of the algorithm declares.
+        max_tokens: Token limit of one completion.
+        controllers: What the algorithm remembers from step to step; part of a checkpoint.
+    """
+
+    learner: Trainer
+    reference: Scorer | None = None
+    critics: Sequence[Trainer] = ()
+    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
+    algorithm: AlgorithmConfig
+    config: LearnerConfig
+    critic: CriticConfig | None = None
+    critic_ranks: int
+    estimate_advantages: EstimateAdvantages
+    loss: Declaration
+    stages: Sequence["Stage"]
+    max_tokens: int
+    controllers: Controllers = field(default_factory=Controllers)
+
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], wait: Wait = wait_forever
+    ) -> tuple[dict[str, float], str]:
+        """Run the stages on the groups of one step.
+
+        Args:
+            number: Number of the step, from 1.
+            version: Number of the policy version before the step.
+            groups: Groups with their trajectories.
+            wait: Awaits one stage, with a deadline.
+
+        Returns:
+            Metrics, and the digest of the batches that the learner was given.
+        """
+        step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
+        for stage in self.stages:
+            await wait(stage(step))
+        return step.metrics, digest_batches(step.batches)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """The state of one training step.
+
+    Attributes:
+        number: Number of the step, from 1.
+        version: Number of the policy version before the step.
+        samples: Samples of each group, those of a trajectory one after another.
+        algorithm: Settings with the coefficients of this step; the only ones that stages read.
+        metrics: Metrics of the step.
+        batches: Batches that the learner was given.
+    """
+
+    number: int
+    version: int
+    samples: list[list[Sample]]
+    pipeline: StepPipeline
+    algorithm: AlgorithmConfig = field(init=False)
+    metrics: dict[str, float] = field(default_factory=dict)
+    batches: list[TrainBatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.controllers.kl
+        if adapted is not None:
+            kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
+            self.algorithm = self.algorithm.model_copy(update={"kl": kl})
+
+    @property
+    def flat(self) -> list[Sample]:
+        """All samples."""
+        return [sample for group in self.samples for sample in group]
+
+    def streams_to_query(self) -> list[StreamSpec]:
+        """Return the streams that models are asked for.
+
+        In a step of one update the proximal policy is the policy being trained, so its log-probs are asked for only where a
+        function of the user reads them.
+        """
+        required = self.algorithm.required_streams
+        if self.pipeline.config.updates == 1 and PROXIMAL_LOGPROBS.name not in self.algorithm.streams:
+            required -= {PROXIMAL_LOGPROBS}
+        return [spec for spec in STREAMS.values() if spec in required and spec.producer != "stage"]
+
+    def reaches_learner(self, spec: StreamSpec) -> bool:
+        """Return True if the loss or the learner reads a stream; others are dropped before the learner gets the batch."""
+        consumers = STREAMS.get(spec.name, spec).consumers
+        own = spec in self.pipeline.loss.needs or spec.name in self.algorithm.streams
+        in_kl = self.algorithm.kl.in_loss and spec.producer == "reference"
+        return own or in_kl or "loss" in consumers or "learner" in consumers
+
+    def add_stream(self, spec: StreamSpec, arrays: Mapping[SampleKey, NDArray[Any]]) -> None:
+        """Add a stream to every sample, or replace it.
+
+        Args:
+            spec: What the stream is.
+            arrays: Array [L, …] of each sample.
+        """
+        samples = by_key(self.samples)
+        self.update_samples({key: {"streams": samples[key].streams.with_stream(spec, arrays[key])} for key in samples})
+
+    def update_samples(self, changes: Mapping[SampleKey, Mapping[str, Any]]) -> None:
+        """Replace fields of samples: of each sample that `changes` has, the fields that it names."""
+        self.samples = [
+            [replace(sample, **changes.get(SampleKey(g, n), {})) for n, sample in enumerate(group)]
+            for g, group in enumerate(self.samples)
+        ]
+
+
+Stage = Callable[[Step], Awaitable[None]]
+
+
+async def gather_keyed(work: Mapping[T, Awaitable[Any]]) -> dict[T, Any]:
+    """Await all values at once; return the results under the same keys."""
+    return dict(zip(work, await asyncio.gather(*work.values()), strict=True))

@@ -1,0 +1,221 @@
+"""The one reader of run directories: configuration, ledger rows and trajectories.
+
+Everything that looks at a run goes through `RunReader`, except the audit, which shares nothing with the writer but the schema.
+Rows have the same fields whatever version of the schema they were written with. A value that cannot be read raises
+`RecordError` that names the file.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from antiphon.core.types import AttemptId, Trajectory, TrajectoryMeta
+from antiphon.record import safe_files, trajectories
+from antiphon.record.safe_ledger import open_ledger
+
+
+class PromptKey(NamedTuple):
+    """The identity of a prompt, stable across resumes."""
+
+    task: str
+    id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRow:
+    """One uninterrupted execution of a run."""
+
+    lineage: int
+    parent: int | None
+    cut: int  # step of the parent that it continues from
+    version: int  # at the cut
+    code: str
+    state: dict[str, Any] | None  # of scheduler, prompt sources and controllers at the cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One attempt with its prompt and its group."""
+
+    lineage: int
+    id: AttemptId
+    prompt: PromptKey
+    admitted: int  # version at which its group was admitted
+    outcome: str | None  # of its group; None while it is live
+    status: str
+    started: int  # version
+    newest: int | None  # version
+    step: int | None  # that trained on it
+    score: float | None
+    failure: str | None
+    arrival: int | None  # sequence number
+    file: str | None
+    digest: int | None
+    origin: str | None
+    made_by: AttemptId  # that sampled its trajectory: itself, or the one in `origin`
+
+    @property
+    def name(self) -> str:
+        """The name of the attempt in the whole run, `lineage:group.sibling.try`."""
+        return f"{self.lineage}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One training step."""
+
+    lineage: int
+    step: int
+    version: int | None  # that it published
+    batch: str | None  # digest
+    weights: int | None  # digest of the version
+    began: int  # sequence number
+    released: int | None  # sequence number of its publication
+    is_undone: bool
+
+
+class RunReader:
+    """Reads one run directory."""
+
+    def __init__(self, directory: Path, db: sqlite3.Connection) -> None:
+        """Read through an open connection, which stays the caller's; `open` makes one."""
+        self.directory = directory
+        self._ledger = directory / "ledger.db"
+        self._db = db
+        self._files: dict[str, dict[AttemptId, Trajectory]] = {}
+        self._metas: dict[str, dict[AttemptId, TrajectoryMeta]] = {}
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Open a run directory that somebody else may have made; close it, or use it in a `with` statement."""
+        return cls(directory, open_ledger(directory))
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the run's configuration as plain values."""
+        return safe_files.read_config(self.directory)
+
+    def list_lineages(self) -> list[LineageRow]:
+        """Return all lineages, the newest last."""
+        return [
+            LineageRow(**dict(row) | {"state": json.loads(row["state"]) if row["state"] else None})
+            for row in self._query("SELECT lineage, parent, cut, version, code, state FROM lineages ORDER BY lineage")
+        ]
+
+    def find_first_version(self, lineage: int) -> int | None:
+        """Return the oldest version at which a group of a lineage was admitted."""
+        (row,) = self._query("SELECT min(version) AS version FROM groups WHERE lineage = ?", lineage)
+        version: int | None = row["version"]
+        return version
+
+    def find_attempt(self, attempt: AttemptId, lineage: int | None = None) -> AttemptRow | None:
+        """Return an attempt of a lineage, by default of the newest one that has it; None if there is none."""
+        condition = (
+            "grp = ? AND sibling = ? AND try = ? AND lineage = coalesce(?, lineage) ORDER BY lineage DESC LIMIT 1"
+        )
+        return next(self._attempts(condition, *attempt, lineage), None)
+
+    def iterate_recorded(self) -> Iterator[AttemptRow]:
+        """Yield the attempts that sampled a trajectory which is on record."""
+        return self._attempts("file IS NOT NULL AND origin IS NULL ORDER BY lineage, grp, sibling, try")
+
+    def iterate_arrivals(self, lineage: int) -> Iterator[AttemptRow]:
+        """Yield the attempts of a lineage that ran to an end, without those that reused a trajectory."""
+        return self._attempts("lineage = ? AND arrival IS NOT NULL AND origin IS NULL ORDER BY arrival", lineage)
+
+    def iterate_scored(self, before_lineage: int, oldest_start: int, newest_token: int) -> Iterator[AttemptRow]:
+        """Yield scored attempts of lineages before one, started and ended within a range of versions."""
+        condition = (
+            "lineage < ? AND started >= ? AND newest <= ? AND file IS NOT NULL AND score IS NOT NULL"
+            " ORDER BY lineage, grp, sibling, try"
+        )
+        return self._attempts(condition, before_lineage, oldest_start, newest_token)
+
+    def iterate_trained(self) -> Iterator[tuple[StepRow, AttemptRow]]:
+        """Yield the attempts that steps which were not undone trained on, by step, prompt and sibling."""
+        steps = {(step.lineage, step.step): step for step in self.list_steps() if not step.is_undone}
+        for attempt in self._attempts("status = 'trained' ORDER BY step, id, epoch, sibling"):
+            step = steps.get((attempt.lineage, attempt.step or 0))
+            if step is not None:
+                yield step, attempt
+
+    def list_steps(self, lineage: int | None = None) -> list[StepRow]:
+        """Return the steps of one lineage, or of all, in order."""
+        rows = self._query(
+            "SELECT s.lineage, step, s.version, batch, digest AS weights, took AS began, released, undone FROM steps s"
+            " LEFT JOIN versions v ON v.lineage = s.lineage AND v.version = s.version"
+            " WHERE s.lineage = coalesce(?, s.lineage) ORDER BY step, s.lineage",
+            lineage,
+        )
+        return [_make_step(row) for row in rows]
+
+    def list_groups(self, lineage: int, step: int) -> list[int]:
+        """Return the groups that a step trained on."""
+        return [
+            row["grp"] for row in self._query("SELECT grp FROM groups WHERE lineage = ? AND step = ?", lineage, step)
+        ]
+
+    def read_trajectories(self, file: str) -> dict[AttemptId, Trajectory]:
+        """Return the trajectories of a file in `rollouts/`; each file is read once."""
+        if file not in self._files:
+            self._files[file] = trajectories.read(safe_files.resolve_file(self.directory, f"rollouts/{file}"))
+        return self._files[file]
+
+    def read_metas(self, file: str) -> dict[AttemptId, TrajectoryMeta]:
+        """Return the trajectories of a file in `rollouts/` without their tokens; each file is read once."""
+        if file not in self._metas:
+            self._metas[file] = trajectories.read_metas(safe_files.resolve_file(self.directory, f"rollouts/{file}"))
+        return self._metas[file]
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _attempts(self, condition: str, *values: Any) -> Iterator[AttemptRow]:
+        query = (
+            "SELECT lineage, grp, sibling, try, task, id, epoch, g.version AS admitted, outcome, status, started, newest,"
+            " a.step AS step, score, failure, arrival, file, digest, origin"
+            " FROM attempts a JOIN groups g USING (lineage, grp) JOIN prompts USING (prompt) WHERE "
+        )
+        for row in self._query(query + condition, *values):
+            with safe_files.convert_read_errors(self._ledger):
+                attempt = _make_attempt(row)
+            yield attempt
+
+    def _query(self, query: str, *values: Any) -> Iterator[sqlite3.Row]:
+        with closing(self._db.cursor()) as cursor:
+            cursor.row_factory = sqlite3.Row
+            with safe_files.convert_read_errors(self._ledger):
+                cursor.execute(query, values)
+            while True:
+                with safe_files.convert_read_errors(self._ledger):
+                    row = cursor.fetchone()
+                if row is None:
+                    return
+                yield row
+
+
+def _make_attempt(row: sqlite3.Row) -> AttemptRow:
+    fields = dict(row)
+    attempt = AttemptId(fields.pop("grp"), fields.pop("sibling"), fields.pop("try"))
+    prompt = PromptKey(fields.pop("task"), fields.pop("id"), fields.pop("epoch"))
+    made_by = AttemptId(*map(int, row["origin"].partition(":")[2].split("."))) if row["origin"] else attempt
+    return AttemptRow(id=attempt, prompt=prompt, made_by=made_by, **fields)
+
+
+def _make_step(row: sqlite3.Row) -> StepRow:
+    fields = dict(row)
+    return StepRow(is_undone=bool(fields.pop("undone")), **fields)

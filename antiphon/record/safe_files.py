@@ -1,0 +1,138 @@
+"""Read files of a run directory that somebody else may have made, or that is damaged.
+
+All commands that only read a run use this module. Files must be regular ones inside of the directory, and their size,
+nesting and expansion are bounded. A file that cannot be read raises one `RecordError` that names it. Nothing that a file names
+is imported, resolved or run.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon.core.config import read_yaml
+from antiphon.core.errors import AntiphonError, RecordError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+MOST_JSON = 256 << 20  # bytes of one file; the state of a checkpoint holds the trajectories of its buffer
+PARQUET_FLOOR, PARQUET_RATIO = (
+    128 << 20,
+    100,
+)  # bytes that a Parquet file may expand to: constant plus multiple of its size
+MOST_BATCH = 64 << 20  # bytes of rows that are decoded at once
+WEIGHT_INDEX = "*.index.json"
+
+
+@contextmanager
+def convert_read_errors(source: object) -> Iterator[None]:
+    """Turn every error of reading `source` into one `RecordError` that names it.
+
+    Damaged or hostile content makes readers raise all kinds of errors: of SQLite, Arrow, JSON, and of our own types.
+    """
+    try:
+        yield
+    except AntiphonError:
+        raise
+    except Exception as error:  # named boundary: a file may hold anything
+        reason = " ".join(str(error).split())[:200] or "no reason given"
+        raise RecordError(f"{source} is damaged and cannot be read: {type(error).__name__}: {reason}") from error
+
+
+def resolve_path(directory: Path, name: str) -> Path:
+    """Return the path of `name` in a directory; raise `RecordError` if it leads out of the directory."""
+    path = directory / name
+    with convert_read_errors(path):
+        if os.path.isabs(name) or ".." in Path(name).parts or not path.resolve().is_relative_to(directory.resolve()):
+            raise RecordError(f"{directory.name}/{name} leads out of {directory}; it is not read")
+    return path
+
+
+def resolve_file(directory: Path, name: str) -> Path:
+    """Return the path of a regular file in a directory; raise `RecordError` if there is no such file."""
+    path = resolve_path(directory, name)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"not to be read: {error.strerror}"
+        raise RecordError(f"{directory.name}/{name} is {reason}") from error
+    if not stat.S_ISREG(mode):
+        raise RecordError(f"{directory.name}/{name} is no regular file; it is not read")
+    return path
+
+
+def read_json(directory: Path, name: str, most: int = MOST_JSON) -> Any:
+    """Return the JSON value in a file of a directory; raise `RecordError` if it is missing or larger than `most` bytes."""
+    path = resolve_file(directory, name)
+    if (size := path.stat().st_size) > most:
+        raise RecordError(f"{directory.name}/{name} has {size:,} bytes; at most {most:,} are read")
+    with convert_read_errors(f"{directory.name}/{name}"):
+        return json.loads(path.read_bytes())
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the configuration of a run as plain values."""
+    found: dict[str, Any] = read_yaml(resolve_file(run, "config.yaml"))
+    return found
+
+
+def check_model_files(directory: Path, *, confined: bool = True) -> None:
+    """Raise `RecordError` unless a model directory holds regular files only; if `confined`, files inside of it.
+
+    Libraries that load a model also open files beside its weights, and the files that an index of weights names.
+    """
+    for path in directory.iterdir():
+        if confined and not path.is_dir():
+            resolve_file(directory, path.name)
+        elif path.exists() and not path.is_dir() and not path.is_file():
+            raise RecordError(f"{directory.name}/{path.name} is no regular file; it is not read")
+    for index in directory.glob(WEIGHT_INDEX) if confined else ():
+        with convert_read_errors(f"{directory.name}/{index.name}"):
+            names = {str(name) for name in read_json(directory, index.name)["weight_map"].values()}
+        for name in names:
+            resolve_file(directory, name)
+
+
+def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
+    """Return columns of a Parquet file, decoded in bounded parts.
+
+    Raises:
+        RecordError: The file is damaged, lacks a column of `schema`, or expands to more than its size makes plausible.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    resolve_file(path.parent, path.name)
+    size = path.stat().st_size
+    most = PARQUET_FLOOR + PARQUET_RATIO * size
+    with convert_read_errors(f"rollouts/{path.name}"), pq.ParquetFile(path) as file:
+        missing = [name for name in schema.names if name not in file.schema_arrow.names]
+        if missing:
+            raise RecordError(f"rollouts/{path.name} has no column {missing[0]!r}")
+        rows, decoded, batches = _batch_rows(path, file, most), 0, []
+        for batch in file.iter_batches(batch_size=rows, columns=schema.names, use_threads=False):
+            lists = [column for column in batch.columns if pa.types.is_list(column.type)]
+            decoded += batch.nbytes + sum(
+                len(column.flatten()) for column in lists
+            )  # a flag takes a bit here and a byte later
+            if decoded > most:
+                raise RecordError(f"rollouts/{path.name} holds more than {most:,} bytes in {size:,}; it is not read")
+            batches.append(batch)
+        found = pa.Table.from_batches(batches, None if batches else schema)
+        return found.select(schema.names).cast(schema)
+
+
+def _batch_rows(path: Path, file: "pq.ParquetFile", most: int) -> int:
+    """Return how many rows may be decoded at once; raise `RecordError` if the file states more than `most` bytes."""
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    stated = sum(max(chunk.total_uncompressed_size, chunk.num_values // 8) for chunk in chunks)
+    if stated > most or file.metadata.num_rows > most // 8:
+        raise RecordError(f"rollouts/{path.name} states {stated:,} bytes in {path.stat().st_size:,}; it is not read")
+    largest = max((max(chunk.total_uncompressed_size, 1) for chunk in chunks), default=1)
+    return max(1, min(1024, MOST_BATCH // largest))

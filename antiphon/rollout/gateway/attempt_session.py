@@ -1,0 +1,157 @@
+"""The session of an agent's attempt: tokens are sampled as the run's configuration says, and all are recorded."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from antiphon.core.errors import AntiphonError
+from antiphon.core.rng import derive
+from antiphon.core.types import (
+    AttemptId,
+    FinishReason,
+    GenerateRequest,
+    IntArray,
+    Message,
+    PolicyVersion,
+    Prompt,
+    Sampling,
+    Segment,
+)
+from antiphon.rollout.gateway.capture import Capture, CaptureCounts, Draft
+from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, Reply
+from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gateway.sessions import PENALTIES, OnText, PreparedRequest, Session
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedAttempt:
+    """The recorded conversation of an attempt."""
+
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    """The conversation that was answered last, with its reply."""
+    counts: CaptureCounts
+    error: AntiphonError | None = None
+    """The error of an engine: it says nothing about the agent."""
+    truncated: bool = False
+    """The last request was refused because no room or no turn was left, or its reply hit its limit of tokens."""
+
+
+class AttemptSession(Session):
+    """The session of an agent's attempt at a prompt. All tokens are recorded."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        attempt: AttemptId,
+        started: PolicyVersion,
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        max_turns: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Begin a session.
+
+        Args:
+            model: The model.
+            prompt: Prompt of the attempt.
+            attempt: Id of the attempt.
+            started: Version of the policy at which it starts.
+            sampling: How tokens are sampled, whatever the agent asks for.
+            priority: Of its requests; lower values go first.
+            max_turns: Most replies; 0 means no limit.
+            seed: Seed of the run.
+        """
+        super().__init__(model)
+        self._max_turns = max_turns
+        self._prompt = prompt
+        self._name, self._group = str(attempt), str(attempt.group)
+        self._started = started
+        self._sampling = sampling
+        self._priority = priority
+        self._seed = seed
+        self._capture = Capture(model.tokenizer)
+        self._messages: tuple[Message, ...] = ()
+        self._overridden: Counter[str] = Counter()
+        self._cancelled = self._unreadable = 0
+        self._truncated = False
+        self.error: AntiphonError | None = None
+        """The error of an engine."""
+
+    def captured(self) -> CapturedAttempt:
+        """Return what was recorded so far."""
+        segments = self._capture.segments()
+        counts = self._capture.counts(
+            segments=len(segments),
+            cancelled=self._cancelled,
+            unreadable_calls=self._unreadable,
+            overridden=dict(self._overridden),
+        )
+        return CapturedAttempt(segments, self._messages, counts, self.error, self._truncated)
+
+    @override
+    def prepare(self, chat: ChatRequest) -> PreparedRequest:
+        try:
+            return super().prepare(chat)
+        except ApiError as error:
+            self._truncated = self._truncated or error.code in (CONTEXT_LENGTH, MAX_TURNS)
+            raise
+
+    @override
+    def sampling(self, chat: ChatRequest, room: int) -> Sampling:
+        """Return the configured sampling, with the client's stop strings, and its token limit if that is lower."""
+        held, wanted = self._sampling, chat.max_tokens or room
+        self._overridden.update(
+            name for name, value in chat.requested_sampling.items() if not self._is_configured(name, value)
+        )
+        if chat.max_tokens is not None and wanted > held.max_tokens:
+            self._overridden["max_tokens"] += 1
+        limit = min(held.max_tokens, room, wanted)
+        return replace(held, max_tokens=limit, stop=tuple(dict.fromkeys([*held.stop, *chat.stop])))
+
+    def _is_configured(self, name: str, value: float) -> bool:
+        """Return True if a setting that the client asks for is the configured one anyway. Seeds are the run's."""
+        return name != "seed" and value == (0 if name in PENALTIES else getattr(self._sampling, name))
+
+    @override
+    def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
+        number = next(self._numbers)
+        if self._max_turns and number >= self._max_turns:
+            raise ApiError(f"the attempt has had its {self._max_turns} turns", 403, MAX_TURNS)
+        seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
+        return GenerateRequest(
+            id=f"{self._name}/{number}",
+            tokens=prompt,
+            sampling=replace(sampling, seed=seed),
+            affinity=(self._name, self._group),
+            priority=self._priority,
+            min_version=self._started.n,
+            task=self._prompt.task,
+        )
+
+    @override
+    def draft(self, chat: ChatRequest, forced: str) -> Draft:
+        return self._capture.draft(chat.messages, chat.tools, forced)
+
+    @override
+    def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:
+        self._unreadable += not reply.readable
+        self._truncated = reply.completion.finish is FinishReason.LENGTH
+        self._capture.add(prepared.draft, reply.completion, request.sampling, reply.message)
+        self._messages = (*prepared.chat.messages, reply.message)
+
+    @override
+    async def answer(self, prepared: PreparedRequest, on_text: OnText | None = None) -> list[Reply]:
+        # Text is sent when it is complete: an engine may begin again under new weights.
+        try:
+            return await super().answer(prepared)
+        except asyncio.CancelledError:
+            self._cancelled += not self._ended
+            raise
+        except AntiphonError as error:
+            self.error = error
+            raise

@@ -1,0 +1,182 @@
+"""The devices of each role of a run, and checks that the run works on them."""
+
+import math
+from collections.abc import Sequence
+
+from antiphon.cluster.base import Node, Place
+from antiphon.cluster.placement import ALWAYS_RUNNING, ANYWHERE, GENERATING, TRAINING, Placement, assign_devices
+from antiphon.core.errors import ConfigError
+from antiphon.engines.base import ENGINES
+from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS
+from antiphon.run.config import RunConfig
+
+LOOPBACK = "127.0.0.1"
+
+
+def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | None = None) -> Placement:
+    """Return the devices of each role of a run on the given machines.
+
+    Args:
+        nodes: The machines, the controller's first.
+        config: The run's configuration.
+        least: Number of engines that must have their devices; by default, as many as the run begins with. 0 places
+            whatever can be placed now.
+
+    Raises:
+        ConfigError: The placement is impossible.
+    """
+    if not config.placement.roles:
+        return Placement()
+    kinds = config.engine.engine_kinds
+    least = (config.engine.minimum or len(kinds)) if least is None else least
+    judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
+    model_ranks = {role: count * config.learner_of(role).mesh.world for role, count in config.counts.items()}
+    engines = {"engine": len(kinds), "judge": judges}
+    optional: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
+    if not least:  # the lost devices of other roles are noticed by those who use them
+        optional += GENERATING + ALWAYS_RUNNING
+    found = assign_devices(config.placement, nodes, model_ranks | engines, optional)
+    threads = dict.fromkeys(model_ranks, config.learner.threads) | dict.fromkeys(
+        engines, max(kind.threads for kind in kinds)
+    )
+    for role in found.places:
+        places = found.known_places(role)
+        cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
+        if threads.get(role, 0) > cores and not any(place.gpus for place in places):
+            raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=f"placement.{role}")
+    _check_rendezvous(config, found)
+    beside = Place(node=nodes[0].id)  # the controller
+    _check_engines(config, found, least, beside)
+    _check_devices(config, found)
+    if config.rollout.workers:
+        _check_trainer_node(found, beside)
+    if (reward := found.place("reward")) is not None and reward.node != beside.node:
+        raise ConfigError("rewards run beside the controller, on node0", key="placement.reward")
+    _check_graders(config, reward)
+    return found
+
+
+def _check_graders(config: RunConfig, reward: Place | None) -> None:
+    """Raise `ConfigError` if rewards have GPUs that no process would ever see."""
+    own = [task.grading for task in config.tasks if task.grading is not None]
+    pools = own + [config.grading] * (len(own) < len(config.tasks))
+    processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
+    if reward is not None and len(reward.gpus) > processes:
+        raise ConfigError(
+            f"{len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
+            "max_workers in grading), each of which sees one",
+            key="placement.reward",
+        )
+
+
+def _check_rendezvous(config: RunConfig, found: Placement) -> None:
+    """Raise `ConfigError` unless the ranks of each model reach each other."""
+    for role in TRAINING:
+        places, ranks = found.known_places(role), config.learner_of(role).mesh.world
+        for number in range(0, len(places), ranks):
+            nodes = {place.node for place in places[number : number + ranks]}
+            if len(nodes) > 1 and config.weights.host == LOOPBACK:
+                raise ConfigError(
+                    f"the ranks of the {role} are on several nodes, and meet at an address of the first's: "
+                    "127.0.0.1 is reached from that alone",
+                    key="weights.host",
+                )
+
+
+def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
+    """Raise `ConfigError` unless the engines are enough, of the classes that tasks prefer, and where weights reach them."""
+    places = found.known_places("engine") if "engine" in found.places else [beside]
+    if config.placement.engine not in ("", ANYWHERE) and len(places) < least:
+        raise ConfigError(
+            f"{len(places)} engines have their devices, and the run begins with {least} (engine.minimum)",
+            key="placement.engine",
+        )
+    kinds = {place.kind for place in places}
+    for index, task in enumerate(config.tasks):
+        if task.prefers and task.prefers not in kinds and least == len(config.engine.engine_kinds):
+            raise ConfigError(
+                f"no engine is on {task.prefers}; there are {', '.join(sorted(kinds))}", key=f"tasks.{index}.prefers"
+            )
+    learner, channel = found.place("learner") or beside, config.weights.channel
+    away = any(place.node != learner.node for place in places if not place.anywhere)
+    if channel == "shared_memory" and not config.weights.directory and (away or learner.node != beside.node):
+        raise ConfigError(
+            "the shared memory of the controller's node (weights.channel) does not reach learner and engines "
+            "on others: use object_store or distributed",
+            key="placement.engine",
+        )
+    if channel == "distributed" and away and config.weights.host == LOOPBACK:
+        raise ConfigError(
+            "engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "
+            "its own alone",
+            key="weights.host",
+        )
+    elsewhere = any({*place.gpus} - {*learner.gpus} or (learner.gpus and not place.gpus) for place in places)
+    if channel == "device_memory" and (away or elsewhere):
+        raise ConfigError(
+            "weights.channel device_memory is for engines on the learner's GPU (with learner), and some are "
+            "on others: use shared_memory or distributed",
+            key="placement.engine",
+        )
+    share = config.engine.replicas // (config.rollout.workers or 1)
+    for number in range(config.rollout.workers):
+        if len({place.node for place in places[number * share : (number + 1) * share]}) > 1:
+            raise ConfigError(
+                f"the {share} engines of rollout worker {number} are on several nodes, and a worker is on one",
+                key="placement.engine",
+            )
+
+
+def _check_devices(config: RunConfig, found: Placement) -> None:
+    """Raise `ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
+    on_gpus = any(place.gpus for role in found.places for place in found.known_places(role))
+    if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
+        raise ConfigError(
+            f"{config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)",
+            key="learner.kind",
+        )
+    _check_colocated(config, found)
+    placed = zip(config.engine.engine_kinds, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
+    for engine, place in placed:
+        if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices_per_engine:
+            raise ConfigError(
+                f"{len(place.gpus)} GPUs an engine, and each runs on {engine.devices_per_engine} "
+                f"({', '.join(PARALLEL_SIZES)} in engine.options)",
+                key="placement.engine",
+            )
+    for role in TRAINING:
+        there, ranks = found.known_places(role), config.learner_of(role).mesh.world
+        for number in range(0, len(there), ranks):
+            own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
+            if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
+                raise ConfigError(
+                    f"each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
+                    f"{', '.join(' + '.join(gpus) for _, gpus in own)}",
+                    key=f"placement.{role}",
+                )
+
+
+def _check_colocated(config: RunConfig, found: Placement) -> None:
+    """Raise `ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
+    for role, numbers in found.time_shared.items():
+        for number in numbers:
+            kind = config.engine.engine_kinds[number].kind if role == "engine" else config.engine.kind
+            place = found.places[role][number]
+            if kind in PREALLOCATING_KINDS and place and not place.gpus:
+                raise ConfigError(
+                    f"engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
+                    "with what trains: give them other devices, or use engine.kind = native",
+                    key=f"placement.{role}",
+                )
+
+
+def _check_trainer_node(found: Placement, beside: Place) -> None:
+    """Raise `ConfigError` unless all that the trainer starts is of one node."""
+    home = (found.place("learner") or beside).node
+    for role in TRAINING:
+        if any(place.node != home for place in found.known_places(role)):
+            raise ConfigError(
+                "with rollout.workers all models that are trained or asked are on one node, that of the "
+                "learner's first rank",
+                key=f"placement.{role}",
+            )

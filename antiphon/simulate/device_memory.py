@@ -1,0 +1,172 @@
+"""Memory of each device of a run, estimated from sizes; the formulas stand where they are used."""
+
+import math
+from collections.abc import Iterator
+
+from antiphon.cluster.placement import parse_shared_role
+from antiphon.engines.config import PREALLOCATING_KINDS
+from antiphon.learning.config import OPTIONS, LearnerConfig
+from antiphon.run.config import RunConfig
+from antiphon.run.memory import TRAINED_BYTES
+from antiphon.simulate.devices import Device
+from antiphon.simulate.model_facts import ModelFacts, dtype_bytes
+from antiphon.simulate.model_shape import Architecture, RankShare
+
+PREALLOCATED_SHARE = 0.9  # of a device, for engines that preallocate: vLLM's gpu_memory_utilization
+OTHER_ROLES = ("reference", "critic", "teacher")
+LOGIT_BYTES = 12  # of a logit, its probability and its gradient, in float32
+
+
+def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+    """Return the bytes on the fullest rank of the learner.
+
+    Weights, gradients and moments are exact; with adapters, gradients and moments are left out. The rest is estimated:
+
+    gathered: what FSDP gathers, in the compute dtype: two layers and what is outside of layers; and the gradient of the
+        larger of both before it is scattered, in that dtype and in float32. Without FSDP: what autocast keeps cast.
+    activations: with T tokens a pack, H hidden, Q of all queries, K of all keys, F feed-forward columns that a token passes
+        and t ranks of `tensor`, in numbers of that dtype: T layers (8 H + (2 Q + 2 K + 4 F) / t), after Korthikanti et al. 2022
+        (arXiv 2205.05198) for gated layers, norms in float32 and attention that keeps no scores; with checkpointing T H
+        layers, and one layer whole. A mixture also copies a token for each of its experts. The first rank of a pipeline has
+        as many packs under way as there are ranks, so that it keeps as much.
+    logits: of `logits_chunk` tokens, 12 bytes each.
+    """
+    learner = config.learner
+    found = []
+    for share in model.shape.shares(learner.mesh):
+        kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
+        trained = 0 if learner.lora else kept
+        rows = {
+            "weights": kept,
+            "gradients": trained,
+            "moments": 2 * trained,
+            "gathered": _gathered(share, learner),
+            "activations": _activations(model.shape, learner),
+            "logits": learner.logits_chunk * -(-model.shape.vocabulary // learner.mesh.tensor) * LOGIT_BYTES,
+        }
+        found.append(rows | _beside_learner(model.shape, share, config))
+    return max(found, key=lambda rows: sum(rows.values()))
+
+
+def _gathered(share: RankShare, learner: LearnerConfig) -> int:
+    size = dtype_bytes(learner.dtype)
+    if learner.mesh.data * learner.mesh.context > 1:
+        there = share.around + min(2 * share.layer, share.computed - share.around)
+        return there * size + max(share.around, share.layer) * (size + TRAINED_BYTES)
+    return share.computed * size if size < TRAINED_BYTES else 0
+
+
+def _activations(shape: Architecture, learner: LearnerConfig) -> int:
+    mesh, size = learner.mesh, dtype_bytes(learner.dtype)
+    copies = 2 * shape.active_experts * shape.hidden if shape.experts > 1 else 0
+    block = 2 * shape.queries + 2 * shape.key_heads * shape.head + 4 * shape.feed_forward + copies
+    layer = 8 * shape.hidden + block // mesh.tensor
+    whole = shape.hidden * shape.layers + layer if learner.gradient_checkpointing else layer * shape.layers
+    return learner.tokens_per_pack // mesh.context * whole * size
+
+
+def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) -> dict[str, int]:
+    """Return the bytes of models that share the learner's devices, divided among its ranks."""
+    found = {}
+    for role in OTHER_ROLES:
+        count, mesh = config.counts[role], config.learner_of(role).mesh
+        if count and parse_shared_role(config.placement.roles.get(role, "")) == "learner":
+            held = share.held if mesh == config.learner.mesh else max(each.held for each in shape.shares(mesh))
+            ranks = -(-count * mesh.world // config.learner.mesh.world)  # on each device
+            found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * TRAINED_BYTES * ranks
+    return found
+
+
+def role_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+    """Return the bytes on the fullest rank of each role that has a mesh of its own.
+
+    These are weights and gathered layers, and of critics also gradients, moments and activations, estimated as in
+    `learner_memory`. All are taken to be models of the policy's size.
+    """
+    found = {}
+    for role, mesh in config.meshes.roles.items():
+        settings = config.learner_of(role)
+        held = 0 if settings.cpu_offload else _copies(role, config) * TRAINED_BYTES
+        activations = _activations(model.shape, settings) if role == "critic" else 0
+        shares = model.shape.shares(mesh)
+        found[f"each {role} rank"] = activations + max(
+            share.held * held + _gathered(share, settings) for share in shares
+        )
+    return found
+
+
+def _copies(role: str, config: RunConfig) -> int:
+    """Return the numbers kept per parameter: critics have a gradient and two moments, too."""
+    return 4 if role == "critic" and not config.learner.lora else 1
+
+
+def engine_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[str, int]:
+    """Return the bytes on each device of an engine: weights, evenly divided, and the KV cache at most.
+
+    Heads of the cache are divided as far as possible. An engine that preallocates memory fits its cache into it.
+    """
+    engine = config.engine
+    weights = model.shape.parameters * dtype_bytes(engine.dtype) // engine.devices_per_engine
+    cache = model.cache(config) // cache_shards(model.shape, config)
+    if engine.kind in PREALLOCATING_KINDS:
+        cache = min(cache, max(int(engine_room(config, device)) - weights, 0))
+    return {"weights": weights, "KV cache, at most": cache}
+
+
+def cache_shards(shape: Architecture, config: RunConfig) -> int:
+    """Return the number of shards of an engine's cache: with more devices than key heads, some devices hold the same."""
+    return min(config.engine.devices_per_engine, shape.key_heads or 1)
+
+
+def engine_room(config: RunConfig, device: Device) -> float:
+    """Return the bytes of a device that an engine preallocates."""
+    return device.memory * float(config.engine.options.get("gpu_memory_utilization", PREALLOCATED_SHARE))
+
+
+def transient_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+    """Return the bytes on a device of the learner while it loads, publishes or saves.
+
+    A rank of a backend loads the whole model in float32 before it takes its share; ours read their share alone. To publish or
+    save, one tensor after another is whole beside the shares, twice where ranks hold pieces of other sizes. The channel
+    `device_memory` publishes from the memory of the first device.
+    """
+    if config.learner.mesh.world == 1:
+        return {}
+    whole, rows = model.shape.parameters * TRAINED_BYTES, learner_memory(model, config)
+    largest = max(math.prod(weight.shape) for weight in model.shape.weights) * TRAINED_BYTES
+    published = whole if config.weights.channel == "device_memory" and not config.learner.lora else 0
+    found = {"each learner rank, as it loads the model": whole} if config.learner.kind in OPTIONS else {}
+    return found | {
+        "each learner rank, as it publishes or saves": rows["weights"] + rows["moments"] + 2 * largest + published
+    }
+
+
+def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[str, int]:
+    """Return the bytes on each device, by part and in all. Learner and engines use a shared device in turns, never both."""
+    found: dict[str, int] = {}
+    for who, rows in {
+        "learner": learner_memory(model, config),
+        "engine": engine_memory(model, config, device),
+    }.items():
+        found |= {f"{who}: {part}": size for part, size in rows.items() if size}
+        found[f"{who}, all"] = sum(rows.values())
+    return found | role_memory(model, config) | transient_memory(model, config) | {"there is": int(device.memory)}
+
+
+def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:
+    """Yield a line for each part that does not fit on a device."""
+    engine = engine_memory(model, config, device)
+    found = {
+        "each learner rank": sum(learner_memory(model, config).values()),
+        "each device of an engine": sum(engine.values()),
+        **role_memory(model, config),
+        **transient_memory(model, config),
+    }
+    needs = [(who, need, device.memory) for who, need in found.items()]
+    if config.engine.kind in PREALLOCATING_KINDS:
+        longest = model.cache(config) // config.engine.slots // cache_shards(model.shape, config)
+        one = "each device of an engine, for one sequence of the longest"
+        needs.append((one, engine["weights"] + longest, engine_room(config, device)))
+    for who, need, there in needs:
+        if need > there:
+            yield f"{who}: needs {need / 2**30:,.0f} GiB, and there are {there / 2**30:,.0f}"

@@ -1,0 +1,70 @@
+"""Concurrent calls to a worker."""
+
+import asyncio
+
+import pytest
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.core.errors import DataError, WorkerDied
+from antiphon.core.rpc import Client, forwards
+from tests.unit.core.rpc_worker import Surface
+
+
+@forwards(Surface)
+class SurfaceClient(Client, Surface):
+    """Calls `Surface` in the worker, but for what it does itself."""
+
+    async def open(self):
+        await self.call("open")
+        return "opened here"
+
+
+def with_worker(test, factory="SurfaceWorker"):
+    async def main():
+        cluster = LocalCluster(ClusterConfig(debug=True))
+        try:
+            client = SurfaceClient(cluster.spawn("worker", f"tests.unit.core.rpc_worker:{factory}"))
+            return await asyncio.wait_for(test(client), 60)
+        finally:
+            await cluster.close()
+
+    return asyncio.run(main())
+
+
+def test_methods_of_the_surface_run_in_the_worker():
+    async def test(client):
+        await client.started()
+        return await client.add(1), await client.add(1, 2), await client.add(left=1, right=3)
+
+    assert with_worker(test) == (11, 3, 4)
+
+
+def test_calls_run_beside_each_other():
+    async def test(client):
+        await client.started()
+        waiting = asyncio.ensure_future(client.wait_for_open())
+        assert await client.open() == "opened here"
+        return await waiting
+
+    assert with_worker(test) == "open"
+
+
+def test_an_error_of_a_call_keeps_type_and_fields():
+    async def test(client):
+        await client.started()
+        with pytest.raises(DataError) as error:
+            await client.fail()
+        assert error.value.path == "a.json"
+        assert await client.add(1) == 11, "the worker goes on"
+
+    with_worker(test)
+
+
+def test_the_death_of_a_worker_fails_all_calls():
+    async def test(client):
+        for failing in (client.started(), client.died()):
+            with pytest.raises(WorkerDied):
+                await failing
+
+    with_worker(test, "BrokenWorker")

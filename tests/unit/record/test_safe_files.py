@@ -1,0 +1,151 @@
+"""What a run directory is read through: nothing leads out of it, and a terminal is told text."""
+
+import os
+import sqlite3
+import unicodedata
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.config import read_yaml
+from antiphon.core.errors import ConfigError, RecordError, printable
+from antiphon.record import safe_ledger, schema
+from antiphon.record.safe_files import check_model_files, read_json, resolve_file, resolve_path
+
+
+@given(st.text())
+def test_printable_text_has_no_controls(text):
+    shown = printable(text)
+    assert not [each for each in shown if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    shown.encode()
+    if all(unicodedata.category(each)[0] in "LNPS" for each in text):
+        assert shown == text
+
+
+def test_escapes_name_their_characters():
+    assert printable("a\x1b[31m\x9b\u202e\n") == "a\\u{1b}[31m\\u{9b}\\u{202e}\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "run"
+    (run / "sub").mkdir(parents=True)
+    (run / "file").write_text("here")
+    (tmp_path / "outside").write_text("there")
+    (run / "link_out").symlink_to(tmp_path / "outside")
+    (run / "link_in").symlink_to(run / "file")
+    (run / "folder_out").symlink_to(tmp_path)
+    os.mkfifo(run / "pipe")
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/dev/zero",
+        "../outside",
+        "sub/../../outside",
+        "link_out",
+        "folder_out/outside",
+        "pipe",
+        "sub",
+        "none",
+        "a\0b",
+        "~",
+    ],
+)
+def test_only_regular_files_inside_are_read(run, name):
+    with pytest.raises(RecordError):
+        resolve_file(run, name)
+
+
+def test_files_of_a_run_are_found(run):
+    assert resolve_file(run, "file").read_text() == resolve_file(run, "link_in").read_text() == "here"
+    assert resolve_path(run, "sub/none") == run / "sub" / "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("a: &a [1, 2]\nb: [*a, *a]\n", True),
+        ("a: [" + ", ".join("1" * 40_000) + "]", True),
+        ("a: [" + ", ".join("1" * 60_000) + "]", False),
+        ("a: " + "[" * 50 + "]" * 50, True),
+        ("a: " + "[" * 5_000 + "]" * 5_000, False),
+        ("a: &a {b: *a}", False),
+        ("a: " + "9" * 5_000, False),
+        ("a: " + "x" * (1 << 20), False),
+    ],
+)
+def test_yaml_is_bounded(tmp_path, text, valid):
+    (tmp_path / "config.yaml").write_text(text)
+    if valid:
+        assert read_yaml(tmp_path / "config.yaml")["a"]
+    else:
+        with pytest.raises(ConfigError):
+            read_yaml(tmp_path / "config.yaml")
+
+
+def test_only_our_tables_are_opened(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+        safe_ledger.open_ledger(tmp_path).close()
+        db.execute("CREATE INDEX other ON attempts (score)")
+    with pytest.raises(RecordError, match="other"):
+        safe_ledger.open_ledger(tmp_path)
+
+
+def test_cost_of_queries_is_bounded(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+    with closing(safe_ledger.open_ledger(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        db.execute("WITH RECURSIVE e(n) AS (SELECT 1 UNION ALL SELECT n FROM e) SELECT count(*) FROM e").fetchone()
+
+
+def test_json_is_read_up_to_a_size(run):
+    (run / "a.json").write_text('{"a": [1]}')
+    assert read_json(run, "a.json", most=10) == {"a": [1]}
+    with pytest.raises(RecordError, match="has 10 bytes; at most 9"):
+        read_json(run, "a.json", most=9)
+    (run / "b.json").write_text("{")
+    with pytest.raises(RecordError, match=r"run/b\.json"):
+        read_json(run, "b.json")
+
+
+@pytest.fixture
+def model(tmp_path):
+    model = tmp_path / "model"
+    (model / "adapter").mkdir(parents=True)
+    (tmp_path / "elsewhere").write_text("there")
+    (model / "config.json").write_text("{}")
+    return model
+
+
+def test_a_model_directory_has_regular_files_alone(model):
+    check_model_files(model)
+    (model / "link").symlink_to(model.parent / "elsewhere")
+    check_model_files(model, confined=False)
+    with pytest.raises(RecordError):
+        check_model_files(model)
+    (model / "link").unlink()
+    (model / "gone").symlink_to(model / "none")
+    check_model_files(model, confined=False)
+    (model / "gone").unlink()
+    os.mkfifo(model / "pipe")
+    for confined in (True, False):
+        with pytest.raises(RecordError, match="no regular file"):
+            check_model_files(model, confined=confined)
+
+
+@pytest.mark.parametrize("names", ['{"a": "../elsewhere"}', '{"a": "none.safetensors"}', "3"])
+def test_the_files_of_an_index_are_inside(model, names):
+    index = model / "model.safetensors.index.json"
+    (model / "1.safetensors").touch()
+    index.write_text('{"weight_map": {"a": "1.safetensors"}}')
+    check_model_files(model)
+    index.write_text(f'{{"weight_map": {names}}}')
+    check_model_files(model, confined=False)
+    with pytest.raises(RecordError):
+        check_model_files(model)

@@ -1,0 +1,92 @@
+"""Starting the engines of a pool: what begins with some of them, and what not."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.core.deadlines import Deadlines
+from antiphon.core.errors import StallError, WorkerDied
+from antiphon.engines.config import EngineConfig
+from antiphon.run.device_assignment import DeviceAssignment
+from antiphon.run.launch.engines import EngineStarter
+
+DEADLINE = 5.0  # of which engines that do not hang need a moment, once there is what they are forks of
+
+
+KIND = "tests.unit.engine_for_tests:open_engine"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a model, as far as anybody looks."""
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 7}))
+    return tmp_path
+
+
+def started(folder, minimum, then):
+    """Begin with two engines, the first of which hangs, and go on with their starter."""
+    config = EngineConfig(kind=KIND, replicas=2, minimum=minimum)
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        try:
+            await cluster.spawn("first", "tests.unit.cluster.workers_for_tests:Counter").call("pid")
+            told = []
+            starter = EngineStarter(cluster, "engine", folder, config)
+            engines = await starter.start_first(Deadlines(), DEADLINE, told.append)
+            await then(starter, engines, told)
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(folder):
+    async def then(starter, engines, told):
+        assert len(engines) == 1
+        (message,) = told
+        assert message.startswith("the run begins with 1 of 2 engines") and "to load the model" in message
+        assert (await starter.start_replacement()).capacity == 1
+        with pytest.raises(WorkerDied, match="all engines are running"):
+            await starter.start_replacement()
+
+    started(folder, 1, then)
+
+
+def test_where_all_engines_are_needed_one_that_hangs_is_the_end(folder):
+    with pytest.raises(StallError, match=r"engine-\d to load the model"):
+        started(folder, 0, None)
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, lent):
+    (folder / "begun").mkdir()  # so that none hangs
+    turns = []
+
+    @asynccontextmanager
+    async def turn():
+        turns.append((folder / "opened").exists())
+        yield
+        turns.append((folder / "opened").exists())
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        starter = EngineStarter(
+            cluster,
+            "engine",
+            folder,
+            EngineConfig(kind=KIND),
+            assign_devices=lambda _: DeviceAssignment(colocated=lent),
+        )
+        starter.hold_devices = turn
+        try:
+            assert (await starter.start_replacement()).colocated == lent
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+    assert turns == ([False, True] if lent else [])
