@@ -236,7 +236,7 @@ def is_literal(node: Node) -> bool:
         )
     if node.kind == "mixed":
         top, bottom = node.parts[1].parts
-        return bool(top.value < bottom.value)  # 37\frac{45}{1} is a sum
+        return (top.value or 0) < (bottom.value or 0)  # 37\frac{45}{1} is a sum
     return node.kind == "number" or _is_power_of_ten(node)
 
 

@@ -5,6 +5,7 @@ Each rule keeps the value: `½` is `\frac{1}{2}`, `√12` is `\sqrt{12}`, `0.(3)
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ def _replace_count(found: re.Match[str]) -> str:
     return rf"\times10^{{{_COUNTS[count]}}}" + (rf"\text{{{unit}}}" if unit else "")
 
 
-_RULES = [
+_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"^\\\((.*)\\\)$", re.DOTALL), r"\1"),
     (re.compile("[⁰¹²³⁴-⁹⁻]+"), lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}"),
     (
