@@ -3,8 +3,8 @@
     python benchmarks/mended.py [--before a1d33c9] [--after bf9c551] [--only "part of a name"]
 
 Both sides are checkouts of commits; the one before gets the tests of the one after. A test counts as failing only if it was
-collected and ran: a module that cannot be imported proves nothing. `benchmarks/mended/defects.yaml` lists the defects with their
-tests, under the names that these had in the commit after.
+collected and ran: a module that cannot be imported proves nothing. `benchmarks/mended/defects.yaml` lists the defects with
+their tests, under the names that these had in the commit after.
 """
 
 import argparse
