@@ -20,7 +20,7 @@ from antiphon.sandbox.config import SandboxConfig
 from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.sandbox.isolation.levels import probe
 
-LEVELS = [level for level in Level if not probe().lacks(level)]
+LEVELS = [level for level in Level if not probe().missing_for(level)]
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="there is no sandbox on this platform")
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.sessions.archives import checked_tar
+from antiphon.sandbox.sessions.archives import sanitize_archive
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
-from antiphon.sandbox.sessions.egress import targets
+from antiphon.sandbox.sessions.egress import parse_hosts
 from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
@@ -525,7 +525,7 @@ BAD_ARCHIVES = {
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
 def test_bad_archives_are_refused(name):
     with pytest.raises(DataError, match="archive"):
-        checked_tar(BAD_ARCHIVES[name], 1 << 20)
+        sanitize_archive(BAD_ARCHIVES[name], 1 << 20)
 
 
 @boxed
@@ -779,8 +779,8 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
     "text", ["example.org", "example.org:", ":443", "*.org:443", "example.org:x", "http://example.org:80", "a:70000"]
 )
 def test_what_is_no_host_and_port_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a host and a port"):
-        targets([text])
+    with pytest.raises(ConfigError, match="not a host and a port"):
+        parse_hosts([text])
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------------
@@ -805,7 +805,7 @@ def test_closing_leaves_nothing(rooms):
         running = asyncio.create_task(session.run("echo; sleep 1000"))
         await asyncio.sleep(0)
         descriptors = len(os.listdir("/proc/self/fd"))
-        room = box.room
+        room = box.directory
         await box.close()
         result = (await asyncio.gather(running, return_exceptions=True))[0]
         assert isinstance(result, SandboxError) or result.ended
@@ -824,10 +824,10 @@ sys.path.insert(0, {path!r})
 from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    rooms = Rooms()
-    box = await Box.start(rooms, BoxConfig(), Waits())
+    runtime_dirs = RuntimeDirs()
+    box = await ShellSandbox.start(runtime_dirs, ShellSandboxConfig(), Deadlines())
     await Session(box).run("sleep {mark} & setsid sleep {mark} &")
-    print(rooms.path, flush=True)
+    print(runtime_dirs.path, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """
