@@ -32,6 +32,8 @@ MEASURES = (
     "antiphon.tasks.rewards",
     "antiphon.sandbox.isolation.forked_python",
     "antiphon.sandbox.isolation.zygote",
+    "antiphon.sandbox.isolation.worker",
+    "antiphon.sandbox.isolation.program",
 )
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,10 +32,16 @@ from antiphon.tasks.rewards.code.reward import Code
 
 MEASURES = (
     "antiphon.sandbox.isolation.forked_python",
+    "antiphon.sandbox.isolation.zygote_client",
+    "antiphon.sandbox.isolation.outputs",
+    "antiphon.sandbox.isolation.protocol",
     "antiphon.sandbox.isolation.zygote",
+    "antiphon.sandbox.isolation.worker",
+    "antiphon.sandbox.isolation.program",
     "antiphon.sandbox.isolation.execution",
     "antiphon.sandbox.isolation.confinement",
     "antiphon.sandbox.isolation.seccomp",
+    "antiphon.sandbox.isolation.syscalls",
     "antiphon.tasks.rewards.code",
 )
 SETTINGS = {

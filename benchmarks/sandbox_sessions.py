@@ -29,6 +29,7 @@ MEASURES = (
     "antiphon.sandbox.sessions.files",
     "antiphon.sandbox.sessions.runtime_dirs",
     "antiphon.sandbox.sessions.session",
+    "antiphon.sandbox.sessions.command",
     "antiphon.sandbox.sessions.shell",
 )
 SETTINGS = {

@@ -1,0 +1,1 @@
+"""Advantages, losses and their settings, as pure functions of arrays."""

@@ -1,5 +1,6 @@
-"""Advantages of whole batches of groups: pure numpy, one array [L] a sample, 0 on tokens that were not sampled. They are in
-double precision, so that nothing is lost before the `advantages` stage has whitened and clipped them.
+"""Advantages of whole batches of groups: pure numpy, one array [L] a sample, 0 on tokens that were not sampled.
+
+They are in double precision, so that nothing is lost before the `advantages` stage has whitened and clipped them.
 
 A trajectory is one sample or several, which follow one another: a turn each, or what a fork or a compaction left. Its tokens
 here are those that were sampled, in that order; what the environment or a prompt said between them is passed over. Scores of
@@ -54,7 +55,7 @@ def grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 @advantage(grouped=True)
 def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """reward - group mean; use with `aggregation: sequence_mean_token_sum_norm`.
+    """Reward - group mean; use with `aggregation: sequence_mean_token_sum_norm`.
 
     Source: Liu et al. 2025, "Understanding R1-Zero-like training", section 3.2.
 
@@ -67,7 +68,7 @@ def dr_grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 @advantage(grouped=True)
 def rloo(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """reward - mean of the other rewards of the group.
+    """Reward - mean of the other rewards of the group.
 
     Source: Ahmadian et al. 2024, "Back to basics", section 3.3; Kool et al. 2019.
 
@@ -119,7 +120,7 @@ def reinforce_plus_plus(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 @advantage(grouped=True)
 def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """reward - group mean, whitened over all sampled tokens of the batch.
+    """Reward - group mean, whitened over all sampled tokens of the batch.
 
     Source: Hu 2025, "REINFORCE++", its variant with a baseline.
 

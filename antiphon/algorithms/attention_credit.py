@@ -125,8 +125,9 @@ def waad_deltas(waad: FloatArray) -> FloatArray:
 
 
 def top_share(values: FloatArray, share: float) -> BoolArray:
-    """Which of the values [R] are the largest: the whole number nearest to share · R of them, at least one. Of equals the
-    first; none that is not above 0.
+    """Select the largest of the values [R].
+
+    The whole number nearest to share · R is selected, at least one; of equal values the first, and none that is not above 0.
 
     >>> top_share(np.float32([1, 3, 0, 3, 2]), 0.4)
     array([False,  True, False,  True, False])

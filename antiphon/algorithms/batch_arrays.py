@@ -9,14 +9,16 @@ from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, sc
 
 
 def whiten(groups: Samples, arrays: Arrays) -> Arrays:
-    """Less their mean and divided by their deviation over all sampled tokens of the batch; the rest stays 0."""
+    """Subtract the mean over all sampled tokens of the batch and divide by the standard deviation; other tokens stay 0."""
     values = flatten_sampled(groups, arrays)
     return unflatten_sampled(groups, normalize(values, correction=0)) if len(values) else arrays
 
 
 def select_lowest(groups: Samples, arrays: Arrays, share: float) -> list[list[np.ndarray]]:
-    """Where a value is among the lowest `share` of those of all sampled tokens of the batch, [L] a sample. As many as fit the
-    share; of equal ones those that come first."""
+    """Select the lowest `share` of the values of all sampled tokens of the batch, [L] a sample.
+
+    As many as fit the share are selected; of equal values the first.
+    """
     values = flatten_sampled(groups, arrays)
     chosen = np.zeros(len(values), dtype=np.bool_)
     chosen[np.argsort(values, kind="stable")[: int(share * len(values))]] = True
@@ -24,12 +26,12 @@ def select_lowest(groups: Samples, arrays: Arrays, share: float) -> list[list[np
 
 
 def flatten_sampled(groups: Samples, arrays: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """The sampled tokens' part of arrays [group][sample] -> [L], for the whole batch, in double precision."""
+    """Return the values of all sampled tokens of the batch, from arrays [group][sample] -> [L], in double precision."""
     flat = [sample for group in groups for sample in group]
     return gather_sampled(flat, [array for per_group in arrays for array in per_group]) if flat else np.zeros(0)
 
 
 def unflatten_sampled(groups: Samples, values: np.ndarray) -> list[list[np.ndarray]]:
-    """The reverse of `flatten_sampled`."""
+    """Invert `flatten_sampled`."""
     left = scatter_sampled([sample for group in groups for sample in group], values)
     return [[next(left) for _ in group] for group in groups]

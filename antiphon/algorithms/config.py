@@ -39,7 +39,7 @@ class AlgorithmConfig(Config):
     """Rewards, advantages, loss, and how token losses are summed."""
 
     recipe: str = "grpo"
-    """What is not given here is that of `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
+    """Named set of defaults in `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
     reward: RewardConfig = RewardConfig()
     weight: LossWeightConfig = LossWeightConfig()
     advantage: str = "grpo"
@@ -49,12 +49,13 @@ class AlgorithmConfig(Config):
     turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount from one turn to the next, of the advantages that look at turns."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Of `gae`: 1 looks to the end, 0 one token ahead."""
+    """Lambda of `gae`: 1 looks to the end, 0 one token ahead."""
     step_weight: float = Field(1.0, ge=0.0)
-    """Of `gigpo`: what a step's own advantage counts beside that of its episode."""
+    """Weight of a step's own advantage beside that of its episode, for `gigpo`."""
     teacher_coefficient: float = Field(0.0, ge=0.0)
-    """What is added to the advantage of each token for every nat by which its teachers think it more likely than the policy
-    did; 0 asks no teacher."""
+    """Amount added to the advantage of each token for each nat by which its teachers find it more likely than the policy did;
+    0 asks no teacher.
+    """
     advantage_whiten: bool = False
     """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
@@ -68,26 +69,27 @@ class AlgorithmConfig(Config):
     loss: str = "ppo_clip"
     """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
-    """Of `ppo_clip`: whose ratio is clipped."""
+    """Level of the ratio that `ppo_clip` clips."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
     dual_clip: float = Field(0.0, ge=0.0)
-    """Of `ppo_clip`: the loss where the advantage is negative is at most this times its size; above 1, and 0 is none."""
+    """Bound of the `ppo_clip` loss where the advantage is negative, in multiples of its size; above 1, and 0 is none."""
     ratio_low: float = Field(0.0, ge=0.0)
     ratio_high: float = Field(1.0, gt=0.0)
     """Bounds of the importance weight in `tis` and `topr`."""
     positive_weight: float = Field(1.0, ge=0.0)
     negative_weight: float = Field(1.0, ge=0.0)
-    """Of `topr`."""
+    """Weights of positive and negative advantages in `topr`."""
     kimi_tau: float = Field(0.1, ge=0.0)
     correction: CorrectionConfig = CorrectionConfig()
     """For tokens that another policy has sampled than the one before the step."""
     aggregation: Aggregation = "token_mean"
-    """How token losses become one number; counts are those of the whole update."""
+    """Rule by which token losses become one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
     expert_balance: float = Field(0.0, ge=0.0)
-    """Of models with a mixture of experts: weight of a loss, in each layer and on average over sequences, that is least where
-    the tokens of a sequence are spread evenly over the experts; 0 is none."""
+    """Weight of the load-balancing loss of a mixture of experts, in each layer and averaged over sequences. It is least where
+    the tokens of a sequence are spread evenly over the experts; 0 is none.
+    """
     kl: KlConfig = KlConfig()
     streams: tuple[str, ...] = ()
     """Streams that a loss or an advantage of your own reads, where it does not declare them itself."""
@@ -120,7 +122,7 @@ class AlgorithmConfig(Config):
 
     @property
     def advantage_declaration(self) -> Declaration:
-        """What the advantage function declares, if it is a built-in one."""
+        """The declaration of the advantage function, if it is built in."""
         return built_in_declaration(ADVANTAGES, self.advantage)
 
     @property
@@ -150,12 +152,12 @@ class AlgorithmConfig(Config):
 
 
 def _tuples(value: Any) -> Any:
-    """With tuples for lists: what a validator has had in hand is not looked upon as JSON any more."""
+    """Return the value with tuples for lists: a validator that has seen it gets no JSON any more."""
     if isinstance(value, dict):
         return {key: _tuples(inner) for key, inner in value.items()}
     return tuple(value) if isinstance(value, list) else value
 
 
 def _over(part: Any, given: Any) -> Any:
-    """What is given, with the rest of a recipe's section around it."""
+    """Return the given value, completed by a recipe's section."""
     return {**part, **given} if isinstance(part, dict) and isinstance(given, dict) else given

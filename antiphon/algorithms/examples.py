@@ -28,8 +28,17 @@ def example(
     values: Sequence[float] = (),
     states: Sequence[str] = (),
 ) -> Samples:
-    """Groups of trajectories with these rewards, to try an advantage by hand: a token of a prompt, then `tokens` that are
-    sampled, each a turn. `paid`, `values` and `states` are what the first turns earned, were valued at, began in."""
+    """Return groups of trajectories with these rewards, to try an advantage by hand.
+
+    Each trajectory has a prompt token, then `tokens` sampled tokens, each a turn.
+
+    Args:
+        groups: Rewards of the trajectories of each group.
+        tokens: Sampled tokens of a trajectory.
+        paid: Rewards of its first turns.
+        values: Values of its first sampled tokens.
+        states: State keys of its first turns.
+    """
 
     def first(given: Sequence[Any], place: int) -> Any:
         return given[place] if place < len(given) else None

@@ -16,8 +16,10 @@ from antiphon.core.types import (
 
 
 def add_kl_rewards(groups: Samples, config: KlConfig) -> list[list[Sample]]:
-    """Take the divergence from the reference off rewards: that of each token is its `KL_REWARD`, and that of a whole trajectory
-    part of its `Sample.reward`; `Sample.task_reward` is the reward without it.
+    """Subtract the KL penalty from rewards.
+
+    `KL_REWARD` has the penalty of each token, `Sample.reward` includes all of it, and `Sample.task_reward` is the reward
+    without it.
 
     Source: Ziegler et al. 2019, "Fine-tuning language models from human preferences", section 2.
     """
@@ -33,8 +35,10 @@ def add_kl_rewards(groups: Samples, config: KlConfig) -> list[list[Sample]]:
 
 
 def reference_divergence(samples: Sequence[Sample], config: KlConfig) -> np.ndarray:
-    """Estimate at each sampled token of a trajectory, [T], for the policy before the step if that is known, else for the one
-    that sampled."""
+    """Return the estimated divergence at each sampled token of a trajectory, [T].
+
+    The policy is that before the step if its log-probs are known, else the one that sampled.
+    """
     return estimate_kl(
         policy_logprobs(samples),
         gather_sampled(samples, [s.streams[REFERENCE_LOGPROBS] for s in samples]),

@@ -27,7 +27,7 @@ Metrics = dict[str, "torch.Tensor"]  # name -> one value a token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """What a loss may look at: the N loss tokens of one pack, sequence after sequence."""
+    """The inputs of a loss: the N loss tokens of one pack, sequence after sequence."""
 
     logprobs: torch.Tensor  # [N] of the policy being trained, differentiable
     entropies: torch.Tensor  # [N] of the same distributions, differentiable
@@ -178,8 +178,10 @@ def clipped_log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> tor
 
 
 def aggregate_log_ratio(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
-    """The token's own log ratio, or what all tokens of its turn or sequence come to together: their mean (`turn`, `sequence`)
-    or their sum (`product`, over the sequence). [N]"""
+    """Return the log ratio of each token, its turn or its sequence, [N].
+
+    For `turn` and `sequence` it is the mean over their tokens, for `product` the sum over the sequence.
+    """
     if level == "token":
         return log_ratio
     _, member = (inputs.turn if level == "turn" else inputs.sequence).unique(return_inverse=True)

@@ -8,13 +8,13 @@ from antiphon.core.config import Config
 
 
 class PreferenceConfig(Config):
-    """Learning from pairs of responses, see `algorithms/preference_losses.py`."""
+    """Objective of learning from pairs of responses."""
 
     loss: Literal["dpo", "ipo"] = "dpo"
     beta: float = Field(0.1, gt=0.0)
-    """How much it costs to leave the reference model, which is the model that the run begins with."""
+    """Strength of the penalty for leaving the reference model, which is the model that the run begins with."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
-    """Of `dpo`: the share of pairs that are taken to be labelled the wrong way round."""
+    """Share of pairs that are assumed to be labelled the wrong way round, for `dpo`."""
 
     @model_validator(mode="after")
     def _possible(self) -> "PreferenceConfig":
@@ -24,7 +24,7 @@ class PreferenceConfig(Config):
 
 
 class DistillationConfig(Config):
-    """Learning from a teacher's distributions, see `algorithms/distillation_losses.py`."""
+    """Objective of learning from a teacher's distributions."""
 
     teacher: str
     """A directory or Hugging Face id of a model with the tokenizer of the one that is trained; or package.module:function."""
@@ -32,10 +32,10 @@ class DistillationConfig(Config):
         "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "skewed_forward_kl", "skewed_reverse_kl"
     ] = "forward_kl"
     skew: float = Field(0.1, gt=0.0, lt=1.0)
-    """Of the skewed divergences: how much of the one distribution is mixed into the other."""
+    """Share of one distribution that is mixed into the other, for the skewed divergences."""
     student_temperature: float = Field(1.0, gt=0.0)
     teacher_temperature: float = Field(1.0, gt=0.0)
     top_k: int = Field(64, ge=0)
-    """So many of the teacher's likeliest tokens are told apart, all others count as one; 0 tells all apart."""
+    """Number of the teacher's likeliest tokens that are told apart; all others count as one. 0 tells all apart."""
     sft_weight: float = Field(0.0, ge=0.0, lt=1.0)
-    """Of the negative log-likelihood of the responses; the divergence has the rest."""
+    """Weight of the negative log-likelihood of the responses; the divergence has the rest."""

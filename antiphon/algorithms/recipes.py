@@ -1,5 +1,7 @@
-"""The algorithms of the field, by what each sets apart from the defaults of `AlgorithmConfig`. A recipe is a row; every key
-of it can be given in the configuration as well, and then that holds."""
+"""The algorithms of the field, by what each sets apart from the defaults of `AlgorithmConfig`.
+
+A recipe is a row; every key of it can be given in the configuration as well, and then that holds.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What follows: discounted sums of rewards, and of how far these differ from what was expected. Pure numpy, one array [T]."""
+"""Discounted sums of rewards, and generalized advantages. Pure numpy, one array [T]."""
 
 import numpy as np
 

@@ -1,5 +1,7 @@
-"""What becomes of scores before advantages are made of them, and how much each trajectory counts: pure numpy, one array [G] a
-group. Both are made over the whole batch, so that neither depends on how it is cut."""
+"""Shaping of scores into rewards, and weights of trajectories. Pure numpy, one array [G] a group.
+
+Both are computed over the whole batch, so neither depends on how it is cut.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ Metas = Sequence[Sequence[TrajectoryMeta]]  # [group][trajectory]
 
 @dataclass(slots=True)
 class Moments:
-    """Mean and deviation of all that was added, in double precision.
+    """Running mean and standard deviation of all values added, in double precision.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
 
@@ -31,7 +33,7 @@ class Moments:
     squares: float = 0.0  # sum of squared distances from the mean
 
     def add(self, values: np.ndarray) -> None:
-        """Take values [N] in."""
+        """Add values [N]."""
         if not len(values):
             return
         count = self.count + len(values)
@@ -49,7 +51,7 @@ class Moments:
 
 @dataclass(slots=True)
 class Controllers:
-    """What an algorithm remembers from step to step."""
+    """State that an algorithm keeps from step to step."""
 
     rewards: Moments = field(default_factory=Moments)  # of all scores so far
     kl: float | None = None  # the coefficient, once it was adapted
@@ -71,20 +73,21 @@ class Controllers:
 
 
 def restore_controllers(state: dict[str, Any] | None) -> Controllers:
-    """Of what `dataclasses.asdict` made of them; new ones of None."""
+    """Return controllers from the dictionary that `dataclasses.asdict` made; new ones for None."""
     return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
 class ShapedRewards(NamedTuple):
-    """Rewards of a group, and what its turns' rewards are to be divided by: None where turns have no part in the rewards."""
+    """Rewards of a group, and the divisor of the rewards of its turns; None where turns have no share in the rewards."""
 
     rewards: np.ndarray  # [G]
     turn_divisor: float | None
 
 
 def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
-    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says. `seen` takes the batch in
-    before it is used. `max_tokens` is the limit of a completion.
+    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says.
+
+    `seen` takes the batch in before it is used. `max_tokens` is the limit of a completion.
 
     Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
     response too long. A baseline, and what a bound cuts off, are of no turn.
@@ -105,7 +108,7 @@ def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens
 
 
 def _less_baseline(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[np.ndarray]:
-    """Values [G] of each group, less the mean over the group, the batch, or all so far."""
+    """Subtract from the values [G] of each group the mean over the group, the batch, or all values so far."""
     match over:
         case "none":
             return list(raw)
@@ -121,7 +124,7 @@ def _less_baseline(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Mo
 
 
 def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[float]:
-    """For each group the deviation over the group, the batch, or all values so far, and epsilon; 1 where there is none."""
+    """Return the standard deviation plus epsilon for each group, over the group, the batch or all so far; 1 where it is 0."""
     match over:
         case "none":
             found = [0.0] * len(raw)
@@ -135,10 +138,13 @@ def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments
 
 
 def trajectory_weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:
-    """How much each trajectory counts: 0 if it is masked; the others according to `config.by`, their mean over the batch 1.
+    """Return how much each trajectory counts in the loss.
 
-    By difficulty: from 0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for
-    the longest of the batch. Source: ROLL (Wang et al. 2025), which makes them of a micro-batch.
+    Masked trajectories have weight 0; the others are weighted by `config.by`, with mean 1 over the batch. By difficulty: from
+    0.5 where the mean score of the group is 1 to 2 where it is 0. By length: from 1.5 for none to 0.5 for the longest of the
+    batch.
+
+    Source: ROLL (Wang et al. 2025), which computes them within a micro-batch.
     """
     longest = max((meta.completion_tokens for group in groups for meta in group), default=0)
     found = []
@@ -165,12 +171,12 @@ def trajectory_weights(groups: Metas, config: LossWeightConfig) -> list[FloatArr
 
 
 def _scores(group: Sequence[TrajectoryMeta]) -> np.ndarray:
-    """The score of each trajectory, in double precision, [G]. One without a verdict never reaches a group."""
+    """Return the score of each trajectory in double precision, [G]."""
     return np.array([meta.score.value for meta in group], dtype=np.float64)
 
 
 def _overlong(group: Sequence[TrajectoryMeta], config: RewardConfig, max_tokens: int) -> np.ndarray:
-    """What is taken off for length, [G]: nothing up to `overlong_tokens` before the limit, then in proportion."""
+    """Return the penalty for length, [G]: 0 up to `overlong_tokens` before the limit, then proportional."""
     if not config.overlong_tokens:
         return np.zeros(len(group))
     lengths = np.array([meta.completion_tokens for meta in group], dtype=np.float64)

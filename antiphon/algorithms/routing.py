@@ -1,4 +1,4 @@
-"""What a mixture's routers are told in training: the experts that a token has (routing replay), and to spread tokens.
+"""Routers of a mixture of experts in training: routing replay and load balancing.
 
 Routing replay: the experts that computed a token where it was sampled compute it where it is trained.
 
@@ -28,10 +28,12 @@ _TOPK = (torch.topk, Tensor.topk)
 
 
 def balance_loss(scores: Tensor, chosen: Tensor, members: Tensor) -> Tensor:
-    """How unevenly the tokens of each sequence are spread over the experts, summed over sequences: 1 each where evenly.
+    """Return how unevenly the tokens of each sequence are spread over the experts, summed over sequences; 1 each where even.
 
-    `scores` [T, experts] are the router's, `chosen` [T, experts] is 1 for those that were taken and 0 for others, `members`
-    [S, T] 1 for the tokens of a sequence.
+    Args:
+        scores: Router scores, [T, experts].
+        chosen: 1 for experts that were taken and 0 for others, [T, experts].
+        members: 1 for the tokens of each sequence, [S, T].
     """
     shares = F.softmax(scores, -1) if (scores < 0).any() else scores / scores.sum(-1, keepdim=True)
     members = members.to(shares.dtype)
@@ -42,7 +44,7 @@ def balance_loss(scores: Tensor, chosen: Tensor, members: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What routers add to the loss of the next forward."""
+    """The balance loss that routers add in the next forward."""
 
     members: Tensor  # [S, T], see `balance_loss`
     weight: float  # of a sequence
@@ -50,7 +52,7 @@ class Balance:
     found: dict[int, Tensor] = field(default_factory=dict)  # of each layer, the `balance_loss`
 
     def attach(self, layer: int, values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
-        """`values`, whose gradient brings that of the loss of a layer along."""
+        """Return `values` so that their gradient also brings that of the balance loss of a layer."""
         chosen = torch.zeros_like(scores).scatter(1, indices, 1.0)
         scores, chosen = self.gather(torch.cat([scores, chosen], 1)).chunk(2, 1)
         loss = balance_loss(scores, chosen, self.members)
@@ -70,13 +72,18 @@ class _Attached(torch.autograd.Function):
 
 
 def find_routers(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model of transformers, one a layer that has experts, from the first to the last."""
+    """Return the routers of a transformers model, one for each layer with experts, in order."""
     return [module for module in model.modules() if _NAME.search(type(module).__name__)]
 
 
 class Routers:
-    """Has an eye on routers, `...TopKRouter`, which score all experts of a layer and take the best k by `torch.topk`. Each is
-    changed in place. `UnsupportedError` if there are none."""
+    """Replays and balances the choices of routers (`...TopKRouter`), which take the best k experts by `torch.topk`.
+
+    Each router is changed in place.
+
+    Raises:
+        UnsupportedError: There are no routers.
+    """
 
     def __init__(self, routers: Sequence[nn.Module]) -> None:
         self.replayed: Tensor | None = (
@@ -90,7 +97,7 @@ class Routers:
             router.forward = self._observed(router, layer)
 
     def chosen(self) -> Tensor:
-        """The experts that each token of the last forward was computed by, [T, layers, k]."""
+        """Return the experts that computed each token of the last forward, [T, layers, k]."""
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
     def _observed(self, router: Any, layer: int) -> Callable[..., Any]:
@@ -117,7 +124,7 @@ class Routers:
 
 
 class _Choice(TorchFunctionMode):
-    """Sees, and may change, what `torch.topk` finds among all `experts` of a layer."""
+    """Intercepts `torch.topk` over all `experts` of a layer: records the choice, and may replace it."""
 
     def __init__(self, experts: int, given: Tensor | None, attach: Callable[..., Tensor] | None) -> None:
         super().__init__()

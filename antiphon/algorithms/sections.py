@@ -11,7 +11,8 @@ Level = Literal["token", "turn", "sequence", "product"]
 
 class CorrectionConfig(Config):
     """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled: what the
-    engine and the learner do not agree on, and what training has changed since."""
+    engine and the learner do not agree on, and what training has changed since.
+    """
 
     level: Level | None = None
     """Whose ratio weighs the loss: the token's, the geometric mean over its turn or its sequence, or the product over its
@@ -36,7 +37,7 @@ class CorrectionConfig(Config):
 
     @property
     def on(self) -> bool:
-        """Whether there is anything to do."""
+        """True if there is anything to correct."""
         return self.level is not None or self.filter_level is not None
 
 
@@ -44,7 +45,7 @@ NormalizationScope = Literal["none", "group", "batch", "running"]
 
 
 class RewardConfig(Config):
-    """What becomes of scores before advantages are made of them."""
+    """Shaping of scores before advantages are computed."""
 
     overlong_tokens: int = Field(0, ge=0)
     """Completions that come nearer than this to the token limit lose up to `overlong_penalty`; 0 takes nothing off."""
@@ -64,10 +65,10 @@ class RewardConfig(Config):
 
 
 class LossWeightConfig(Config):
-    """How much each trajectory counts in the loss."""
+    """Weight of each trajectory in the loss."""
 
     by: Literal["none", "difficulty", "length"] = "none"
-    """What raises it: a low mean score of the group, or a short completion."""
+    """Property that raises the weight: a low mean score of the group, or a short completion."""
     mask_truncated: bool = False
     """Give trajectories no weight that were truncated: by a limit of tokens, turns or seconds, or by their environment."""
     mask_difficulty: tuple[float, float] | None = None
@@ -88,7 +89,7 @@ class KlConfig(Config):
     coefficient: float = Field(0.0, ge=0.0)
     """0 computes no reference."""
     place: Literal["loss", "reward"] = "loss"
-    """Whether it is a term of the loss, or taken off the reward of each token."""
+    """`loss` adds it to the loss, `reward` subtracts it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3", "abs", "mse"] = "k3"
     """See `divergence`; `mse` is another name of k2. In the loss, the gradient of k1 is 0 on average."""
     target: float = Field(0.0, ge=0.0)
@@ -98,12 +99,12 @@ class KlConfig(Config):
 
     @property
     def in_reward(self) -> bool:
-        """Whether it is taken off the rewards."""
+        """True if it is subtracted from rewards."""
         return self.coefficient > 0 and self.place == "reward"
 
     @property
     def in_loss(self) -> bool:
-        """Whether it is a term of the loss."""
+        """True if it is a term of the loss."""
         return self.coefficient > 0 and self.place == "loss"
 
     @model_validator(mode="after")
@@ -115,35 +116,40 @@ class KlConfig(Config):
 
 class RhythmConfig(Config):
     """Credit by the rhythm of attention, see `algorithms/attention_credit.py`: some tokens of a response have their advantage
-    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one."""
+    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one.
+    """
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
-    """Which tokens: those where a chunk begins, those that later tokens look back on, or both, tied together; null changes
-    nothing. The paper's baselines: as many tokens at random, or those of the highest entropy, for which stands the
-    negative log-prob that the token was sampled with."""
+    """Tokens that are amplified: those where a chunk begins, those that later tokens look back on, or both, tied together; null
+    amplifies none. `random` and `entropy` are the baselines of the paper: as many tokens at random, or those of the highest
+    entropy, estimated by the negative log-prob that the token was sampled with.
+    """
     amplification: float = Field(1.5, gt=0.0)
-    """What the advantage of a chosen token is multiplied with."""
+    """Factor of the advantage of a selected token."""
     share: float = Field(0.4, gt=0.0, le=1.0)
-    """Of a response's tokens, that are chosen: q."""
+    """Share of a response's tokens that is selected: q."""
     positive_only: bool = False
     """Leave negative advantages as they are: the paper's first version. The second amplifies both signs, and is better."""
     window: int = Field(10, gt=0)
     """Distance at which WAAD is cut off: W."""
     horizon_low: int = Field(10, ge=0)
     horizon_high: int = Field(100, ge=0)
-    """How far behind a token those are whose looking back counts for FAI, both included: H_lo and H_hi. The paper's first
-    version had 50."""
+    """Distances behind a token whose attention counts for FAI, both included: H_lo and H_hi. The paper's first version had
+    50."""
     waad_quantile: float = Field(0.5, ge=0.0, le=1.0)
-    """Of `coupled`: an anchor lies inside a chunk if its WAAD is at most this quantile of the response's: tau_waad. The
-    paper leaves it open; the median is ours."""
+    """Quantile of the response's WAAD up to which an anchor lies inside a chunk, of `coupled`: tau_waad. The paper leaves it
+    open; the median is ours.
+    """
     delta_quantile: float = Field(0.6, ge=0.0, le=1.0)
-    """Of `coupled`: a chunk begins where Delta is at least this quantile of the response's: tau_Delta. The paper leaves it
-    open; ours is 1 - `share`, so that it is what `local` chooses."""
+    """Quantile of the response's Delta from which a chunk begins, of `coupled`: tau_Delta. The paper leaves it open; ours is
+    1 - `share`, so that it is what `local` selects.
+    """
     back: float = Field(0.5, ge=0.0, le=1.0)
-    """Of `coupled`: the part of such an anchor's amplification that goes to the token which began the chunk: a. The paper
-    leaves it open; a public re-implementation has 0.5."""
+    """Part of such an anchor's amplification that goes to the token which began the chunk, of `coupled`: a. The paper leaves it
+    open; a public re-implementation has 0.5.
+    """
     lookback: int = Field(3, gt=0)
-    """Of `coupled`: how many tokens before an anchor its chunk may have begun: k. The paper names 1 to 3."""
+    """Most tokens before an anchor at which its chunk may have begun, of `coupled`: k. The paper names 1 to 3."""
 
     @model_validator(mode="after")
     def _possible(self) -> "RhythmConfig":
@@ -153,5 +159,5 @@ class RhythmConfig(Config):
 
     @property
     def reads_attention(self) -> bool:
-        """Whether the learner is asked for WAAD and FAI."""
+        """True if WAAD and FAI are needed."""
         return self.kind in ("local", "global", "coupled")

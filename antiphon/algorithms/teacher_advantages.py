@@ -8,8 +8,9 @@ from antiphon.core.types import (
 
 
 def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
-    """Advantages, and `coefficient` (log teacher - log policy) of each sampled token: a token is as good as its teachers think
-    it more likely. The policy is that of before the step if it is known, else the one that sampled.
+    """Add `coefficient` (log teacher - log policy) to the advantage of each sampled token.
+
+    The policy is that before the step if its log-probs are known, else the one that sampled.
 
     Source: Agarwal et al. 2024, "On-policy distillation of language models"; one token at a time as in Lu et al. 2025,
     "On-policy distillation".

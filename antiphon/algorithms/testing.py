@@ -115,8 +115,10 @@ def _check_declared(loss: Loss, config: AlgorithmConfig, pack: LossInputs, where
 
 
 class _Held(TorchFunctionMode):
-    """While it is entered for the first time, keeps what is taken out of the graph; when entered again, gives that back
-    instead, call for call. Numbers and comparisons are taken out as well, so every call takes the same way."""
+    """Records what is taken out of the graph in its first use, and returns the same values, call for call, in later uses.
+
+    Numbers and comparisons are recorded too, so every call takes the same path.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ def _tracked(value: Any) -> bool:
 
 
 def _run(loss: Loss, config: AlgorithmConfig, inputs: LossInputs) -> Found:
-    """One call, and what can be seen to be wrong from it alone."""
+    """Call the loss and check what one call shows."""
     leaves = differentiable_copies(inputs)
     given = replace(map_tensors(torch.clone, inputs), **{name: leaf.clone() for name, leaf in leaves.items()})
     returned = loss(given, config)
@@ -169,7 +171,7 @@ def _run(loss: Loss, config: AlgorithmConfig, inputs: LossInputs) -> Found:
 
 
 def _weights(inputs: LossInputs) -> torch.Tensor:
-    """Of the tokens in the sum whose gradient is taken: unequal, so that gradients that cross tokens do not cancel."""
+    """Return unequal weights of the tokens in the sum that is differentiated, so that gradients across tokens do not cancel."""
     return 1 + inputs.entropies
 
 

@@ -22,7 +22,7 @@ EXTREMES = ((-1000.0, -0.001), (-0.001, -1000.0), (-1.0, -1.0), (0.0, 0.0))  # l
 
 
 def draw_sequences(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]:
-    """The sequences of a pack, each by itself, in double precision."""
+    """Return the sequences of a pack, each by itself, in double precision."""
     random = torch.Generator().manual_seed(seed)
 
     def uniform(length: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ def _stream(spec: StreamSpec, length: int, random: torch.Generator) -> torch.Ten
 
 
 def join_sequences(parts: Sequence[LossInputs]) -> LossInputs:
-    """One pack, numbered as the learner does it: turns from 0, and prompts count between the sequences."""
+    """Join sequences to one pack, numbered as the learner does: turns from 0, and prompts count between the sequences."""
     turns = itertools.accumulate((int(part.turn[-1] - part.turn[0]) + 1 for part in parts), initial=0)
     numbered = [
         replace(part, sequence=part.sequence + 2 * place + 1, turn=part.turn - part.turn[0] + first)
@@ -59,7 +59,7 @@ def join_sequences(parts: Sequence[LossInputs]) -> LossInputs:
 
 
 def extreme_packs(streams: Sequence[StreamSpec]) -> list[LossInputs]:
-    """Tokens at the edges of what numbers can hold, in single precision: as one sequence, and each by itself."""
+    """Return tokens at the edge of what floats hold, in single precision: as one sequence, and each by itself."""
     rows = torch.tensor([(*edge, advantage) for edge in EXTREMES for advantage in (-1.0, 0.0, 1.0)])
     nowhere = torch.zeros(len(rows), dtype=torch.long)
     whole = LossInputs(
@@ -86,7 +86,7 @@ def named_tensors(inputs: LossInputs) -> dict[str, torch.Tensor]:
 
 
 def map_tensors(change: Callable[..., torch.Tensor], *inputs: LossInputs) -> LossInputs:
-    """The inputs whose every tensor is what `change` makes of theirs."""
+    """Apply `change` to every tensor of the inputs."""
     columns = {name: change(*(getattr(each, name) for each in inputs)) for name in COLUMNS}
     streams = {spec: change(*(each.streams[spec] for each in inputs)) for spec in inputs[0].streams}
     return LossInputs(**columns, streams=streams)

@@ -13,7 +13,7 @@ from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOG
 
 
 def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """The chosen loss, corrected, with the entropy bonus and the divergence from the reference around it, [N]."""
+    """Return the chosen loss, corrected, with the entropy bonus and the KL term, [N]."""
     weight, corrected = correction(inputs, config.correction) if config.correction.on else (1.0, {})
     if config.correction.on:
         inputs = replace(inputs, behaviour=_proximal_logprobs(inputs, config.correction))
@@ -33,8 +33,10 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
 
 
 def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
-    """What each token's loss is multiplied with, for it was sampled by another policy than the one before the step: their
-    ratio, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a level of its own. [N]
+    """Return the weight of each token's loss, for tokens that another policy sampled than the one before the step, [N].
+
+    It is the ratio of both policies, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a
+    level of its own.
 
     The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
     no forward pass is spent on it. None ever is with `proximal: interpolated`. The loss then takes its ratio against it. So
@@ -64,8 +66,10 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
 
 
 def _proximal_logprobs(inputs: LossInputs, config: CorrectionConfig) -> torch.Tensor:
-    """Log-probs of before the step [N]; interpolated, d / (d + 1) of the way from those of sampling to those of now, where d is
-    the token's age."""
+    """Return the log-probs of the policy before the step, [N].
+
+    Interpolated, they lie d / (d + 1) of the way from those of sampling to those of now, where d is the age of the token.
+    """
     now = inputs.logprobs.detach()
     if config.proximal == "interpolated":
         age = inputs.streams[TOKEN_AGE]

@@ -26,12 +26,12 @@ Arrays = list[list[np.ndarray]]  # [group][sample] -> [L]
 
 
 def trajectories(group: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples of each trajectory of a group."""
+    """Return the samples of each trajectory of a group."""
     return [list(samples) for _, samples in groupby(group, key=lambda sample: sample.meta.id)]
 
 
 def task_rewards(group: Sequence[Sample]) -> np.ndarray:
-    """The reward of each trajectory before the divergence is taken off, [G]."""
+    """Return the reward of each trajectory without the KL penalty, [G]."""
     return np.array([task_reward_of(samples) for samples in trajectories(group)], dtype=np.float64)
 
 
@@ -41,8 +41,14 @@ def task_reward_of(samples: Sequence[Sample]) -> float:
 
 
 def turn_rewards(samples: Sequence[Sample]) -> np.ndarray:
-    """What each turn of a trajectory earned, [K]: what its grader or its environment says, divided as the reward was, and at
-    the last turn what is then missing of it. `ConfigError` if turns have no share in what was done to the reward."""
+    """Return the reward of each turn of a trajectory, [K].
+
+    It is what its grader or its environment says, divided as the reward was; the last turn gets what is then missing of the
+    trajectory's reward.
+
+    Raises:
+        ConfigError: Turns have rewards of their own, and no share in what was done to the reward.
+    """
     turns = list_turns(samples)
     graded = samples[0].meta.score.turns
     if len(graded) != len(turns):
@@ -60,8 +66,11 @@ def turn_rewards(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def turn_returns(samples: Sequence[Sample], gamma: float) -> np.ndarray:
-    """What each turn with sampled tokens of a trajectory and those after it earned, [K]. A turn without any has nothing to
-    learn and is compared with no other; what it earned goes to those before it, or to the first that has tokens."""
+    """Return the discounted return of each turn with sampled tokens, [K].
+
+    A turn without any has nothing to learn and is compared with no other; its reward goes to the turns before it, or to the
+    first that has tokens.
+    """
     earned = turn_rewards(samples)
     sampled = np.flatnonzero([tokens for _, tokens in list_turns(samples)])
     if len(sampled):
@@ -70,8 +79,10 @@ def turn_returns(samples: Sequence[Sample], gamma: float) -> np.ndarray:
 
 
 def token_rewards(samples: Sequence[Sample]) -> np.ndarray:
-    """What each sampled token of a trajectory earned, [T]: turns are paid at their last token, one without any at the token
-    before it, or the first; and each token the divergence."""
+    """Return the reward of each sampled token of a trajectory, [T], with the KL penalty.
+
+    A turn is paid at its last token; one without tokens at the token before it, or at the first.
+    """
     found = kl_rewards(samples)
     ends = np.cumsum([tokens for _, tokens in list_turns(samples)])
     for end, reward in zip(ends, turn_rewards(samples), strict=True):
@@ -80,7 +91,7 @@ def token_rewards(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def list_turns(samples: Sequence[Sample]) -> list[tuple[Turn, int]]:
-    """The turns of a trajectory, and of each how many tokens of the loss it has."""
+    """Return the turns of a trajectory, each with its number of loss tokens."""
     return [
         (turn, int(sample.segment.loss_mask[turn.start : turn.stop].sum()))
         for sample in samples
@@ -89,30 +100,30 @@ def list_turns(samples: Sequence[Sample]) -> list[tuple[Turn, int]]:
 
 
 def kl_rewards(samples: Sequence[Sample]) -> np.ndarray:
-    """What the divergence adds to the reward of each sampled token of a trajectory, [T]; 0 where none is taken off."""
+    """Return the KL penalty in the reward of each sampled token of a trajectory, [T]; 0 where there is none."""
     return gather_sampled(samples, [s.streams.get(KL_REWARD, np.zeros(len(s.segment.tokens))) for s in samples])
 
 
 def policy_logprobs(samples: Sequence[Sample]) -> np.ndarray:
-    """Log-probs of the sampled tokens before the step if they are known, else those they were sampled with, [T]."""
+    """Return the log-probs of the sampled tokens before the step if they are known, else those of sampling, [T]."""
     return gather_sampled(
         samples, [sample.streams.get(PROXIMAL_LOGPROBS, sample.segment.logprobs) for sample in samples]
     )
 
 
 def mean_values(samples: Sequence[Sample]) -> np.ndarray:
-    """What the critics together say of the state in which each token of a trajectory was chosen, [T]."""
+    """Return the mean of the critics' values of the state in which each token of a trajectory was chosen, [T]."""
     return gather_sampled(samples, [sample.streams[VALUES].mean(axis=-1, dtype=np.float64) for sample in samples])
 
 
 def gather_sampled(samples: Sequence[Sample], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The sampled tokens' part of arrays [L], [T] in double precision."""
+    """Return the values of the sampled tokens, from arrays [L] of samples, in double precision, [T]."""
     parts = [array[sample.segment.loss_mask] for sample, array in zip(samples, arrays, strict=True)]
     return np.concatenate(parts).astype(np.float64)
 
 
 def scatter_sampled(samples: Sequence[Sample], values: np.ndarray) -> Iterator[np.ndarray]:
-    """Values [T] of the sampled tokens, laid on the samples, [L] each; 0 elsewhere."""
+    """Yield values [T] of the sampled tokens as arrays [L], one for each sample; 0 elsewhere."""
     start = 0
     for sample in samples:
         stop = start + int(sample.segment.loss_mask.sum())
@@ -123,7 +134,7 @@ def scatter_sampled(samples: Sequence[Sample], values: np.ndarray) -> Iterator[n
 
 
 def map_trajectories(groups: Samples, of: Callable[[Sequence[Sample]], np.ndarray]) -> Arrays:
-    """What `of` makes of each trajectory, [T], laid on its samples."""
+    """Apply a function to each trajectory; scatter its result [T] onto the samples."""
     return [
         [array for samples in trajectories(group) for array in scatter_sampled(samples, of(samples))]
         for group in groups

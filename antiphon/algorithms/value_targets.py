@@ -13,8 +13,9 @@ from antiphon.core.types import (
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
-    """What critics are to say of each sampled token: advantage and value together, with a λ of their own. With λ = 1 it is the
-    discounted sum of the rewards that follow, whatever the values.
+    """Return the regression targets of critics for each sampled token: advantage plus value, with a λ of their own.
+
+    With λ = 1 they are the discounted sums of the rewards that follow, whatever the values.
 
     >>> value_targets(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(), 0.5)[0][0]  # 0.3 + 0.5, 0.4 + 0.6
     array([0. , 0.8, 1. ])

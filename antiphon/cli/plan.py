@@ -14,7 +14,11 @@ from antiphon.cli.tables import print_table
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from antiphon.run.config import RunConfig
+    from antiphon.simulate.devices import Device
+    from antiphon.simulate.model_facts import ModelFacts
     from antiphon.simulate.outcome import Outcome
+    from antiphon.simulate.speeds import Speeds
 
 
 def simulate(
@@ -80,28 +84,20 @@ def plan(
     """Predict step time, idle time, staleness and memory of a run, and how to split devices."""
     with exit_on_error():
         run = load_run(config, overrides)
-        from antiphon.run.model_files import check_model_path
-        from antiphon.simulate.device_memory import device_memory, find_misfits
-        from antiphon.simulate.device_split import iterate_splits
         from antiphon.simulate.devices import find_device, resolve_on_devices
         from antiphon.simulate.model_facts import read_model_facts
         from antiphon.simulate.planner import predict
         from antiphon.simulate.probe import SECONDS, measure_devices
         from antiphon.simulate.speed_estimate import estimate, measure_this_machine
-        from antiphon.simulate.speeds import Speeds
 
         if bool(probe) + bool(speeds) + bool(device) > 1:
             raise ConfigError("give one of --probe, --speeds and --device")
-        check_model_path(run.model.path)
-        if run.engine.also:
-            raise ConfigError("engine.also: the planner assumes that all engines of a pool are alike: leave it out")
+        _check_plannable(run)
         gpu = find_device(device) if device else None
         lent = len(resolve_on_devices(run, device).time_shared.get("engine", ())) if device else 0
         model = read_model_facts(run)
         if speeds:
-            from antiphon.core.config import load
-
-            known = load(speeds, model=Speeds)
+            known = _load_speeds(speeds)
         elif probe:
             known = measure_devices(run, SECONDS, max(devices, 1))
         else:
@@ -109,12 +105,39 @@ def plan(
         print_table("on average", "predicted", predict(run, known, lent=lent).table())
         print_table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
         if gpu:
-            memory = device_memory(model, run, gpu)
-            print_table(
-                f"memory of each {device}", "GiB", {name: f"{size / 2**30:,.1f}" for name, size in memory.items()}
-            )
-            print("\n".join(f"does not fit: {misfit}" for misfit in find_misfits(model, run, gpu)) or "fits")
+            _print_device_memory(model, run, device, gpu)
         if devices:
-            found = {str(split): split.seconds for split in iterate_splits(run, known, devices)}
-            print_table(f"{devices} devices", "seconds a step", found)
-            print(f"best: {min(found, key=lambda name: found[name])}")
+            _print_splits(run, known, devices)
+
+
+def _check_plannable(run: "RunConfig") -> None:
+    from antiphon.run.model_files import check_model_path
+
+    check_model_path(run.model.path)
+    if run.engine.also:
+        raise ConfigError("engine.also: the planner assumes that all engines of a pool are alike: leave it out")
+
+
+def _load_speeds(path: Path) -> "Speeds":
+    from antiphon.core.config import load
+    from antiphon.simulate.speeds import Speeds
+
+    return load(path, model=Speeds)
+
+
+def _print_device_memory(model: "ModelFacts", run: "RunConfig", name: str, device: "Device") -> None:
+    """Print the memory of each device, and what does not fit."""
+    from antiphon.simulate.device_memory import device_memory, find_misfits
+
+    memory = device_memory(model, run, device)
+    print_table(f"memory of each {name}", "GiB", {part: f"{size / 2**30:,.1f}" for part, size in memory.items()})
+    print("\n".join(f"does not fit: {misfit}" for misfit in find_misfits(model, run, device)) or "fits")
+
+
+def _print_splits(run: "RunConfig", speeds: "Speeds", devices: int) -> None:
+    """Print the seconds of a step for each division of devices, and the best one."""
+    from antiphon.simulate.device_split import iterate_splits
+
+    found = {str(split): split.seconds for split in iterate_splits(run, speeds, devices)}
+    print_table(f"{devices} devices", "seconds a step", found)
+    print(f"best: {min(found, key=lambda name: found[name])}")

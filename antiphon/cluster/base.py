@@ -1,4 +1,4 @@
-"""The seam between a run and the place its workers run in."""
+"""The interface between a run and the cluster that its workers run on."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from antiphon.core.registry import Registry
 from antiphon.core.workers import WorkerHandle
 
-# Each is called with (ClusterConfig, folder of the workers' logs or None) and is a `Cluster`.
+# Each entry is called with (ClusterConfig, folder of the workers' logs or None) and returns a `Cluster`.
 CLUSTERS = Registry(
     "cluster", {"local": "antiphon.cluster.local:LocalCluster", "ray": "antiphon.cluster.ray:RayCluster"}
 )
@@ -17,51 +17,62 @@ CLUSTERS = Registry(
 class Gpu:
     """A GPU of a node."""
 
-    id: str  # what CUDA_VISIBLE_DEVICES calls it there
-    kind: str = ""  # its class in lower case, such as h800, where it is known
+    id: str  # its name in CUDA_VISIBLE_DEVICES on that node
+    kind: str = ""  # its class in lower case, such as h800; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A machine that workers can be placed on."""
 
-    id: str = ""  # what its cluster knows it by
+    id: str = ""  # its name in the cluster
     cores: tuple[int, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    has_left: bool = False  # what it had keeps its numbers, for when it is back
+    has_left: bool = False  # its devices keep their numbers, in case it comes back
 
     def __str__(self) -> str:
         if self.has_left:
-            return "nothing, as it has left"
+            return "nothing, because it has left"
         cores = f"{len(self.cores)} cores (cpu:{self.cores[0]}-{self.cores[-1]})" if self.cores else "no cores"
         return f"{cores} and {len(self.gpus)} GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one worker runs."""
+    """Node and devices of one worker."""
 
     node: str = ""
-    cores: tuple[int, ...] = ()  # that it is held to; none: all
-    gpus: tuple[str, ...] = ()  # that it sees
-    kind: str = ""  # the class of its devices: cpu, or that of its GPUs
+    cores: tuple[int, ...] = ()  # the worker is bound to these; empty: all
+    gpus: tuple[str, ...] = ()  # the worker sees these
+    kind: str = ""  # class of its devices: cpu, or that of its GPUs
     anywhere: bool = False  # on any node
 
 
 class Cluster(Protocol):
-    """Where workers run."""
+    """Starts workers on machines and reserves devices for them."""
 
     def nodes(self) -> Sequence[Node]:
-        """The machines that workers can be placed on now; the controller's first."""
+        """Return the machines that workers can be placed on now, the controller's first."""
 
     async def reserve(self, places: Collection[Place]) -> None:
-        """Hold the devices of these places, all of them or none, against whoever else uses the cluster, until it is closed.
-        What is held already stays so. `ConfigError` where others have them."""
+        """Reserve the devices of these places until the cluster is closed, all of them or none.
+
+        Devices that this cluster has reserved before stay reserved.
+
+        Raises:
+            ConfigError: Other users of the cluster hold some of them.
+        """
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> WorkerHandle:
-        """Start a worker: `factory`, an import path, is called with `args` there, so that only the worker imports what
-        it needs. `python` is the interpreter to run it with, where its packages cannot be ours. Without a `place` it runs
-        beside the controller, and sees every device."""
+        """Start a worker.
+
+        Args:
+            name: Name of the worker, for its log and for errors.
+            factory: Import path. It is called with `args` in the worker, so that only the worker imports what it needs.
+            args: Arguments of the factory; they are pickled.
+            python: Interpreter to run it with, if it needs an environment of its own.
+            place: Node and devices; without one it runs on the controller's machine and sees every device.
+        """
 
     async def close(self) -> None:
         """End all workers."""

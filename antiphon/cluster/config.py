@@ -1,4 +1,4 @@
-"""Configuration of where things run. Importing it imports no torch."""
+"""Configuration of clusters and device placement. Importing this module does not import torch."""
 
 from typing import Any
 
@@ -8,28 +8,31 @@ from antiphon.core.config import Config
 
 
 class ClusterConfig(Config):
-    """Workers of a run."""
+    """Cluster that a run's workers run on."""
 
     kind: str = "local"
     """`local`, `ray`, or package.module:attribute."""
     address: str = ""
-    """Of a Ray that this machine belongs to: host:port, or `auto` to find it. Without one, a Ray is started, and in the end
-    stopped."""
+    """Address of a running Ray cluster: host:port, or `auto` to find it. Without one, Ray is started for the run and stopped
+    after it."""
     fork: bool = True
-    """Let local workers be forks of one process that has imported torch and transformers, which takes seconds, where that is
-    safe: on Linux, without GPUs."""
+    """Fork local workers from one process that has imported torch and transformers, which saves seconds for each. This is done
+    only where it is safe: on Linux without GPUs."""
     debug: bool = False
-    """Run engine and learner as threads of this process, so that breakpoints work."""
+    """Run workers as threads of this process, so that breakpoints work."""
 
 
 class PlacementConfig(Config):
-    """The devices of each role: `gpu:0-7`, `node2.gpu:0-3`, `h800:0-31`, `cpu:0-3` (these cores), `cpu:16` (any sixteen), `with
-    learner`, `anywhere`. A role without any runs beside the controller and sees every device; graders (`reward`) without GPUs
-    see none. Where what generates shares a device with what trains, it sleeps meanwhile, and its requests go on elsewhere or
-    afterwards."""
+    """Devices of each role.
+
+    Valid values are `gpu:0-7`, `node2.gpu:0-3`, `h800:0-31`, `cpu:0-3` (these cores), `cpu:16` (any sixteen), `with learner`
+    and `anywhere`. A role without a value runs on the controller's machine and sees every device; graders (`reward`) without
+    GPUs see none. An engine that shares a device with a training role sleeps during training; its requests continue elsewhere,
+    or afterwards.
+    """
 
     auto: bool = False
-    """Let the planner divide the cores or GPUs of this machine between learner and engines; `placement: auto` says the same."""
+    """Let the planner divide the cores or GPUs of this machine between learner and engines. `placement: auto` is the same."""
     learner: str = ""
     engine: str = ""
     reference: str = ""
@@ -41,7 +44,7 @@ class PlacementConfig(Config):
 
     @property
     def roles(self) -> dict[str, str]:
-        """What each role that has something asks for."""
+        """The value of each role that has one."""
         return {role: text for role in ROLES if (text := getattr(self, role))}
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""The devices of one machine: which there are, and how a process is held to some of them."""
+"""The devices of this machine, and how a process is bound to some of them."""
 
 import os
 import re
@@ -13,12 +13,12 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 
 def this_machine() -> Node:
-    """As far as this process may use it."""
+    """Return the cores and GPUs that this process may use."""
     return Node(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=_gpus())
 
 
 def has_gpu_driver() -> bool:
-    """Whether there may be GPUs. If not, torch need not be asked, and takes seconds to load."""
+    """Return True if an NVIDIA driver is loaded. Without one, torch, which takes seconds to import, need not be asked."""
     return _DRIVER.is_dir()
 
 
@@ -35,20 +35,26 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_class(name: str) -> str:
-    """Such as h800, of "NVIDIA H800 PCIe"."""
+    """Return the class of a GPU from its name, such as h800 for "NVIDIA H800 PCIe"."""
     match = re.search(r"[a-z]*\d+[a-z]*", name.lower())
     return match.group() if match else ""
 
 
 def bind_process(cores: Sequence[int], gpus: Sequence[str]) -> None:
-    """Hold this process, and the threads that it will start, to its place. Without GPUs it sees none."""
+    """Bind this process and its future threads to cores and GPUs. If `gpus` is empty, it sees none."""
     if cores:
         os.sched_setaffinity(0, cores)
     set_visible_gpus(gpus)
 
 
 def with_visible_gpus(place: Place, gpus: Sequence[str]) -> Place:
-    """The place, with the names that its GPUs have in this process, which was given `gpus` and those alone: where they are
-    reserved, Ray has the last word on which they are."""
+    """Return a place with the names that its GPUs have in this process.
+
+    Ray may assign other GPUs than the ones requested when it reserves them.
+
+    Args:
+        place: The place as it was requested.
+        gpus: The names of all GPUs that this process was given, as requested.
+    """
     names = dict(zip(gpus, visible_gpus() or (), strict=False))
     return replace(place, gpus=tuple(names[gpu] for gpu in place.gpus))

@@ -1,7 +1,7 @@
-"""Processes that begin with their imports done: forks of one that has made these and does nothing else.
+"""A fork server: a process that has imported large packages and is forked for each worker.
 
-To import torch and transformers takes a process three seconds, and a run has many that do. What is forked shares the memory
-of what it begins with, too.
+Importing torch and transformers takes a process about three seconds, and a run has many such processes. Forks also share the
+memory of the imported packages.
 """
 
 import gc
@@ -21,14 +21,14 @@ from contextlib import suppress
 
 DeviceBinding = (
     tuple[tuple[int, ...], tuple[str, ...]] | None
-)  # the cores that a process is held to, and the GPUs that it sees
+)  # cores that a process is bound to, and GPUs that it sees; None: all
 
 
 class ForkServer:
-    """The process that is forked, as its controller has it."""
+    """The controller's side of a fork server."""
 
     def __init__(self, modules: Collection[str]) -> None:
-        """It imports `modules`, those of them that there are."""
+        """Start the server. It imports those of `modules` that are installed."""
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = (
@@ -43,8 +43,16 @@ class ForkServer:
         self._listener.start()
 
     def fork(self, descriptor: int, output: int | None, at: DeviceBinding) -> "ForkedProcess":
-        """A process that serves the pipe `descriptor`, and has `output` for what it prints. `OSError` if nobody is there to be
-        forked."""
+        """Fork a process.
+
+        Args:
+            descriptor: Pipe that the process serves.
+            output: Descriptor that takes what it prints.
+            at: Devices of the process.
+
+        Raises:
+            OSError: The server has ended.
+        """
         number, end = next(self._numbers), Future[int | None]()
         self._ends[number] = end
         given = [descriptor] if output is None else [descriptor, output]
@@ -60,7 +68,7 @@ class ForkServer:
             end.set_result(None)
 
     def close(self) -> None:
-        """Fork no more. What has been forked goes on; how it ends is not known."""
+        """End the server. Forked processes continue, but their exit codes are no longer reported."""
         self._process.kill()
         self._process.wait()
         self._line.shutdown(socket.SHUT_RDWR)
@@ -69,7 +77,7 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A process that a nursery has forked, with as much of `subprocess.Popen` as is needed."""
+    """A process forked by a `ForkServer`, with the part of `subprocess.Popen`'s interface that is needed."""
 
     def __init__(self, end: "Future[int | None]", kill: Callable[[], object]) -> None:
         self._end = end
@@ -77,42 +85,48 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; none if it has not, or nobody knows."""
+        """The exit code; None if the process still runs or its end is unknown."""
         return self._end.result() if self._end.done() else None
 
     def wait(self, timeout: float) -> None:
-        """Return once it has ended. `TimeoutError` if that takes longer than so many seconds."""
+        """Wait until it has ended; raise `TimeoutError` after `timeout` seconds."""
         self._end.result(timeout)
 
     def kill(self) -> None:
-        """Have a SIGKILL sent to it."""
-        with suppress(OSError):  # nobody is there to send it
+        """Have the server send it SIGKILL."""
+        with suppress(OSError):  # the server has ended
             self._kill()
 
 
 def serve_forks(descriptor: int, modules: Collection[str]) -> tuple[int, DeviceBinding]:
-    """The life of a nursery. Each process that it forks returns from here, with the pipe that it is to serve, and where."""
+    """Run the fork server.
+
+    The server itself never returns from here. Each forked process does.
+
+    Returns:
+        The pipe that the forked process serves, and its devices.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in modules:
         with suppress(ImportError):
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # else a fork's collector would write to all that is there, and so copy it
+    gc.freeze()  # otherwise a collection in a fork would write to these objects and so copy them
     line, watched = socket.socket(fileno=descriptor), selectors.DefaultSelector()
     watched.register(line, selectors.EVENT_READ)
-    children: dict[int, int] = {}  # processes, by the numbers that the controller has given them
+    children: dict[int, int] = {}  # process ids by the controller's numbers
     while True:
         for key, _ in watched.select():
             if key.fileobj is not line:
                 watched.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(children.pop(key.data), 0)
-                with suppress(BrokenPipeError):  # the controller is gone
+                with suppress(BrokenPipeError):  # the controller has ended
                     line.send(pickle.dumps((key.data, os.waitstatus_to_exitcode(status))))
                 continue
             message, given, *_ = socket.recv_fds(line, 4096, 2)
             if not message:
-                os._exit(0)  # what the controller has had forked sees itself that it is gone
+                os._exit(0)  # forked processes notice by themselves that the controller has ended
             order = pickle.loads(message)
             if isinstance(order, int):
                 if order in children:
@@ -128,7 +142,7 @@ def serve_forks(descriptor: int, modules: Collection[str]) -> tuple[int, DeviceB
 
 
 def _enter_child(given: list[int], watched: selectors.BaseSelector) -> int:
-    """Close what is the nursery's, and print where the new process is to; returns its pipe."""
+    """Close the server's descriptors in a forked process, redirect its output, and return the pipe that it serves."""
     for key in [*watched.get_map().values()]:
         if isinstance(key.fileobj, socket.socket):
             key.fileobj.close()
@@ -136,8 +150,8 @@ def _enter_child(given: list[int], watched: selectors.BaseSelector) -> int:
             os.close(key.fd)
     watched.close()
     descriptor, *output = given
-    for own in output:
-        os.dup2(own, sys.stdout.fileno())
-        os.dup2(own, sys.stderr.fileno())
-        os.close(own)
+    for target in output:
+        os.dup2(target, sys.stdout.fileno())
+        os.dup2(target, sys.stderr.fileno())
+        os.close(target)
     return descriptor

@@ -1,7 +1,7 @@
-"""The two ends of a worker, whatever carries the bytes between them: `Handle` with the controller, `serve` in the worker.
+"""Messages between a controller (`Handle`) and its worker (`serve`), whatever carries the bytes.
 
-A message is a pickle of its own, so what arrives is the receiver's to change, and a message that cannot be read is an
-error of the worker and not of what carried it.
+Each message is a separate pickle. The receiver thus owns what arrives, and a message that cannot be read is an error of the
+worker rather than of the transport.
 """
 
 import asyncio
@@ -22,18 +22,21 @@ from antiphon.core.errors import AntiphonError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
-GRACE = 10.0  # seconds a worker has to end by itself
+GRACE = 10.0  # seconds for a worker to end by itself
 
-Inbox = queue.SimpleQueue[bytes | None]  # what the worker is to do, one message each; None ends it
+Inbox = queue.SimpleQueue[bytes | None]  # messages for the worker; None ends it
 
-# Workers that are threads of one process are built one at a time: to load a model, transformers sets torch's default dtype
-# for all of them, and puts back what it found.
+# Workers that are threads of one process are built one at a time: while it loads a model, transformers changes torch's default
+# dtype for the whole process.
 _BUILDING = threading.Lock()
 
 
 class Handle:
-    """The controller's end of one worker: a `WorkerHandle` but for `kill`. What carries the messages calls `_receive`
-    with each in order, then `_end`, on the event loop's thread; it gives `_transmit` and `_stop`."""
+    """The controller's end of one worker: a `WorkerHandle` without `kill`.
+
+    A transport implements `_transmit` and `_stop`. On the event loop's thread it calls `_receive` with each message in order,
+    and `_end` at the end.
+    """
 
     def __init__(self, name: str, log: Path | None) -> None:
         self.name = name
@@ -47,41 +50,41 @@ class Handle:
         self._closing = False
 
     async def call(self, method: str, *args: Any) -> Any:
-        """See `WorkerHandle.call`."""
+        """Call a method of the worker and return its result."""
         key = next(self._ids)
         answer = self._calls[key] = self._loop.create_future()
         self._post(key, method, args)
         return await answer
 
     def send(self, method: str, *args: Any) -> None:
-        """See `WorkerHandle.send`."""
+        """Call a method of the worker without waiting for a result."""
         self._post(None, method, args)
 
     def on_event(self, callback: Callable[[Any], None]) -> None:
-        """See `WorkerHandle.on_event`."""
+        """Set the function that is called with each event of the worker."""
         self._callback = callback
 
     def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
-        """See `WorkerHandle.on_death`."""
+        """Have a function called with the reason when the worker has ended."""
         self._death.add_done_callback(lambda _: callback(_death_error(self._reason)))
 
     async def died(self) -> None:
-        """See `WorkerHandle.died`."""
+        """Never return; raise the reason when the worker ends."""
         await asyncio.shield(self._death)
 
     async def close(self) -> None:
-        """See `WorkerHandle.close`."""
+        """End the worker. A second call does nothing."""
         if not self._closing:
             self._closing = True
             await self._stop()
             self._end(f"worker {self.name} was closed")
 
     def _transmit(self, content: bytes) -> None:
-        """Carry a message to the worker. If it cannot be carried, `_end`."""
+        """Send a message to the worker; call `_end` if that is impossible."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        """End the worker: politely first, by force after `GRACE`."""
+        """Ask the worker to end, and kill it after `GRACE` seconds."""
         raise NotImplementedError
 
     def _post(self, key: int | None, method: str, args: tuple[Any, ...]) -> None:
@@ -91,7 +94,7 @@ class Handle:
             raise _death_error(self._reason)
 
     def _receive(self, content: bytes) -> None:
-        """A message has come from the worker."""
+        """Handle a message from the worker."""
         kind, key, value = pickle.loads(content)
         if kind == "event":
             self._callback(value)
@@ -104,7 +107,7 @@ class Handle:
                 answer.set_exception(value)
 
     def _end(self, reason: str) -> None:
-        """Nothing comes from the worker any more: for the reason that it gave itself, else for this one."""
+        """Mark the worker as ended, for the reason that it gave itself or else for this one."""
         if self._death.done():
             return
         self._reason = self._reason or reason
@@ -116,13 +119,15 @@ class Handle:
 
 
 def _death_error(reason: str | AntiphonError) -> AntiphonError:
-    """What callers of a dead worker get: the clear error it left, or that it died."""
+    """Return the error for callers of a dead worker: the one that it left, or `WorkerDied`."""
     return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
 
 
 def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[[bytes], None]) -> None:
-    """The life of a worker: build it, answer calls, advance its own work in between. Its last message says why it
-    ends, unless it was told to."""
+    """Run a worker: build it, answer calls, and advance its own work in between.
+
+    If it ends without having been told to, its last message says why.
+    """
 
     def post(kind: str, key: int | None, value: Any) -> None:
         transmit(pickle.dumps((kind, key, value), protocol=pickle.HIGHEST_PROTOCOL))
@@ -134,11 +139,11 @@ def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[
         _answer(worker, inbox, post)
         worker.close()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the controller is gone; so is the reason to live
-    except AntiphonError as error:  # a message to the user, which the controller gives
+        pass  # the controller has ended, so the worker ends too
+    except AntiphonError as error:  # a message for the user, which the controller shows
         with suppress(OSError):
             post("died", None, error)
-    except BaseException:  # noqa: BLE001 - the boundary at which a worker's death becomes a message
+    except BaseException:  # noqa: BLE001 - named boundary: a worker's death becomes a message
         with suppress(OSError):
             post("died", None, traceback.format_exc())
         traceback.print_exc()

@@ -1,11 +1,11 @@
-"""Workers as processes of this machine, or as threads of this process (`debug`), over one pipe each.
+"""Workers as processes of this machine, or as threads of this process (`debug`), with one pipe each.
 
-The child reads its pipe in a thread, so that a controller never blocks on a worker that is computing. The controller
-reads on its event loop. The end of the pipe is the death of the worker: no polling, no heartbeat.
+The worker reads its pipe in a thread, so that the controller never blocks on a worker that is computing. The controller reads
+on its event loop. The end of the pipe means that the worker has ended, so neither polling nor heartbeats are needed.
 
-A process is started with the interpreter that runs this one, or with one of another environment, whose packages are then
-its own; only the import path and the two ends of the pipe are handed to it. With this one it is a fork of one that has
-imported what takes long, where that can be (`antiphon.cluster.forkserver`).
+A process runs the same interpreter as the controller, or that of another environment with its own packages; it gets only the
+import path and its end of the pipe. With the same interpreter it is forked from a process that has imported the large packages,
+where that is safe (`antiphon.cluster.forkserver`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from antiphon.cluster.framing import GRACE, Handle, Inbox, serve
 from antiphon.core.errors import ConfigError, UnsupportedError
 
-if TYPE_CHECKING:  # another interpreter needs of our packages only what its worker uses
+if TYPE_CHECKING:  # another interpreter then imports only those of our modules that its worker uses
     from collections.abc import Collection
 
     from antiphon.cluster.base import Node, Place
@@ -37,37 +37,37 @@ if TYPE_CHECKING:  # another interpreter needs of our packages only what its wor
 
     Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
-END = b""  # no pickle is empty
-BEGUN_WITH = ("torch", "transformers.modeling_utils")  # what most workers import first, and takes longest
+END = b""  # ends a worker; no pickle is empty
+PRELOADED_MODULES = ("torch", "transformers.modeling_utils")  # most workers import these first, and they take longest
 
 
 class LocalCluster:
     """Spawns workers on this machine."""
 
     def __init__(self, config: "ClusterConfig", logs: Path | None = None) -> None:
-        """Each process writes what it prints to `<logs>/<name>.log`."""
+        """Start nothing yet. Each process writes what it prints to `<logs>/<name>.log`."""
         self._debug = config.debug
         self._logs = logs
         self._handles: list[LocalHandle] = []
         self._forks = config.fork and _can_fork()
-        self._fork_server: ForkServer | None = None  # once there is something to fork
+        self._fork_server: ForkServer | None = None  # started with the first worker
 
     def nodes(self) -> "list[Node]":
-        """See `Cluster.nodes`: this machine, as far as this process may use it."""
+        """Return this machine, with the devices that this process may use."""
         from antiphon.cluster.devices import this_machine
 
         return [this_machine()]
 
     async def reserve(self, places: "Collection[Place]") -> None:
-        """See `Cluster.reserve`: nobody gives out the devices of this machine."""
+        """Do nothing: nobody manages the devices of this machine."""
 
     def spawn(
         self, name: str, factory: str, *args: Any, python: str = "", place: "Place | None" = None
     ) -> "LocalHandle":
-        """See `Cluster.spawn`. To be called on the event loop's thread."""
+        """Start a worker. Must be called on the event loop's thread."""
         if self._debug and python:
             raise UnsupportedError(
-                f"worker {name} needs another interpreter, {python}: with cluster.debug it is a thread"
+                f"worker {name} needs another interpreter ({python}), but with cluster.debug it would be a thread"
             )
         ours, theirs = multiprocessing.Pipe()
         log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
@@ -79,20 +79,20 @@ class LocalCluster:
             order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
             with theirs:
                 runner = self._start(python, theirs.fileno(), log, place)
-            with suppress(OSError):  # it is dead already; the handle will find that, and say why
+            with suppress(OSError):  # it has ended already; the handle will notice, and say why
                 ours.send_bytes(order)
         handle = LocalHandle(name, ours, runner, log)
         self._handles.append(handle)
         return handle
 
     async def close(self) -> None:
-        """End all workers, all at once."""
+        """End all workers at the same time."""
         await asyncio.gather(*(handle.close() for handle in self._handles))
         if self._fork_server is not None:
             self._fork_server.close()
 
     def _start(self, python: str, descriptor: int, log: Path | None, place: "Place | None") -> "Process":
-        """A process that will serve the pipe `descriptor`."""
+        """Start a process that serves the pipe `descriptor`."""
         at = (place.cores, place.gpus) if place and (place.cores or place.gpus) else None
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +101,17 @@ class LocalCluster:
                 return _start_interpreter(python, descriptor, output, at)
             from antiphon.cluster.forkserver import ForkServer
 
-            self._fork_server = self._fork_server or ForkServer(BEGUN_WITH)
+            self._fork_server = self._fork_server or ForkServer(PRELOADED_MODULES)
             try:
                 return self._fork_server.fork(descriptor, output.fileno() if output else None, at)
-            except OSError:  # it is dead, as when memory was short
+            except OSError:  # the fork server has ended, for example because memory was short
                 self._fork_server.close()
                 self._fork_server = None
                 return _start_interpreter(python, descriptor, output, at)
 
 
 class LocalHandle(Handle):
-    """The controller's end of one worker's pipe: a list of messages each way down, one message each way up."""
+    """The controller's end of one worker's pipe. It sends lists of messages and receives single ones."""
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class LocalHandle(Handle):
         super().__init__(name, log)
         self._connection = connection
         self._runner = runner
-        self._outbox: list[bytes] = []  # messages of this turn of the loop
+        self._outbox: list[bytes] = []  # messages of this iteration of the event loop
         self._loop.add_reader(connection.fileno(), self._read)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`. A thread cannot be ended from outside; it is left alone and no longer listened to."""
+        """Kill the worker. A thread cannot be ended from outside; it is abandoned."""
         if isinstance(self._runner, threading.Thread):
-            self._end(f"worker {self.name} was given up")
+            self._end(f"worker {self.name} was abandoned")
         else:
             self._runner.kill()
 
@@ -144,8 +144,11 @@ class LocalHandle(Handle):
             await self._loop.run_in_executor(None, self._wait_for_end)
 
     def _transmit(self, content: bytes) -> None:
-        """What one turn of the loop has for a worker goes there at once: to write may mean to be kept from the processor by the
-        worker that it wakes, and hundreds of episodes can have a request for the same engine."""
+        """Queue a message. All messages of one iteration of the event loop are sent together.
+
+        Each write can cost the controller its processor to the worker that it wakes, and hundreds of episodes may have a
+        request for the same engine.
+        """
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(content)
@@ -157,7 +160,7 @@ class LocalHandle(Handle):
         try:
             self._connection.send_bytes(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
         except OSError:
-            self._read()  # why it died may be there already, unread
+            self._read()  # the reason may have arrived unread
             self._end(self._describe_death())
 
     def _read(self) -> None:
@@ -174,7 +177,7 @@ class LocalHandle(Handle):
         super()._end(reason)
 
     def _wait_for_end(self) -> bool:
-        """Whether the worker ends within the grace period."""
+        """Wait for the grace period; return True if the worker has ended."""
         if isinstance(self._runner, threading.Thread):
             self._runner.join(GRACE)
             return not self._runner.is_alive()
@@ -192,14 +195,14 @@ class LocalHandle(Handle):
         return f"worker {self.name} ended with exit code {code}{self._where}"
 
 
-# What a process runs. Its own packages come with its interpreter.
+# The program of a process. Its packages come with its interpreter.
 _PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
 
 
 def _start_interpreter(
     python: str, descriptor: int, output: IO[bytes] | None, at: "DeviceBinding"
 ) -> "subprocess.Popen[bytes]":
-    """A process of its own interpreter."""
+    """Start a process with its own interpreter."""
     path = f"sys.path + {_project_folders()!r}" if python else repr(sys.path)
     command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
     try:
@@ -209,7 +212,7 @@ def _start_interpreter(
 
 
 def _can_fork() -> bool:
-    """Whether a fork is as good as a process that was started: CUDA does not survive one, nor do macOS's own libraries."""
+    """Return True if workers can be forked. CUDA and the system libraries of macOS do not survive a fork."""
     from antiphon.cluster.devices import has_gpu_driver
 
     if sys.platform != "linux" or has_gpu_driver():
@@ -222,7 +225,7 @@ def _can_fork() -> bool:
 
 
 def _project_folders() -> list[str]:
-    """The import path without what is installed here, which means nothing to another interpreter."""
+    """Return the import path without installed packages, which another interpreter cannot use."""
     standard = sysconfig.get_path("stdlib")
     folders = dict.fromkeys(Path(folder).absolute() for folder in sys.path)
     return [
@@ -235,7 +238,7 @@ def _project_folders() -> list[str]:
 
 
 def main(descriptor: int, place: "DeviceBinding") -> None:
-    """The life of a worker process."""
+    """Run a worker process."""
     if place is not None:
         from antiphon.cluster.devices import bind_process
 
@@ -247,25 +250,25 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
 
 
 def _run_worker(connection: Connection, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
-    """The worker's end of the pipe; `alone` in a process."""
+    """Run a worker at its end of the pipe; `alone` if it has a process of its own."""
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive_messages, args=(connection, inbox, alone), daemon=True).start()
     try:
         serve(factory, args, inbox, connection.send_bytes)
     finally:
-        # Closing alone would not be noticed while the other thread reads, and this may be a thread of the controller.
+        # A plain close would go unnoticed while the other thread reads, and this may be a thread of the controller.
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
 
 def _receive_messages(connection: Connection, inbox: Inbox, alone: bool) -> None:
     gone = alone
-    with suppress(EOFError, OSError):  # the controller is gone
+    with suppress(EOFError, OSError):  # the controller has ended
         while (content := connection.recv_bytes()) != END:
             for message in pickle.loads(content):
                 inbox.put(message)
         gone = False
     inbox.put(None)
-    if gone:  # nobody is there to end by force what does not end by itself
+    if gone:  # the controller cannot kill this process any more
         time.sleep(GRACE)
         os._exit(1)

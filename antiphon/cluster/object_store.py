@@ -1,4 +1,4 @@
-"""Weights through Ray's object store, which brings them to other machines."""
+"""A weight channel through Ray's object store, which reaches other machines."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
 
 
 class ObjectStore:
-    """A `WeightChannel` between Ray's workers. The store keeps one version."""
+    """A `WeightChannel` between Ray workers. The store keeps one version."""
 
     def __init__(self, context: TransferContext) -> None:
         self._copy = HostBuffer()
 
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
-        """See `WeightChannel.send`."""
+        """Put the tensors into the object store and return the update that locates them."""
         manifest = pack_tensors(named, self._copy, adapters)
         return WeightsUpdate(
             version=version, location=put_object("weights", self._copy.content.numpy()), manifest=manifest
@@ -27,8 +27,10 @@ class ObjectStore:
 
     @staticmethod
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WeightChannel.receive`."""
+        """Yield the tensors of an update by name."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it cannot be written, which nobody does
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # torch warns that the array is read-only; nothing writes to it
             content = torch.from_numpy(get_object(update.location))
         yield from unpack_tensors(update, content)

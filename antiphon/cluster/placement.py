@@ -1,14 +1,14 @@
-"""Which devices each role of a run has: the grammar, and what it comes to on the nodes that there are.
+"""Parses the placement of a run's roles and assigns the devices of the available nodes to their workers.
 
     gpu:0-7             GPUs number 0 to 7, counted through all nodes; gpu:3 is one of them
-    node2.gpu:0-3       the same of one node, counted from node0, which is the controller's
-    h800:0-31           as gpu, of the GPUs of one class
+    node2.gpu:0-3       GPUs of one node; nodes count from node0, the controller's
+    h800:0-31           like gpu, counting only GPUs of one class
     cpu:0-3, cpu:6-6    cores, by their numbers
-    cpu:16              as many cores that no other role asks for
-    with learner        those of another role
-    anywhere            wherever a cluster of several nodes has room
+    cpu:16              that many cores that no other role asks for
+    with learner        the devices of another role
+    anywhere            any node of the cluster
 
-Several parts are separated by commas. The devices of a role are divided evenly among its workers, in their order.
+Several parts are separated by commas. The devices of a role are divided evenly among its workers, in order.
 """
 
 import re
@@ -21,10 +21,10 @@ from antiphon.core.errors import ConfigError
 
 CPU, GPU = "cpu", "gpu"
 ANYWHERE = "anywhere"
-NOWHERE = -1  # the node of devices that are not there
-TRAINING = ("learner", "reference", "critic", "teacher")  # have their turn together
-GENERATING = ("engine", "judge")  # sleep in the meantime, where they share devices with those
-ALWAYS_RUNNING = ("environment", "reward")  # run all the time, whoever has their turn
+NOWHERE = -1  # the node of missing devices
+TRAINING = ("learner", "reference", "critic", "teacher")  # take their turn together
+GENERATING = ("engine", "judge")  # sleep during training where they share devices with it
+ALWAYS_RUNNING = ("environment", "reward")  # run all the time, whichever roles have their turn
 
 _PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
 
@@ -35,7 +35,7 @@ class Device:
 
     node: int
     kind: str  # CPU or GPU
-    number: int  # on its node: of a core its own, of a GPU its place
+    number: int  # on its node: number of the core, or index of the GPU
 
     def __str__(self) -> str:
         return f"node{self.node}.{self.kind}:{self.number}"
@@ -43,58 +43,58 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of what a role asks for."""
+    """One part of a role's placement."""
 
     node: int | None
     kind: str  # CPU, GPU or a class of GPUs
     first: int
     last: int  # inclusive
-    count: int = 0  # of cores, whichever; then there is no first and last
+    count: int = 0  # number of cores to choose freely; then first and last mean nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the workers of each role run; of a role that is not there, wherever the cluster puts them."""
+    """Places of the workers of each role. The cluster places the workers of other roles."""
 
     places: Mapping[str, tuple[Place | None, ...]] = field(
         default_factory=dict
-    )  # one a worker; None: has no devices yet
-    time_shared: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep while others train
+    )  # one for each worker; None: its devices are missing
+    time_shared: Mapping[str, frozenset[int]] = field(default_factory=dict)  # workers that sleep during training
 
     def place(self, role: str, number: int = 0) -> Place | None:
-        """Of one worker. `ConfigError` if its devices are not there."""
+        """Return the place of one worker; None if the role has none. Raise `ConfigError` if its devices are missing."""
         if not (places := self.places.get(role)):
             return None
         if (found := places[number % len(places)]) is None:
-            raise ConfigError(f"placement.{role}: the devices of its worker {number} are not there")
+            raise ConfigError(f"placement.{role}: the devices of its worker {number} are missing")
         return found
 
     def known_places(self, role: str) -> list[Place]:
-        """Of its workers that have devices."""
+        """Return the places of a role's workers that have devices."""
         return [place for place in self.places.get(role, ()) if place is not None]
 
     def shares_devices(self, role: str, number: int) -> bool:
-        """Whether a worker shares a device with what trains."""
+        """Return True if a worker shares a device with a training role."""
         return number in self.time_shared.get(role, ())
 
     @property
     def training_gpus(self) -> tuple[str, ...]:
-        """Of all that trains, if that is on one node."""
+        """GPUs of all training roles; only meaningful if they are on one node."""
         return gpus_of(place for role in TRAINING for place in self.known_places(role))
 
     @property
     def shared(self) -> bool:
-        """Whether anything generates on a device that something trains on."""
+        """True if a generating role shares a device with a training role."""
         return any(self.time_shared.values())
 
 
 def gpus_of(places: Iterable[Place | None]) -> tuple[str, ...]:
-    """All GPUs of places on one node, each once."""
+    """Return the distinct GPUs of places on one node."""
     return tuple(dict.fromkeys(gpu for place in places if place for gpu in place.gpus))
 
 
 def parse_devices(text: str) -> list[Part]:
-    """The parts of what a role asks for, if that is devices of its own. `ConfigError` says what would be valid."""
+    """Parse the placement of a role that has devices of its own; raise `ConfigError` with the valid forms."""
     return [_parse_part(part.strip()) for part in text.split(",")]
 
 
@@ -103,7 +103,7 @@ def _parse_part(text: str) -> Part:
     if match is None:
         raise ConfigError(
             f"{text!r} names no devices; valid are gpu:0-7, node2.gpu:0-3, h800:0-31 (a class of GPUs), cpu:0-3 (these "
-            "cores), cpu:16 (any sixteen), 'with learner' and 'anywhere'"
+            "cores), cpu:16 (any sixteen cores), 'with learner' and 'anywhere'"
         )
     node, kind, first, last = match.groups()
     low, high = int(first), int(last if last is not None else first)
@@ -111,20 +111,20 @@ def _parse_part(text: str) -> Part:
         raise ConfigError(f"{text!r} ends before it begins")
     if kind == CPU and last is None:
         if low == 0:
-            raise ConfigError(f"{text!r} asks for no core: core number 0 is cpu:0-0, any one core cpu:1")
+            raise ConfigError(f"{text!r} asks for no core; core number 0 is cpu:0-0, and any one core is cpu:1")
         return Part(int(node) if node else None, kind, 0, 0, count=low)
     return Part(int(node) if node else None, kind, low, high)
 
 
 def find_problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
-    """What is wrong with a placement on any machine: (role, message)."""
+    """Yield the errors of a placement that hold on any machine, as (role, message)."""
     for role, text in config.roles.items():
         try:
             if (other := parse_shared_role(text)) is None:
                 if text != ANYWHERE:
                     parse_devices(text)
             elif other not in ROLES:
-                yield role, f"{text!r}: there is no role {other!r}; there are {', '.join(ROLES)}"
+                yield role, f"{text!r}: there is no role {other!r}; valid are {', '.join(ROLES)}"
             elif parse_shared_role(config.roles.get(other, ANYWHERE)) is not None or other not in config.roles:
                 yield role, f"{text!r}: {other} must have devices of its own"
         except ConfigError as error:
@@ -132,15 +132,24 @@ def find_problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
 
 
 def parse_shared_role(text: str) -> str | None:
-    """The role whose devices are shared, if any."""
+    """Return the role whose devices are to be shared, if any."""
     return text.removeprefix("with ").strip() if text.startswith("with ") else None
 
 
 def assign_devices(
     config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
 ) -> Placement:
-    """What a placement comes to, with so many `workers` of each role; one of which nothing is said has all its devices in one
-    place. The devices of `patient` roles need not be there. `ConfigError` names role, device and conflict."""
+    """Assign devices of the nodes to the workers of each role.
+
+    Args:
+        config: The placement.
+        nodes: The available nodes, the controller's first.
+        workers: Number of workers of each role. A role that is not listed has one place with all its devices.
+        patient: Roles whose devices may be missing for now.
+
+    Raises:
+        ConfigError: The placement does not fit; the message names role, device and conflict.
+    """
     asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
     devices = _resolve_devices(asked, nodes, patient)
     _refuse_conflicts(devices)
@@ -152,8 +161,8 @@ def assign_devices(
     time_shared = {
         role: frozenset(
             number
-            for number, own in enumerate(_split_devices(devices[role], workers.get(role, 0)))
-            if training & {*own}
+            for number, share in enumerate(_split_devices(devices[role], workers.get(role, 0)))
+            if training & {*share}
         )
         for role in GENERATING
         if role in devices
@@ -165,17 +174,20 @@ def assign_devices(
 def _resolve_devices(
     asked: Mapping[str, str], nodes: Sequence[Node], patient: Collection[str]
 ) -> dict[str, list[Device]]:
-    """Of each role, in the order of the configuration: those that are named first, then those that are counted."""
+    """Return the devices of each role. Numbered devices are assigned before freely chosen cores."""
     parts = {role: parse_devices(text) for role, text in asked.items() if parse_shared_role(text) is None}
     found: dict[str, list[Device]] = {
         role: [
-            device for part in own if not part.count for device in _numbered_devices(role, part, nodes, role in patient)
+            device
+            for part in role_parts
+            if not part.count
+            for device in _numbered_devices(role, part, nodes, role in patient)
         ]
-        for role, own in parts.items()
+        for role, role_parts in parts.items()
     }
-    taken = {device for own in found.values() for device in own}
-    for role, own in parts.items():
-        for part in own:
+    taken = {device for devices in found.values() for device in devices}
+    for role, role_parts in parts.items():
+        for part in role_parts:
             if part.count:
                 free = _free_cores(role, part, nodes, taken)
                 taken |= {*free}
@@ -206,17 +218,17 @@ def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: boo
     if not patient and (missing or any(nodes[device.node].has_left for device in found)):
         where = "" if part.node is None else f"node{part.node}."
         name = f"{where}{part.kind}:{part.first}-{part.last}"
-        raise ConfigError(f"placement.{role}: {name} is more than there is; there are {_describe_nodes(nodes)}")
+        raise ConfigError(f"placement.{role}: {name} exceeds the available devices: {_describe_nodes(nodes)}")
     there = [replace(device, node=NOWHERE) if nodes[device.node].has_left else device for device in found]
     return there + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
 
 def _free_cores(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]) -> list[Device]:
-    """Cores that nobody has, all of one node if one has as many."""
+    """Return cores that no role has, all of one node if one has enough."""
     chosen = range(len(nodes)) if part.node is None else [part.node]
     chosen = [node for node in chosen if not nodes[node].has_left]
     free = [[d for core in nodes[node].cores if (d := Device(node, CPU, core)) not in taken] for node in chosen]
-    enough = next((own for own in free if len(own) >= part.count), [device for own in free for device in own])
+    enough = next((cores for cores in free if len(cores) >= part.count), [device for cores in free for device in cores])
     if len(enough) < part.count:
         raise ConfigError(
             f"placement.{role}: of the {part.count} cores of cpu:{part.count} other roles leave {len(enough)}; there are "
@@ -229,21 +241,21 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
     engine, judge = (devices.get(role, ()) for role in GENERATING)
     if both := sorted(device for device in {*engine} & {*judge} if device.node != NOWHERE):
         raise ConfigError(
-            f"placement.judge: {both[0]} is the engines' too, and both generate at the same time: only what trains takes turns "
-            "with what generates"
+            f"placement.judge: {both[0]} is also the engines', and both generate at the same time: only training roles take "
+            "turns with generating ones"
         )
     if gpus := [device for device in devices.get("environment", ()) if device.kind == GPU]:
-        raise ConfigError(f"placement.environment: {gpus[0]} is of no use to it: it runs on cores")
-    own = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
+        raise ConfigError(f"placement.environment: {gpus[0]} cannot be used: environments run on cores")
+    reward_gpus = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
     for role in (*TRAINING, *GENERATING):
-        if both := sorted(own & {*devices.get(role, ())}):
+        if both := sorted(reward_gpus & {*devices.get(role, ())}):
             raise ConfigError(
-                f"placement.reward: {both[0]} is of {role}, too, and rewards take no turns: give them GPUs of their own"
+                f"placement.reward: {both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
             )
 
 
 def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
-    """The devices of each worker, which share one if they are more."""
+    """Return the devices of each worker. Workers share a device if there are more workers than devices."""
     if not workers:
         return [devices]
     if workers > len(devices):
@@ -256,24 +268,24 @@ def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], 
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
         raise ConfigError(f"placement.{role}: {len(devices)} devices cannot be divided evenly among {workers} workers")
-    for own in _split_devices(devices, workers):
-        at = {device.node for device in own}
+    for share in _split_devices(devices, workers):
+        at = {device.node for device in share}
         if NOWHERE in at:
             yield None
             continue
         if len(at) > 1:
             raise ConfigError(
-                f"placement.{role}: {', '.join(map(str, own))} would be one worker's, and it cannot run on {len(at)} nodes"
+                f"placement.{role}: {', '.join(map(str, share))} would belong to one worker, which cannot use {len(at)} nodes"
             )
-        node = nodes[own[0].node]
+        node = nodes[share[0].node]
         yield Place(
             node=node.id,
-            cores=tuple(device.number for device in own if device.kind == CPU),
-            gpus=tuple(node.gpus[device.number].id for device in own if device.kind == GPU),
-            kind=next((node.gpus[device.number].kind for device in own if device.kind == GPU), CPU),
+            cores=tuple(device.number for device in share if device.kind == CPU),
+            gpus=tuple(node.gpus[device.number].id for device in share if device.kind == GPU),
+            kind=next((node.gpus[device.number].kind for device in share if device.kind == GPU), CPU),
         )
 
 
 def _describe_nodes(nodes: Sequence[Node]) -> str:
-    """What there is."""
+    """Return a description of all nodes for an error."""
     return "; ".join(f"node{number} with {node}" for number, node in enumerate(nodes))

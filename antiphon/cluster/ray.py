@@ -1,8 +1,8 @@
 """Workers as Ray actors. The only module that imports ray.
 
-The controller is the driver. Each worker is an actor whose process gives the worker a thread, as `local` gives it a
-process: `post` lays a message in its inbox, `pull` waits until it has said something. One `pull` is always under way, so
-an event comes as soon as it is sent, and the death of the actor fails that `pull` at once: no polling, no heartbeat.
+The controller is the driver. Each worker runs in a thread of an actor's process: `post` puts a message into its inbox, and
+`pull` waits for its messages. One `pull` is always pending. An event therefore arrives as soon as it is sent, and the death of
+the actor fails that `pull` at once, so neither polling nor heartbeats are needed.
 """
 
 import asyncio
@@ -30,26 +30,28 @@ from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
-_ACCELERATOR = "accelerator_type:"  # before the name of a kind of GPU, among a node's resources
-PULL = "pull"  # the concurrency group of `WorkerActor.pull`, which must not hold up `WorkerActor.post`
+_ACCELERATOR = "accelerator_type:"  # prefix of a GPU class among a node's resources
+PULL = "pull"  # concurrency group of `WorkerActor.pull`, which must not block `WorkerActor.post`
 
-KNOCK_SECONDS = 5.0  # for a Ray to answer
-RESERVE_SECONDS = 10.0  # for a Ray to set aside what a run reserves
-HOLDER_SECONDS = 60.0  # for what holds a GPU to be up; on a node that is back, up again
-BINDING = 0.001  # of what a node has one of, and a bundle that asks for it is on that node
+CONNECT_SECONDS = 5.0  # for a Ray cluster to answer
+RESERVE_SECONDS = 10.0  # for Ray to reserve a run's devices
+RESERVATION_SECONDS = 60.0  # for the actor that reserves a GPU to start, or restart on a node that came back
+NODE_SHARE = 0.001  # of a node's own resource; a bundle that asks for it is placed on that node
 LOOPBACK = "127.0.0.1"
 
 
 class RayCluster:
-    """Spawns actors on this machine, and on others where they have a place there."""
+    """Spawns actors on this machine and on other nodes of a Ray cluster."""
 
     def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
-        """Connect to the Ray at `config.address`, or start one; where this process is connected already, stay so. Each
-        actor writes what it prints to `<logs>/<name>.log`; without `logs`, Ray shows it here."""
+        """Connect to the Ray cluster at `config.address`, or start one. An existing connection of this process is kept.
+
+        Each actor writes what it prints to `<logs>/<name>.log`; without `logs`, Ray prints it here.
+        """
         self._ray, self._connected = _connect(config.address, show_output=logs is None)
         self._logs = logs
         self._handles: list[RayHandle] = []
-        self._given: Counter[str] = Counter()  # workers, to each node
+        self._given: Counter[str] = Counter()  # number of workers started on each node
         self._seen: dict[str, Node] = {}  # the other nodes as they were last, by name, in the order in which they came
         self._joined = bool(config.address)
         self._groups: list[Any] = []  # placement groups, of what is reserved
@@ -60,8 +62,10 @@ class RayCluster:
         self._here = self._ray.get_runtime_context().get_node_id()
 
     def nodes(self) -> list[Node]:
-        """See `Cluster.nodes`: this machine, then what Ray was told that its other nodes have. One that has left keeps its
-        number, and what it had the numbers of its devices, for when a node of its name comes back."""
+        """Return this machine, then Ray's other nodes with the devices that Ray knows of.
+
+        A node that has left keeps its number, and so do its devices, in case a node of its name comes back.
+        """
         known = self._ray.nodes()
         here = next(node["NodeName"] for node in known if node["NodeID"] == self._here)
         there = {node["NodeName"]: _make_node(node["NodeID"], node["Resources"]) for node in known if node["Alive"]}
@@ -70,8 +74,10 @@ class RayCluster:
         return [replace(this_machine(), id=self._here), *self._seen.values()]
 
     async def reserve(self, places: Collection[Place]) -> None:
-        """See `Cluster.reserve`: one placement group has it all, and in it an actor for each GPU, which knows the GPU's name.
-        A Ray of our own has no devices in its books, and no other jobs."""
+        """Reserve devices in one placement group, with an actor for each GPU that knows the GPU's name.
+
+        A Ray cluster that this process started has no other jobs, so nothing is reserved there.
+        """
         if not self._joined:
             return
         nodes = {node["NodeID"]: node for node in self._ray.nodes()}
@@ -83,7 +89,7 @@ class RayCluster:
         asked = [(node, {"GPU": 1}) for node, _, _ in gpus] + [(node, {"CPU": count}) for node, count in cores.items()]
         if not asked:
             return
-        bundles = [bundle | {f"node:{nodes[node]['NodeManagerAddress']}": BINDING} for node, bundle in asked]
+        bundles = [bundle | {f"node:{nodes[node]['NodeManagerAddress']}": NODE_SHARE} for node, bundle in asked]
         group = self._ray.util.placement_group(bundles)
         try:
             await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), RESERVE_SECONDS)
@@ -102,28 +108,28 @@ class RayCluster:
         numbered = ((node["NodeID"], node["NodeName"]) for node in self._ray.nodes())  # some may have left meanwhile
         order = list(self._seen)
         numbers = {node: 1 + order.index(name) for node, name in numbered if name in order} | {self._here: 0}
-        free = self._ray._private.state.available_resources_per_node()  # Ray has nothing public that says it of each
+        free = self._ray._private.state.available_resources_per_node()  # Ray has no public function for this
         missing = [
             f"{count} {kind}s of node{numbers[node]}, where {free.get(node, {}).get(kind, 0):g} are free"
             for (node, kind), count in wanted.items()
         ]
         return (
-            f"placement: Ray could not reserve within {RESERVE_SECONDS:g} s: {'; '.join(missing)}. Others have the rest, or it "
-            "was not told of it (ray start --num-gpus, --num-cpus)"
+            f"placement: Ray could not reserve within {RESERVE_SECONDS:g} s: {'; '.join(missing)}. Others hold the rest, or "
+            "Ray was not told of it (ray start --num-gpus, --num-cpus)"
         )
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> "RayHandle":
-        """See `Cluster.spawn`. To be called on the event loop's thread. Ray's own interpreter runs all actors."""
+        """Start an actor. Must be called on the event loop's thread. All actors run with Ray's interpreter."""
         if python:
-            raise UnsupportedError(f"worker {name} needs another interpreter, {python}: use cluster.kind = local")
+            raise UnsupportedError(f"worker {name} needs another interpreter ({python}): use cluster.kind = local")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         place = place or Place()
         holders = self._reservations_of(name, place)
         node = self._least_loaded_node() if place.anywhere else place.node or self._here
         strategies = self._ray.util.scheduling_strategies
         where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        # No CPUs: a worker takes its threads from its own configuration, and may not wait for another to end. Ray, and so `ps`,
-        # calls an actor as its class is called.
+        # No CPUs: a worker takes its threads from its own configuration and must not wait for another to end. Ray, and so `ps`,
+        # names an actor after its class.
         actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (WorkerActor,), {}))
         known = actor.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
         host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
@@ -133,23 +139,25 @@ class RayCluster:
         return handle
 
     def _reservations_of(self, name: str, place: Place) -> list[Any]:
-        """What holds the GPUs of a place, if they are reserved. By the name of its node, which it has again when it is back."""
+        """Return the reservations of a place's GPUs, if any. A node that came back is found by its name."""
         if not self._holders:
             return []
         names = {node["NodeID"]: node["NodeName"] for node in self._ray.nodes()}
         try:
             return [self._holders[names[place.node], gpu] for gpu in place.gpus]
-        except KeyError as error:  # the numbers of GPUs count others, since a node has left
-            raise WorkerDied(f"worker {name} has nowhere to run: its GPUs are not those that were reserved") from error
+        except KeyError as error:  # GPU numbers changed because a node has left
+            raise WorkerDied(f"worker {name} cannot run: its GPUs are not the reserved ones") from error
 
     def _least_loaded_node(self) -> str:
-        """The node that was given the fewest workers; this one, if others were given as few. Those that died count: their node
-        may be gone, which takes Ray a while to see."""
+        """Return the node with the fewest started workers, this one if tied.
+
+        Workers that died count as well: their node may be gone, which Ray takes a while to notice.
+        """
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         return min(alive, key=lambda node: (self._given[node], node != self._here))
 
     async def close(self) -> None:
-        """End all workers, all at once, and the Ray that was started for them; give back what was reserved."""
+        """End all workers at the same time, release reservations, and stop Ray if it was started here."""
         try:
             await asyncio.gather(*(handle.close() for handle in self._handles))
         finally:
@@ -169,7 +177,7 @@ class RayHandle(Handle):
         self._pull()
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`."""
+        """Kill the actor."""
         self._ray.kill(self._host)
 
     async def _stop(self) -> None:
@@ -181,21 +189,21 @@ class RayHandle(Handle):
         self._put(content)
 
     def _put(self, content: bytes | None) -> None:
-        self._host.post.options(num_returns=0).remote(content)  # no answer: were the actor dead, `pull` would tell
+        self._host.post.options(num_returns=0).remote(content)  # without an answer: if the actor is dead, `pull` fails
 
     def _pull(self) -> None:
-        said = self._host.pull.options(concurrency_group=PULL).remote()
-        asyncio.wrap_future(said.future(), loop=self._loop).add_done_callback(self._on_pulled)
+        pending = self._host.pull.options(concurrency_group=PULL).remote()
+        asyncio.wrap_future(pending.future(), loop=self._loop).add_done_callback(self._on_pulled)
 
-    def _on_pulled(self, said: "asyncio.Future[list[bytes | None]]") -> None:
-        if (error := said.exception()) is not None:
+    def _on_pulled(self, pulled: "asyncio.Future[list[bytes | None]]") -> None:
+        if (error := pulled.exception()) is not None:
             self._end(f"worker {self.name} died: {_last_line(error)}{self._where}")
             return
-        contents = said.result()
+        contents = pulled.result()
         if contents[-1] is not None:
             self._pull()  # under way while these are read
         for content in contents:
-            # One by one: an error in a callback is not to take the messages after it along.
+            # One by one, so that an error in a callback does not lose the messages after it.
             self._loop.call_soon(self._handle_message, content)
 
     def _handle_message(self, content: bytes | None) -> None:
@@ -207,14 +215,21 @@ class RayHandle(Handle):
 
 
 class WorkerActor:
-    """What the actor is: a worker in a thread, and its messages."""
+    """The actor: a worker in a thread, and its queues of messages."""
 
     def __init__(
         self, path: list[str], folder: str, log: Path | None, place: Place, holders: list[Any], worker: bytes
     ) -> None:
-        """`path` and `folder` are the controller's own, so that names of modules and files mean what they mean there;
-        `holders` know which GPUs of the place's node Ray gave it, if that is Ray's to say; `worker` is the pickle of its
-        factory and arguments, to be read when they are set."""
+        """Set up the process and start the worker's thread.
+
+        Args:
+            path: The controller's import path.
+            folder: The controller's working directory.
+            log: File that takes what the process prints.
+            place: Devices of the worker.
+            holders: Reservations of its GPUs, which know their names.
+            worker: Pickle of the worker's factory and arguments; read after path and folder are set.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
@@ -225,24 +240,24 @@ class WorkerActor:
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         life = pickle.loads(worker)
-        if holders:  # in the worker's thread: an actor that fails here, while it asks another, does not come to its end
+        if holders:  # asked in the worker's thread: an actor that fails here while it asks another one never ends
             life = f"{__name__}:{build_with_reserved_gpus.__name__}", (holders, *life)
         threading.Thread(target=self._live, args=life, name="worker", daemon=True).start()
 
     def post(self, message: bytes | None) -> None:
-        """Give the worker a message; None ends it."""
+        """Send the worker a message; None ends it."""
         self._inbox.put(message)
 
     def pull(self) -> list[bytes | None]:
-        """All that the worker has said since, as soon as that is anything; None at the end if it has ended."""
-        said = [self._outbox.get()]
+        """Wait for messages of the worker and return all there are; the last is None if it has ended."""
+        messages = [self._outbox.get()]
         while not self._outbox.empty():  # nobody else takes from it
-            said.append(self._outbox.get())
-        return said
+            messages.append(self._outbox.get())
+        return messages
 
     def get_reference(self, name: str) -> list[Any]:
-        """The reference to what the worker has kept; in a list, because what Ray answers with is never one itself."""
-        return [_KEPT[name]]
+        """Return the reference to an object of the worker, in a list because Ray would resolve a bare reference."""
+        return [_OBJECTS[name]]
 
     def _live(self, factory: str, args: tuple[Any, ...]) -> None:
         try:
@@ -252,42 +267,42 @@ class WorkerActor:
 
 
 class GpuReservation:
-    """What holds a GPU in Ray's books."""
+    """An actor that reserves one GPU."""
 
     def gpu(self) -> str:
-        """Which one it is, as CUDA_VISIBLE_DEVICES calls it."""
+        """Return the GPU's name in CUDA_VISIBLE_DEVICES."""
         import ray
 
-        (own,) = ray.get_gpu_ids()
-        return str(own)
+        (gpu,) = ray.get_gpu_ids()
+        return str(gpu)
 
 
 def build_with_reserved_gpus(holders: list[Any], factory: str, args: tuple[Any, ...]) -> Worker:
-    """The worker that `factory` makes, which sees the GPUs of these."""
+    """Build a worker that sees the reserved GPUs."""
     import ray
 
     try:
-        set_visible_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=HOLDER_SECONDS))
+        set_visible_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=RESERVATION_SECONDS))
     except ray.exceptions.GetTimeoutError as error:
         raise WorkerDied(
-            f"Ray has not said within {HOLDER_SECONDS:g} s which GPUs are reserved for this worker"
+            f"Ray did not report within {RESERVATION_SECONDS:g} s which GPUs are reserved for this worker"
         ) from error
     return import_path(factory, "worker")(*args)
 
 
-_KEPT: dict[str, Any] = {}  # what the worker of this process has in Ray's object store
+_OBJECTS: dict[str, Any] = {}  # references to this process's objects in Ray's store, by name
 
 
 def put_object(name: str, value: Any) -> str:
-    """Put `value` into the object store, in the place of what had this name; returns where other workers find it."""
+    """Put `value` into the object store under `name`, replacing the previous one; return its location for other workers."""
     import ray
 
-    _KEPT[name] = ray.put(value)
+    _OBJECTS[name] = ray.put(value)
     return f"{ray.get_runtime_context().get_actor_name()}/{name}"
 
 
 def get_object(where: str) -> Any:
-    """What another worker has kept; an array without a copy, if it is there already."""
+    """Return another worker's object. An array that is on this node already is not copied."""
     import ray
 
     host, _, name = where.rpartition("/")
@@ -300,7 +315,7 @@ def _device_keys(place: Place) -> tuple[str | int, ...]:
 
 
 def _make_node(name: str, resources: Mapping[str, float]) -> Node:
-    """What a node of Ray's has; cores that it was not told the numbers of count from 0."""
+    """Return the devices of a Ray node. Ray does not know the numbers of cores, so they count from 0."""
     kinds = [key.removeprefix(_ACCELERATOR) for key in resources if key.startswith(_ACCELERATOR)]
     kind = gpu_class(kinds[0]) if kinds else ""
     gpus = tuple(Gpu(id=str(number), kind=kind) for number in range(int(resources.get("GPU", 0))))
@@ -308,23 +323,23 @@ def _make_node(name: str, resources: Mapping[str, float]) -> Node:
 
 
 def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
-    """The package `ray`, connected, and whether that was done here."""
+    """Return the package `ray`, connected, and whether this call connected it."""
     if not address:
         set_environment(
-            RAY_USAGE_STATS_ENABLED="0",  # calls nobody
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # listens on 127.0.0.1, which Ray otherwise takes for another address
-            RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # hides no GPU from a worker that has asked Ray for none
+            RAY_USAGE_STATS_ENABLED="0",  # no telemetry
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # keep 127.0.0.1, which Ray otherwise replaces by another address
+            RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # do not hide GPUs from a worker that asked Ray for none
         )
     try:
         import ray
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise ConfigError("cluster.kind: 'ray' is not installed: pip install -e '.[ray]'") from error
-    own = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    local_options = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:
-        if ":" in address:  # Ray itself would try for minutes
+        if ":" in address:  # Ray itself would retry for minutes
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         if ray.is_initialized():
             return ray, False
         if not address and ray.util.get_node_ip_address() != LOOPBACK:
@@ -332,13 +347,15 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
                 "cluster.kind: Ray would listen to other machines, because it was imported before its environment was "
                 "set: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself"
             )
-        ray.init(address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else own))
-    except (OSError, RuntimeError) as error:  # Ray's ConnectionError is the one; another version of Ray is the other
-        why = _last_line(error.__cause__ or error)
-        raise ConfigError(f"cluster.address: there is no Ray to be had at {address or 'local'!r}: {why}") from error
+        ray.init(
+            address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else local_options)
+        )
+    except (OSError, RuntimeError) as error:  # OSError: no connection; RuntimeError: another version of Ray
+        cause = _last_line(error.__cause__ or error)
+        raise ConfigError(f"cluster.address: cannot connect to Ray at {address or 'local'!r}: {cause}") from error
     return ray, True
 
 
 def _last_line(error: BaseException) -> str:
-    """Where Ray, after many lines, says what the matter is."""
+    """Return the last line of an error, where Ray states the cause."""
     return textwrap.shorten(str(error).strip().splitlines()[-1], 300)

@@ -8,27 +8,25 @@ from pydantic import Field, model_validator
 from antiphon.core.config import Config, parse
 from antiphon.core.errors import Problems
 
-SERVER_KINDS = frozenset({"server"})  # kinds of engines that others have started
-LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can be given weights
-PREALLOCATING_KINDS = frozenset({"vllm"})  # kinds that take their share of a device as they start, and make do with it
-SLEEP_OPTIONS = {
-    "vllm": {"enable_sleep_mode": True}
-}  # options with which a kind gives a GPU's memory back as it sleeps
+SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
+LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can load weights
+PREALLOCATING_KINDS = frozenset({"vllm"})  # kinds that allocate their share of a device when they start
+SLEEP_OPTIONS = {"vllm": {"enable_sleep_mode": True}}  # options with which a kind frees GPU memory while it sleeps
 PARALLEL_SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
-)  # options that have an engine run on several devices
+)  # options that divide an engine over several devices
 
 
 class ServerOptions(Config):
     """`engine.options` of servers."""
 
     urls: tuple[str, ...] = Field(min_length=1)
-    """Of each server, such as http://127.0.0.1:8000."""
+    """Address of each server, such as http://127.0.0.1:8000."""
     flavour: Literal["vllm", "sglang", "openai"] = "vllm"
     """`vllm` (in its development mode) and `sglang` can be given weights; `openai` is any other, with the weights it has."""
     model: str = ""
-    """What it is called there; by default the first that the server lists."""
+    """Name of the model on the server; by default the first that the server lists."""
     key: str = ""
     """The environment variable that holds the API key."""
     directory: str = ""
@@ -37,7 +35,7 @@ class ServerOptions(Config):
 
 
 class EngineKind(Config):
-    """Engines that are alike."""
+    """Engines of one kind with the same settings."""
 
     kind: str = "native"
     """`native`, `vllm`, `server` (run by others, see `options`), or package.module:attribute."""
@@ -66,17 +64,17 @@ class EngineKind(Config):
 
     @property
     def server_options(self) -> ServerOptions | None:
-        """Those that others have started, if the engines are such."""
+        """Options of servers, if the engines run in servers; else None."""
         return parse(ServerOptions, self.options) if self.kind in SERVER_KINDS else None
 
     @property
     def with_sleep_mode(self) -> Self:
-        """The same, started so that it can leave its GPU to what trains there."""
+        """A copy of this configuration with the options that let the engine free its GPU while it sleeps."""
         return self.model_copy(update={"options": {**SLEEP_OPTIONS.get(self.kind, {}), **self.options}})
 
     @property
     def devices_per_engine(self) -> int:
-        """That each engine runs on."""
+        """Number of devices that each engine runs on."""
         return math.prod(self.options.get(name, 1) for name in PARALLEL_SIZES)
 
     @model_validator(mode="after")
@@ -108,7 +106,7 @@ class EngineConfig(EngineKind):
 
     @property
     def engine_kinds(self) -> list[EngineKind]:
-        """What each engine of the pool is."""
+        """Kind of each engine of the pool, in order."""
         return [kind for kind in (self, *self.also) for _ in range(kind.replicas)]
 
     @model_validator(mode="after")

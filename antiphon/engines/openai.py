@@ -1,4 +1,4 @@
-"""Models behind an address that speaks OpenAI's chat protocol: judges that others serve."""
+"""A client of models that others serve by OpenAI's chat protocol, such as judges."""
 
 import asyncio
 import json
@@ -8,35 +8,51 @@ from typing import Any, Self
 
 import httpx
 
-PAUSE = 0.5  # seconds before the first time that a request is tried again; each pause is twice the one before
+PAUSE = 0.5  # seconds before a request is tried again the first time; doubles each time
 LONGEST_PAUSE = 30.0
-AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # what may be otherwise in a moment
+RETRIED_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class ChatRequestError(Exception):
-    """The model did not reply: what was tried, and what came of it."""
+    """The model did not reply within all attempts."""
 
 
 class OpenAIChatClient:
-    """Asks the model at `address`, such as https://api.example.com/v1."""
+    """Sends chats to a model."""
 
     def __init__(self, address: str, model: str, key: str = "", *, attempts: int = 5, timeout: float = 60.0) -> None:
-        """A request is tried `attempts` times, `timeout` seconds each."""
+        """Create a client.
+
+        Args:
+            address: Such as https://api.example.com/v1.
+            model: Name of the model there.
+            key: API key; empty for none.
+            attempts: How often a request is tried.
+            timeout: Seconds of one attempt.
+        """
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._url = address.rstrip("/") + "/chat/completions"
         self._model = model
         self._attempts = attempts
         self._timeout = timeout
-        # How many ask at once is bounded by whoever asks.
+        # Callers limit how many requests run at once.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
     async def __call__(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> str:
-        """What the model replies; `settings` go into the request, such as temperature. `ChatRequestError` if it does not."""
+        """Return the reply of the model.
+
+        Args:
+            messages: The chat, with role and content.
+            settings: Further fields of the request, such as temperature.
+
+        Raises:
+            ChatRequestError: If it does not reply.
+        """
         body = {"model": self._model, "messages": list(messages), **settings}
         for attempt in range(1, self._attempts + 1):
             try:
-                async with asyncio.timeout(self._timeout):  # httpx's own is of each packet
+                async with asyncio.timeout(self._timeout):  # httpx's own time-out is for each packet
                     response = await self._client.post(self._url, json=body)
             except (httpx.HTTPError, TimeoutError) as error:
                 failure, again, pause = f"{type(error).__name__} {error}".strip(), True, 0.0
@@ -44,7 +60,7 @@ class OpenAIChatClient:
                 if response.status_code == httpx.codes.OK:
                     return _reply(response)
                 failure = f"HTTP {response.status_code} {response.text[:200]}".strip()
-                again, pause = response.status_code in AGAIN, _asked_pause(response)
+                again, pause = response.status_code in RETRIED_STATUSES, _requested_pause(response)
             if not again or attempt == self._attempts:
                 break
             await asyncio.sleep(min(max(pause, PAUSE * 2 ** (attempt - 1)), LONGEST_PAUSE))
@@ -69,11 +85,11 @@ def _reply(response: httpx.Response) -> str:
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         content = None
     if not isinstance(content, str):
-        raise ChatRequestError(f"{response.url}: the answer is no chat completion: {response.text[:200]!r}")
+        raise ChatRequestError(f"{response.url}: the answer is not a chat completion: {response.text[:200]!r}")
     return content
 
 
-def _asked_pause(response: httpx.Response) -> float:
-    """Seconds that the server asks for."""
+def _requested_pause(response: httpx.Response) -> float:
+    """Return the seconds that the server asks to wait."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdigit() else 0.0

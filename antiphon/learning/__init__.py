@@ -1,0 +1,1 @@
+"""Consuming samples: training steps, and the learners that do the updates."""

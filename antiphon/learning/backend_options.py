@@ -11,7 +11,7 @@ class DeepSpeedOptions(Config):
     """`learner.options` of `deepspeed`."""
 
     stage: Literal[1, 2, 3] = 2
-    """Of ZeRO: what is cut among the ranks of `mesh.shard` is the optimiser state, the gradients too, or all parameters too."""
+    """Stage of ZeRO: the optimiser state is cut among the ranks of `mesh.shard`, the gradients too, or all parameters too."""
 
 
 class MegatronOptions(Config):

@@ -33,7 +33,7 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UpdateOptions:
-    """How the groups of an update become packs, see `build_batch`."""
+    """Options of cutting an update into packs, see `build_batch`."""
 
     aggregation: Aggregation
     max_tokens: int

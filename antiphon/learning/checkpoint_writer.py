@@ -1,4 +1,4 @@
-"""What a learner writes while it goes on: one checkpoint at a time, in a thread."""
+"""Writing of checkpoints in a thread, one at a time, while the learner goes on."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,8 +10,7 @@ PATIENCE = 0.005  # seconds that a call may have to wait for a look at the threa
 
 
 class CheckpointWriter:
-    """Has one piece of writing done at a time, and tells its end to who looks for it: `SAVED`, or the `AntiphonError` that it
-    was. Any other error is raised there."""
+    """Runs one write at a time and reports its end: `SAVED`, or the text of the `AntiphonError`. Other errors are raised."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -19,17 +18,17 @@ class CheckpointWriter:
         self._begun: Future[None] | None = None
 
     def begin(self, write: Callable[[], None]) -> None:
-        """Have this done, after `finish`."""
+        """Start a write, after `finish`."""
         self._begun = self._thread.submit(write)
 
     def poll(self) -> bool:
-        """Wait a little; returns whether there is more to wait for."""
+        """Wait briefly for the write; return True while it goes on."""
         if self._begun is not None and wait([self._begun], PATIENCE).done:
             self.finish()
         return self._begun is not None
 
     def finish(self) -> None:
-        """Wait for what was begun, if anything was, and tell its end."""
+        """Wait for the write that was begun, if any, and report its end."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -41,5 +40,5 @@ class CheckpointWriter:
             self._tell(SAVED)
 
     def close(self) -> None:
-        """Wait for what was begun; nobody is told."""
+        """Wait for the write that was begun, without a report."""
         self._thread.shutdown()

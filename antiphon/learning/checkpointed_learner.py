@@ -202,14 +202,15 @@ class CheckpointedLearner(ModelWorker):
 
 def trim_memory() -> None:
     """Give back to the system what glibc's allocator keeps of freed gradients and activations, over a gibibyte beside a
-    model of 135M parameters in float32: the copy of the weights needs the room."""
+    model of 135M parameters in float32: the copy of the weights needs the room.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Snapshot(NamedTuple):
-    """What a rank keeps of a checkpoint."""
+    """The part of a checkpoint that one rank writes."""
 
     rank: int
     weights: State

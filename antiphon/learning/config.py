@@ -41,12 +41,12 @@ class LoraConfig(Config):
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """Factor of B A."""
         return self.alpha / self.rank
 
 
 def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
-    """What the megatron learner has not: (key, message)."""
+    """Yield options that the Megatron learner lacks: (key, message)."""
     mesh = learner.mesh
     asked = {
         "lora": (learner.lora is not None, "it trains all weights"),
@@ -72,9 +72,9 @@ class LearnerConfig(Config):
     kind: str = "torch"
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
     options: dict[str, Any] = {}
-    """What is special to this kind of learner: of `deepspeed`: stage; of `megatron`: distributed_optimizer."""
+    """Options of this kind of learner: `stage` of `deepspeed`, `distributed_optimizer` of `megatron`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
+    """Precision that layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
     device: str = "auto"
     threads: int = Field(1, gt=0)
     """CPU threads of the learner process."""
@@ -106,15 +106,16 @@ class LearnerConfig(Config):
     """The stages of a step, in order: built-in names or package.module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
     on_nonfinite: Literal["skip", "fail"] = "skip"
-    """What becomes of an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless
-    10 updates in a row are so, and with `fail` it ends."""
+    """Reaction to an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless 10
+    updates in a row are skipped, and with `fail` it ends.
+    """
     timeout: float = Field(14400.0, gt=0.0)
     """Seconds that a stage of a training step, or a step of supervised fine-tuning, may take; then the run ends. With
     `rollout.workers` all stages of a step together."""
 
     @property
     def special(self) -> Config:
-        """`options`, as this kind of learner has them. One that is the user's own takes any, and looks at them itself."""
+        """The parsed `options` of this kind of learner; a user's own kind takes any."""
         return parse(OPTIONS.get(self.kind, Config), {} if ":" in self.kind else self.options)
 
     @model_validator(mode="after")
@@ -124,7 +125,7 @@ class LearnerConfig(Config):
 
     @property
     def copies(self) -> tuple[int, int]:
-        """How often all ranks together have the weights, and the gradients."""
+        """Copies of the weights, and of the gradients, on all ranks together."""
         if self.kind != "deepspeed":
             return self.mesh.replicate, self.mesh.replicate
         stage = self.options.get("stage", 2)
@@ -137,12 +138,12 @@ class LearnerConfig(Config):
         return self.minibatches * self.epochs
 
     def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
-        """The same, on another mesh; one that shards nothing has nothing to offload."""
+        """Return the settings on another mesh; a mesh that shards nothing offloads nothing."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What cannot be on several ranks, or would mean nothing: (key, message)."""
+        """Yield options that cannot be combined with the mesh: (key, message)."""
         mesh = self.mesh
         if mesh.shard % mesh.expert:
             yield "mesh.expert", f"{mesh.expert} is no divisor of the {mesh.shard} ranks of mesh.shard"
@@ -158,7 +159,7 @@ class LearnerConfig(Config):
             yield from megatron_problems(self)
 
     def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What of a model, as its config.json has it, cannot be learned so: (key, message)."""
+        """Yield what this learner cannot train in a model, from its config.json: (key, message)."""
         yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
         if self.kind == "megatron":
             yield from megatron_incompatibilities(shape, self.mesh)
@@ -166,10 +167,11 @@ class LearnerConfig(Config):
 
 class CriticConfig(Config):
     """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is, but
-    on torch whatever `learner.kind` is."""
+    on torch whatever `learner.kind` is.
+    """
 
     path: str = ""
-    """Where they begin: a directory or Hugging Face id; empty is the model that is trained."""
+    """Model that critics begin with: a directory or Hugging Face id; empty is the model that is trained."""
     count: int = Field(1, gt=0)
     disjoint: bool = False
     """Each learns from a share of every group's trajectories that no other sees."""
@@ -177,9 +179,9 @@ class CriticConfig(Config):
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which they alone learn."""
     value_clip: float = Field(0.0, ge=0.0)
-    """How far a value may move from what it was before the step and still gain by it; 0 is any."""
+    """Bound of the change of a value from before the step, beyond which it gains nothing; 0 is none."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Of what they learn to say: 1 is what followed, below it their own later values come in."""
+    """Lambda of their regression targets: 1 is the return, below it their own later values come in."""
 
 
 class TeacherConfig(Config):
@@ -188,7 +190,7 @@ class TeacherConfig(Config):
     path: str
     """A directory or Hugging Face id; its tokenizer must be that of the model that is trained."""
     tasks: tuple[str, ...] = ()
-    """Which tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
+    """Names of the tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
 
 
 class CheckpointConfig(Config):
@@ -205,7 +207,7 @@ class CheckpointConfig(Config):
     """Seconds that a checkpoint may keep the learner, that the rest of it may take to be written, and that one may take to be
     read; then the run ends."""
     restarts: int = Field(1, ge=0)
-    """How often in a row, without a new checkpoint in between, a run that lost its learner goes on by itself at the last."""
+    """Most restarts in a row, without a new checkpoint in between, of a run that lost its learner."""
 
 
 class SftConfig(Config):

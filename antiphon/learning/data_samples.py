@@ -35,7 +35,8 @@ def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, r
 
 def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
     """One update whose loss is the mean over pairs, see `pair`: the coefficients of each add up to one over their count, and
-    none is split between packs."""
+    none is split between packs.
+    """
     return build_batch(
         pairs,
         aggregation="sequence_mean_token_mean",

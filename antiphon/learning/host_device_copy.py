@@ -1,5 +1,8 @@
-"""To a device and back. A GPU is behind the process that tells it what to do, and idle after that process has waited for it:
-what is sent does not wait, and what comes back comes all at once."""
+"""Transfers between host and device.
+
+The host queues work for the GPU and lets it go idle when it waits for results: so sends do not wait, and results come back
+together.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
-    """An array on a device."""
+    """Copy an array to a device without waiting."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()  # from other memory it is copied once all that was asked for before is done
@@ -18,19 +21,22 @@ def to_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
 
 
 def sum_measures(loss: torch.Tensor, measures: Mapping[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
-    """The sum of each measure of a pack, its `loss`, and of how many `tokens` all that is: scalars, still on their device."""
+    """Return sums over a pack, as scalars on their device: of each measure [n], of its `loss`, and the number of `tokens`."""
     sums = {name: values.detach().sum().double() for name, values in measures.items()}
     return sums | {"loss": loss.detach().double(), "tokens": torch.full_like(loss, tokens, dtype=torch.float64)}
 
 
 def to_floats(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """What scalars are that are on one device."""
+    """Return the values of scalars that are on one device, in one transfer."""
     return dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)) if scalars else {}
 
 
 def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of what updates say. What an update says once, as its loss, is averaged over those that do; what it says
-    on average of its `tokens`, over the tokens of all. What is said of none is left out."""
+    """Return the mean of metrics over updates.
+
+    A metric that an update has once, such as its loss, is averaged over the updates that have it; one that is a mean over its
+    tokens is averaged over all tokens. Metrics over no tokens are left out.
+    """
     found = {}
     for name in dict.fromkeys(name for update in updates for name in update if name not in ("tokens", "lr")):
         said = [(_weight(name, update), update[name]) for update in updates if name in update]
@@ -40,7 +46,7 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _weight(name: str, update: Mapping[str, float]) -> float:
-    """How much an update's metric counts beside those of others."""
+    """Return the weight of an update's metric in a mean over updates."""
     match name:
         case "loss" | "grad_norm" | "expert_balance":
             return 1

@@ -30,14 +30,14 @@ CRITIC = "antiphon.learning.objectives.critic:CriticLearner"
 
 
 class Scorer(Protocol):
-    """A model that is asked."""
+    """A model that scores packs."""
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """What it says of the loss tokens, a policy their log-probs, a critic their values, [T] a pack."""
+        """Return what the model says of the loss tokens, [T] a pack: a policy's log-probs, a critic's values."""
 
 
 class Offloadable(Scorer, Protocol):
-    """A model that is asked, and has a device which others may use too."""
+    """A model whose device others may use too."""
 
     async def offload(self) -> None:
         """Leave the device to others until `reload`; nothing is asked of it in the meantime but to be published or saved."""
@@ -47,7 +47,7 @@ class Offloadable(Scorer, Protocol):
 
 
 class Trainer(Scorer, Protocol):
-    """What the stages of a step need of a `Learner`."""
+    """The methods of a `Learner` that a training step needs."""
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics."""
@@ -66,8 +66,10 @@ class Learner(Trainer, Offloadable, Protocol):
         """Make the weights of now known to engines."""
 
     async def save(self, place: Path) -> asyncio.Future[None]:
-        """Begin to write all that a checkpoint needs of it into `place`. Training may go on when this returns; the future ends
-        when it is there."""
+        """Begin to write all that a checkpoint needs of it into `place`.
+
+        Training may go on when this returns; the future ends when it is there.
+        """
 
     async def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, after `begin`."""
@@ -75,7 +77,7 @@ class Learner(Trainer, Offloadable, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ModelRoles:
-    """What learns, and what it is compared with."""
+    """The models of a run by their roles."""
 
     learner: Learner
     reference: Offloadable | None = None
@@ -93,19 +95,19 @@ class ModelRoles:
             await learner.begin(algorithm, critic.optimizer, steps * config.updates)
 
     async def save(self, place: Path) -> Sequence[asyncio.Future[None]]:
-        """As `Learner.save`, of all that learn."""
+        """Begin to save all models that learn; return a future for each."""
         return await asyncio.gather(*(learner.save(part) for learner, part in self._parts(place)))
 
     async def restore(self, checkpoint: Path) -> None:
-        """As `Learner.restore`, of all that learn."""
+        """Restore all models that learn from a checkpoint."""
         await asyncio.gather(*(learner.restore(part) for learner, part in self._parts(checkpoint)))
 
     async def offload(self) -> None:
-        """As `Offloadable.offload`, of all."""
+        """Offload all models."""
         await asyncio.gather(*(model.offload() for model in self._all()))
 
     async def reload(self) -> None:
-        """As `Offloadable.reload`, of all."""
+        """Reload all models."""
         await asyncio.gather(*(model.reload() for model in self._all()))
 
     def _all(self) -> Sequence[Offloadable]:
@@ -113,7 +115,7 @@ class ModelRoles:
         return (self.learner, *self.critics, *reference, *self.teachers)
 
     def _parts(self, checkpoint: Path) -> Iterator[tuple[Learner, Path]]:
-        """All that learn, and where in a checkpoint each has its part."""
+        """Yield each model that learns, and its part of a checkpoint."""
         yield self.learner, checkpoint
         for number, critic in enumerate(self.critics):
             yield critic, checkpoint / CRITICS / str(number)
@@ -129,52 +131,52 @@ class WorkerLearner:
         handle.on_death(self._died)
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """See `Learner.begin`."""
+        """Start a phase with a fresh optimiser; return the number of trained parameters."""
         parameters: int = await self._handle.call("begin", algorithm, optimizer, total_updates)
         return parameters
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`."""
+        """Do every update of the batch; return metrics."""
         metrics: dict[str, float] = await self._handle.call("step", batch)
         return metrics | {"tokens": float(batch.tokens)}
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """See `Learner.score`."""
+        """Return what the model says of the loss tokens, [T] a pack."""
         scored: list[FloatArray] = await self._handle.call("score", list(packs))
         return scored
 
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """See `Learner.attention_stats`."""
+        """Return WAAD and FAI of the loss tokens, [T, 2] a pack."""
         attended: list[FloatArray] = await self._handle.call("attention_stats", list(packs))
         return attended
 
     async def score_base(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """As `score`, under the model without the adapters that are trained."""
+        """Return log-probs under the model without its adapters, [T] a pack."""
         scored: list[FloatArray] = await self._handle.call("score_base", list(packs))
         return scored
 
     async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
-        """See `Learner.publish`."""
+        """Make the model's weights available to engines."""
         update: WeightsUpdate = await self._handle.call("publish", version, exchange)
         return update
 
     async def save(self, place: Path) -> asyncio.Future[None]:
-        """See `Learner.save`."""
+        """Begin to save; return a future that ends when everything is written."""
         saving = asyncio.get_running_loop().create_future()
         self._saving.append(saving)
         await self._handle.call("save", place)
         return saving
 
     async def restore(self, directory: Path) -> None:
-        """See `Learner.restore`."""
+        """Continue from a checkpoint, after `begin`."""
         await self._handle.call("restore", directory)
 
     async def offload(self) -> None:
-        """See `Offloadable.offload`."""
+        """Leave the device to others."""
         await self._handle.call("offload")
 
     async def reload(self) -> None:
-        """See `Offloadable.reload`."""
+        """Come back to the device."""
         await self._handle.call("reload")
 
     def _saved(self, outcome: str) -> None:
@@ -190,17 +192,17 @@ class WorkerLearner:
 
 
 class LoraBaseReference:
-    """The model that a learner's adapters were added to, as a reference: no second copy of it is held."""
+    """The model below a learner's adapters, as a reference: no second copy of it is held."""
 
     def __init__(self, learner: WorkerLearner) -> None:
         self._learner = learner
 
     async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """See `Scorer.score`."""
+        """Return log-probs of the loss tokens, [T] a pack."""
         return await self._learner.score_base(packs)
 
     async def offload(self) -> None:
-        """Nothing: the learner goes by itself."""
+        """Do nothing: the learner leaves the device itself."""
 
     async def reload(self) -> None:
-        """Nothing: the learner comes by itself."""
+        """Do nothing: the learner comes back itself."""

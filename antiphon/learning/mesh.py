@@ -37,7 +37,7 @@ SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface
 
 
 class Mesh:
-    """This rank among the others. All enter at the same time."""
+    """This rank of a mesh. All ranks enter at the same time."""
 
     def __init__(self, config: MeshConfig, rank: int, store: Any, device: torch.device) -> None:
         self.config = config
@@ -56,22 +56,22 @@ class Mesh:
         self.data = config.data_rank(rank)
 
     def group(self, axis: str) -> Any:
-        """This rank and those that differ from it on one axis alone."""
+        """Return the group of this rank and those that differ from it on one axis alone."""
         return self.axes[axis].get_group()
 
     def coordinate(self, axis: str) -> int:
-        """Of this rank on an axis."""
+        """Return the coordinate of this rank on an axis."""
         return int(self.axes[axis].get_local_rank())
 
     def all_gather(self, own: T, axis: str = "") -> list[T]:
-        """What all ranks have, or this one and those that differ from it on one axis alone."""
+        """Return the objects of all ranks, or of those that differ from this one on one axis alone."""
         group = self.group(axis) if axis else None
         told: list[Any] = [None] * distributed.get_world_size(group)
         distributed.all_gather_object(told, own, group=group)
         return told
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks."""
+        """Return sums of values over all ranks."""
         sums = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(sums)
         found: list[float] = sums.tolist()
@@ -79,7 +79,7 @@ class Mesh:
 
 
 def connect_store(address: str) -> Any:
-    """The store at an address of `open_store`. What ranks send each other goes by the interface on which it is reached."""
+    """Connect to the store at an address of `open_store`; collectives use the network interface that reaches it."""
     store = RunStore(address, TIMEOUT)
     if name := _interface(store.own_host()):
         set_environment(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=name)
@@ -87,7 +87,7 @@ def connect_store(address: str) -> Any:
 
 
 def _interface(here: str) -> str:
-    """The name of the interface that has an address of this machine; empty where the system does not tell."""
+    """Return the name of the interface with an address of this machine; empty where the system does not tell."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
             with suppress(OSError):  # it has no address of this kind
@@ -148,33 +148,38 @@ class _Exchanged(torch.autograd.Function):
 
 
 def all_reduce_sum(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """The sum over a group, no gradient."""
+    """Return the sum over a group, without gradient."""
     x = x.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(x, group=group)
     return x
 
 
 def copy_to_group(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """What all ranks of a group have, on its way to where each computes a part: the gradient is the sum of theirs."""
+    """Pass a tensor that all ranks of a group have to where each computes a part; its gradient is the sum over ranks."""
     found: torch.Tensor = _Copied.apply(x, group)
     return found
 
 
 def reduce_from_group(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """The sum over a group of what each rank has computed, on its way to where all compute the same: so they have the same
-    gradient, which is that of each part."""
+    """Sum the parts that the ranks of a group computed; each part's gradient is that of the sum."""
     found: torch.Tensor = _Summed.apply(x, group)
     return found
 
 
 def gather_from_group(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """What the ranks of a group have, [n, …] each, one after another, on its way to where all compute the same: each has the
-    gradient of what it gave."""
+    """Concatenate the rows [n, …] of the ranks of a group; each rank gets the gradient of its own rows."""
     found: torch.Tensor = _Gathered.apply(x, group)
     return found
 
 
 def all_to_all_rows(x: torch.Tensor, group: Any, leave: Sequence[int], come: Sequence[int]) -> torch.Tensor:
-    """Rows for each rank of a group, `leave` of them each, against rows from each, `come` of them."""
+    """Exchange rows with the ranks of a group.
+
+    Args:
+        x: Rows, ordered by the rank they go to.
+        group: The ranks.
+        leave: Number of rows for each rank.
+        come: Number of rows from each rank.
+    """
     found: torch.Tensor = _Exchanged.apply(x, group, leave, come)
     return found

@@ -26,7 +26,7 @@ class MeshConfig(Config):
     pipeline_chunks: int = Field(1, gt=0)
     """Stages that each of them has; with several, packs are through sooner, and more is sent (interleaved 1F1B)."""
     expert: int = Field(1, gt=0)
-    """Of the ranks of `shard`, so many have the experts of a mixture divided among them."""
+    """Number of the ranks of `shard` among which the experts of a mixture are divided."""
     context_attention: Literal["heads", "keys"] = "heads"
     """With `context`, whether ranks exchange tokens for heads (Ulysses), or gather the keys of all tokens."""
 
@@ -41,13 +41,13 @@ class MeshConfig(Config):
         return self.replicate * self.shard
 
     def data_rank(self, rank: int) -> int:
-        """Which share of the packs a rank computes; see `learning.mesh` for how ranks are laid out."""
+        """Return which share of the packs a rank computes; `learning.mesh` says how ranks are laid out."""
         around, expert = divmod(rank // self.tensor, self.expert)
         copy, shard = divmod(around // self.context, self.shard // self.expert)
         return copy % self.replicate * self.shard + shard * self.expert + expert
 
     def unused_beside_shard(self, kind: str) -> Iterator[tuple[str, str]]:
-        """What a kind of learner that divides among the ranks of `shard` alone has no use for: (key, message)."""
+        """Yield axes that a kind of learner cannot use which divides among the ranks of `shard` alone: (key, message)."""
         if self.shard == 1:
             yield "mesh.shard", f"1 leaves {kind!r} (learner.kind) nothing to divide: give 2 or more"
         for axis in ("replicate", "context", "tensor", "pipeline", "expert"):
@@ -55,7 +55,7 @@ class MeshConfig(Config):
                 yield f"mesh.{axis}", f"{ranks}: {kind!r} (learner.kind) divides among the ranks of mesh.shard alone"
 
     def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What of a model, as its config.json has it, cannot be divided so: (key, message)."""
+        """Yield what cannot be divided in a model, from its config.json: (key, message)."""
         heads = shape.get("num_attention_heads") or 0
         keys = shape.get("num_key_value_heads") or heads
         parts = {
@@ -94,5 +94,5 @@ class MeshesConfig(Config):
 
     @property
     def roles(self) -> dict[str, MeshConfig]:
-        """What each role that has one of its own has."""
+        """The meshes of the roles that have one of their own."""
         return {role: mesh for role in type(self).model_fields if (mesh := getattr(self, role)) is not None}

@@ -1,4 +1,4 @@
-"""What the learners on torch share: packs in, an updated model out."""
+"""Base of the learners on torch: packs in, an updated model out."""
 
 import math
 import time

@@ -38,7 +38,7 @@ class TorchLearner(PackLearner):
         return head_weight(self.model)
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """See `PackLearner.begin`."""
+        """Start a phase with the loss of an algorithm; return the number of trained parameters."""
         self.loss = LOSSES.resolve(algorithm.loss)
         return super().begin(algorithm, optimizer, total_updates)
 
@@ -55,7 +55,7 @@ class TorchLearner(PackLearner):
         return WeightsUpdate(version=version, location="", manifest=None)
 
     def score_base(self, packs: list[Pack]) -> list[FloatArray]:
-        """As `score`, under the model that the adapters were added to."""
+        """Return log-probs under the model without its adapters, [T] a pack."""
         with lora.adapters_disabled(self.model):
             return self.score(packs)
 
@@ -129,6 +129,6 @@ class TorchLearner(PackLearner):
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """Which turn of the pack each loss token belongs to, [N]: the places of a turn's tokens follow one another."""
+    """Return the turn of the pack that each loss token belongs to, [N]; the places of the tokens of a turn are consecutive."""
     begins = (targets.diff() != 1) | (sequence.diff() != 0)
     return torch.cat([begins.new_zeros(min(len(targets), 1)), begins]).cumsum(0)

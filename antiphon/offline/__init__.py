@@ -1,0 +1,1 @@
+"""The offline verbs, which learn from given responses: DPO, reward models, distillation."""

@@ -19,7 +19,7 @@ from antiphon.tasks.prompts import SOURCES
 
 
 class OfflineConfig(Config):
-    """What the verbs share."""
+    """Settings that the offline verbs share."""
 
     name: str
     seed: int = Field(0, ge=0)
@@ -54,11 +54,11 @@ class OfflineConfig(Config):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Where the models that are loaded lie."""
+        """Paths of the models that are loaded."""
         return (self.model.path,)
 
     def derived(self) -> dict[str, int]:
-        """What the numbers of the configuration amount to."""
+        """Quantities that follow from the configuration."""
         return {"responses an optimiser step": self.batch_size * len(self.data.responses)}
 
 
@@ -86,7 +86,7 @@ class DistillConfig(OfflineConfig):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """See `OfflineConfig.models`."""
+        """Paths of the models that are loaded."""
         return (self.model.path, self.distill.teacher)
 
 

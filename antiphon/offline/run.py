@@ -96,7 +96,7 @@ class WorkerOfflineLearner(WorkerLearner):
     """A `learning.objectives.base.OfflineLearner` behind a `WorkerHandle`."""
 
     async def measure(self, pack: Pack) -> dict[str, float]:
-        """See `learning.objectives.base.OfflineLearner.measure`."""
+        """Return the pack's part of the loss and the sums of its measures."""
         measured: dict[str, float] = await self._handle.call("measure", pack)
         return measured
 
@@ -183,7 +183,7 @@ class Offline:
         self.view.message(f"{seconds:.0f} s; {self.directory.path / 'model'}")
 
     async def _evaluate(self, learner: WorkerOfflineLearner, batch: TrainBatch) -> dict[str, float]:
-        """What `step` would say of a batch of one update, without a step."""
+        """Return the metrics of a batch of one update, without a step."""
         totals: dict[str, float] = defaultdict(float)
         for pack in (pack for rank in batch.updates[0].packs for pack in rank):
             for name, value in (await self.wait(learner.measure(pack), "evaluate")).items():
@@ -208,8 +208,10 @@ class Offline:
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
-    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs. The last
-    batch of an epoch has what is left."""
+    """Rows without end, `size` at a time: each once an epoch, in an order of its own; without a seed in theirs.
+
+    The last batch of an epoch has what is left.
+    """
     for epoch in count():
         order = np.arange(len(rows)) if seed is None else generator(seed, "rows", epoch).permutation(len(rows))
         for start in range(0, len(rows), size):

@@ -1,7 +1,7 @@
-"""Agents: programs of others that play an attempt, and ask the policy as they would ask any model.
+"""Agents: programs that run an attempt, and call the policy as they would call any model.
 
-An agent is told where the model is and what to do; of us it knows nothing. What it says is captured at the gateway. That
-it crashes, or is late, is a `Failure` of the attempt, never a score.
+An agent gets the address of the model and the task; it needs nothing of this library. The gateway records its conversation. A
+crash or a time-out of the agent is a `Failure` of the attempt, never a score.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Transcript
 
 TASK_VARIABLE = "ANTIPHON_TASK"
-KEPT = 1 << 16  # bytes of an agent's output that are kept, the last
-LONGEST = 86_400.0  # seconds that a box gives a command; who plays the attempt is less patient
-INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")  # variables that a command gets of ours
+MAX_OUTPUT = 1 << 16  # last bytes of an agent's output that are kept
+MAX_SECONDS = 86_400.0  # time limit of a command in a box; that of the attempt is shorter
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")  # environment variables that a command inherits
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where an agent finds the model, and with which key."""
+    """Address of the model and key for it."""
 
     address: str
     key: str
 
     @property
     def base_url(self) -> str:
-        """For clients of OpenAI's protocol, and of Anthropic's, see `Gateway.app`."""
+        """Address for clients of OpenAI's protocol and of Anthropic's."""
         return f"{self.address}/v1"
 
     def environment(self, prompt: Prompt) -> Mapping[str, str]:
-        """Variables that clients read by themselves, and the task. What only graders may know is not in it."""
+        """Return environment variables that clients read, and the task without what only graders may know."""
         messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
         task = {"id": prompt.id, "task": prompt.task, "messages": messages, "seed": prompt.seed}
         return {
@@ -62,35 +62,35 @@ class Access:
 
 
 class Agent(Protocol):
-    """Plays one attempt; returns whatever it comes to. `AgentError`, or any other exception, if it comes to nothing."""
+    """Runs one attempt and returns any result; raises `AgentError`, or any other exception, if it fails."""
 
     async def __call__(self, access: Access, prompt: Prompt) -> Any:
-        """Play. Cancelling this ends the agent."""
+        """Run the attempt. Cancelling this ends the agent."""
 
 
 class AgentError(Exception):
-    """An agent says, or shows, that it has failed."""
+    """An agent has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt of an agent ended."""
+    """The end of an agent's attempt."""
 
     result: Any
-    """What the agent returned, or wrote to stdout; None if it failed."""
+    """The agent's return value or stdout; None if it failed."""
     failure: Failure | None
     captured: CapturedAttempt
     seconds: float
 
     @property
     def transcript(self) -> Transcript:
-        """What a reward sees: the conversation that was added to last, and the turns of all."""
+        """The transcript for a reward: the conversation that was answered last, and the turns of all."""
         turns = [turn for segment in self.captured.segments for turn in segment.turns]
         return Transcript(self.captured.messages, turns, self.captured.truncated, self.result)
 
     @property
     def measures(self) -> dict[str, float]:
-        """What the agent did with the conversation."""
+        """Counts of what the agent did with the conversation."""
         counts = self.captured.counts
         names = ("turns", "forks", "retries", "cancelled", "rerendered", "unreadable_calls")
         return {"samples": float(len(self.captured.segments))} | {name: float(getattr(counts, name)) for name in names}
@@ -108,8 +108,19 @@ async def run_agent(
     priority: int = 0,
     max_turns: int = 0,
 ) -> Outcome:
-    """Let an agent play one attempt, for at most so many seconds and replies (0: any number). The named boundary at which its
-    errors become data; those of the engines are raised."""
+    """Let an agent run one attempt. This is the named boundary at which its errors become data; those of engines are raised.
+
+    Args:
+        agent: The agent.
+        gateway: Serves the model to it.
+        prompt: Prompt of the attempt.
+        attempt: Id of the attempt.
+        started: Version of the policy at which it starts.
+        sampling: How tokens are sampled.
+        seconds: Time limit.
+        priority: Of its requests; lower values go first.
+        max_turns: Most replies; 0 means no limit.
+    """
     loop = asyncio.get_running_loop()
     began, result, failure = loop.time(), None, None
     key = gateway.open_attempt(prompt, attempt, started, sampling, priority=priority, max_turns=max_turns)
@@ -130,7 +141,7 @@ async def run_agent(
     if captured.error is not None:
         raise captured.error
     if failure is None and not captured.segments:
-        failure = Failure(source="agent", message="it ended without having asked the model")
+        failure = Failure(source="agent", message="it ended without a request to the model")
     return Outcome(result=result, failure=failure, captured=captured, seconds=loop.time() - began)
 
 
@@ -139,13 +150,16 @@ async def run_agent(
 
 @dataclass(frozen=True, slots=True)
 class FunctionAgent:
-    """A function `agent(base_url, api_key, prompt) -> result`, plain or `async`. A plain one gets a thread of its own, which
-    nothing can end: when its time is up its key no longer works, and what it returns is dropped."""
+    """A function `agent(base_url, api_key, prompt) -> result`, plain or `async`.
+
+    A plain function runs in a thread of its own, which cannot be ended: when its time is up its key no longer works, and its
+    result is dropped.
+    """
 
     function: Callable[[str, str, Prompt], Any]
 
     async def __call__(self, access: Access, prompt: Prompt) -> Any:
-        """See `Agent`."""
+        """Run the attempt."""
         if inspect.iscoroutinefunction(self.function):
             return await self.function(access.base_url, access.key, prompt)
         return await _in_thread(self.function, access.base_url, access.key, prompt)
@@ -153,8 +167,10 @@ class FunctionAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxedAgent:
-    """A shell command in a box of its own, from which nothing but the gateway, and what `config` allows, can be reached.
-    Its clients have to honour `http_proxy`, as all do by default."""
+    """A shell command in a sandbox of its own that can reach the gateway, and what `config` allows, and nothing else.
+
+    Its clients have to honour `http_proxy`, as all do by default.
+    """
 
     command: str
     rooms: RuntimeDirs
@@ -162,7 +178,7 @@ class BoxedAgent:
     config: ShellSandboxConfig = field(default_factory=ShellSandboxConfig)
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
-        """See `Agent`."""
+        """Run the attempt."""
         config = replace(
             self.config,
             network=(*self.config.network, urlsplit(access.address).netloc),
@@ -171,24 +187,24 @@ class BoxedAgent:
         async with await ShellSandbox.start(self.rooms, config, self.deadlines) as box:
             session = Session(box)
             try:
-                result = await session.run(self.command, seconds=LONGEST, output=KEPT)
+                result = await session.run(self.command, seconds=MAX_SECONDS, output=MAX_OUTPUT)
             finally:
                 session.close()
         if result.status is Status.REFUSED:
             raise SandboxError(result.detail)
         if result.status not in (Status.OK, Status.OUTPUT_LIMIT):
-            raise AgentError(_ending(f"status {result.status}, exit code {result.exit_code}", result.stderr))
+            raise AgentError(_describe_end(f"status {result.status}, exit code {result.exit_code}", result.stderr))
         return result.stdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnconfinedAgent:
-    """A shell command of this machine, with all that its user may do: only for programs, and policies, that are trusted."""
+    """A shell command on this machine with all rights of its user: only for trusted programs and policies."""
 
     command: str
 
     async def __call__(self, access: Access, prompt: Prompt) -> str:
-        """See `Agent`. When it ends, so does all that it started and that has not left its process group."""
+        """Run the command; when it ends, kill what is left of its process group."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = await asyncio.create_subprocess_shell(
                 self.command,
@@ -205,8 +221,8 @@ class UnconfinedAgent:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
             if code:
-                raise AgentError(_ending(f"exit code {code}", _last(err)))
-            return _last(out)
+                raise AgentError(_describe_end(f"exit code {code}", _read_end(err)))
+            return _read_end(out)
 
 
 def command_agent(
@@ -217,7 +233,11 @@ def command_agent(
     config: ShellSandboxConfig | None = None,
     unconfined: bool = False,
 ) -> Agent:
-    """An agent that is a shell command. `ConfigError` unless there are `rooms` for a box, or it may run `unconfined`."""
+    """Return an agent that is a shell command.
+
+    Raises:
+        ConfigError: If there are no `rooms` for a sandbox, and it may not run `unconfined`.
+    """
     if rooms is not None:
         return BoxedAgent(
             command=command, rooms=rooms, deadlines=deadlines or Deadlines(), config=config or ShellSandboxConfig()
@@ -231,14 +251,14 @@ def command_agent(
 
 
 def _in_thread(function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-    """The result of a function that runs in a thread of its own: a pool would make agents wait for one another."""
+    """Run a function in a thread of its own: in a pool, agents would wait for one another."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
 
     def run() -> None:
         try:
             tell, value = succeed, function(*args)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told to who waits
+        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
             tell, value = fail, error  # type: ignore[assignment]
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(tell, ended, value)
@@ -247,13 +267,13 @@ def _in_thread(function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
     return ended
 
 
-def _last(file: IO[bytes]) -> str:
+def _read_end(file: IO[bytes]) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - KEPT))
+    file.seek(max(0, size - MAX_OUTPUT))
     return file.read().decode("utf-8", "replace")
 
 
-def _ending(what: str, stderr: str) -> str:
-    """How it ended, and the last line that it wrote of why."""
+def _describe_end(what: str, stderr: str) -> str:
+    """Describe how a command ended, with the last line of its stderr."""
     lines = stderr.strip().splitlines()
     return f"{what}: {lines[-1][:500]}" if lines else what

@@ -1,4 +1,4 @@
-"""Scoring a set of prompts with the current weights: accuracy, pass@k, and how sure of it one may be."""
+"""Evaluation of a set of prompts with the current weights: accuracy, pass@k and confidence intervals."""
 
 import asyncio
 import math
@@ -19,24 +19,23 @@ RESAMPLES = 2000  # of the bootstrap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The scores of n samples of each prompt. A sample without a verdict counts as wrong, and is counted."""
+    """Scores of n samples for each of P prompts. A sample without a score counts as wrong, and in `ungraded`."""
 
     prompt_ids: tuple[str, ...]  # [P]
     correct: np.ndarray  # [P, n] bool: scored 1
-    scores: np.ndarray  # [P, n] the score, 0 without a verdict
+    scores: np.ndarray  # [P, n] 0 for a sample without a score
     ungraded: int
-    truncated: float  # share of samples that a limit cut off: see `TrajectoryMeta.truncated`
+    truncated: float  # share of samples that a limit cut off, see `TrajectoryMeta.truncated`
     measures: Mapping[str, float] = field(default_factory=dict)
-    """Means over the samples of a task that were scored, by `task/name`: their `score`, and each part of it, such as the
-    `turns` of episodes."""
+    """Means over the scored samples of a task by `task/name`: of the `score` and of each part of it, such as `turns`."""
 
     @property
     def accuracy(self) -> float:
-        """Share of samples that are right."""
+        """Share of correct samples."""
         return float(self.correct.mean())
 
     def pass_at(self, k: int) -> float:
-        """Probability that one of k samples of a prompt is right, averaged over prompts; unbiased for k <= n.
+        """Return the probability that one of k samples of a prompt is correct, averaged over prompts; unbiased for k <= n.
 
         Source: Chen et al. 2021, "Evaluating large language models trained on code", eq. 1.
         """
@@ -45,12 +44,12 @@ class Evaluation:
         return float(np.mean([1 - math.comb(int(w), k) / math.comb(n, k) for w in wrong]))
 
     def interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-        """Bootstrap interval of the accuracy, over prompts."""
+        """Return a bootstrap interval of the accuracy, resampled over prompts."""
         return bootstrap_interval(self.correct.mean(axis=1), seed, level)
 
 
 def bootstrap_interval(per_prompt: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of the mean of `per_prompt` [P]; for a paired comparison, pass the differences."""
+    """Return the percentile interval of the mean of `per_prompt` [P]. For a paired comparison, pass the differences."""
     generator = np.random.default_rng(seed)
     means = per_prompt[generator.integers(0, len(per_prompt), (RESAMPLES, len(per_prompt)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -58,7 +57,7 @@ def bootstrap_interval(per_prompt: np.ndarray, seed: int = 0, level: float = 0.9
 
 
 async def evaluate(prompts: Sequence[Prompt], samples: int, run: RunOne) -> Evaluation:
-    """Run `samples` attempts at every prompt, all at once; the engine pool paces them."""
+    """Run `samples` attempts at every prompt concurrently; the engine pool limits how many run at once."""
     async with asyncio.TaskGroup() as owner:
         tasks = [
             [owner.create_task(run(prompt, AttemptId(-1 - index, sample, 0))) for sample in range(samples)]

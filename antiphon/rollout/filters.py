@@ -1,4 +1,4 @@
-"""Which complete groups are worth training on: `filter: name`, or a function of your own from a group to a verdict."""
+"""Filters of complete groups: `rollout.filter: name`, or a function of your own that returns True to keep a group."""
 
 from antiphon.core.registry import Registry
 from antiphon.core.types import Group

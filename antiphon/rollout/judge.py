@@ -1,4 +1,4 @@
-"""Asking a model in an engine pool of its own, for rewards that want its opinion."""
+"""Asking a model in an engine pool of its own, for rewards that need its opinion."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,8 +10,16 @@ from antiphon.tasks.base import Generate
 
 
 def make_generate(pool: EnginePool, tokenizer: Tokenizer, max_length: int, max_tokens: int) -> Generate:
-    """What asks the model of `pool`, greedily, for replies of at most `max_tokens`. `ValueError` for a question that leaves no
-    room for a reply."""
+    """Return a function that asks the model of a pool, greedily.
+
+    The function raises `ValueError` for a question that leaves no room for a reply.
+
+    Args:
+        pool: Engines of the model.
+        tokenizer: Its tokenizer.
+        max_length: Most tokens of a question and its reply together.
+        max_tokens: Most tokens of a reply.
+    """
     numbers = itertools.count()
 
     async def generate(messages: Sequence[Message]) -> str:

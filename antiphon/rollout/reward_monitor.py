@@ -1,6 +1,6 @@
-"""Detect suspicious rewards from the responses they scored. An alarm is a name, a number and its threshold.
+"""Detects suspicious rewards from the responses they scored. An alarm is a measure above its threshold.
 
-A `RewardMonitor` keeps the newest graded and trained responses of each task. Nothing here ends a run or changes a score: each
+A `RewardMonitor` keeps the newest graded and trained responses of each task. It never ends a run or changes a score; each
 alarm is shown to the user once.
 """
 
@@ -27,29 +27,29 @@ from antiphon.core.types import (
 )
 from antiphon.tasks.base import FLAG_PREFIX
 
-WINDOW = 512  # answers of a task that are kept, the newest
-FEWEST = 64  # answers that it takes to say something
-EACH_STEP = 128  # answers of a step that are looked at, so that looking costs no more when steps are large
-LONGEST = 2048  # tokens of an answer that are looked at
-GRAM = 4  # tokens whose coming again is a repetition
-TELLING = 16  # tokens from which on it says something that two answers are equal
+WINDOW = 512  # newest responses of a task that are kept
+MIN_RESPONSES = 64  # below which nothing is measured
+MAX_PER_STEP = 128  # responses of a step that are analysed, so that large steps cost no more
+MAX_TOKENS = 2048  # of a response that are analysed
+GRAM = 4  # tokens of an n-gram
+MIN_DUPLICATE_TOKENS = 16  # shorter responses may be equal by chance
 
-# What is measured, and from where on it is an alarm.
+# An alarm is raised above these values.
 THRESHOLDS: Mapping[str, float] = {
-    "ungraded": 0.1,  # share of what was to be graded
+    "ungraded": 0.1,  # share of responses without a score
     "constant": 0.95,  # share of groups whose scores are all equal
-    "length": 0.7,  # correlation of score and length among siblings with as many turns, with either sign
+    "length": 0.7,  # correlation of score and length among siblings with equally many turns, of either sign
     "repetition": 0.5,  # correlation of score and repetition among siblings
-    "duplicates": 0.5,  # share of answers that a sibling has given before
+    "duplicates": 0.5,  # share of responses that equal an earlier sibling
     "out_of_range": 0.0,  # share of scores outside the task's `reward_range`
 }
-MARKED = 0.1  # share of answers scored above average that bear a mark of `tasks.reward_checks.reward_hacking_signals`
+FLAG_THRESHOLD = 0.1  # share of responses scored above average with a flag of `reward_checks.reward_hacking_signals`
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 1], np.uint64)
 
 
 class Alarm(NamedTuple):
-    """Something about the rewards of a task that a person should look at."""
+    """A measure of a task's rewards that a person should look at."""
 
     task: str
     name: str
@@ -60,23 +60,23 @@ class Alarm(NamedTuple):
         return f"task {self.task}: {self.name} is {self.value:.2f}, more than {self.threshold:g} (docs/integrity.md)"
 
 
-class Answer(NamedTuple):
-    """What is kept of a trajectory."""
+class ResponseRecord(NamedTuple):
+    """The facts about a trajectory that are kept."""
 
     group: int
     turns: int
     score: float
     length: int
     repetition: float
-    digest: int | None  # of what is looked at; None: too short to tell
-    marks: frozenset[str]
+    digest: int | None  # of its analysed tokens; None if it is too short to compare
+    flags: frozenset[str]
 
 
 # --- measures ----------------------------------------------------------------------------------------------------------
 
 
 def repetition(tokens: IntArray) -> float:
-    """Share of the 4-grams of tokens [L] that have come before."""
+    """Return the share of the 4-grams of tokens [L] that occurred before."""
     if len(tokens) <= GRAM:
         return 0.0
     grams = (
@@ -86,65 +86,67 @@ def repetition(tokens: IntArray) -> float:
 
 
 def correlation(one: Sequence[float], other: Sequence[float], groups: Sequence[int]) -> float:
-    """Pearson's, of what each is beyond the mean of its group [N]; 0 if either does not vary within groups."""
-    left, right = _beyond(one, groups), _beyond(other, groups)
+    """Return Pearson's correlation within groups [N]; 0 if either value does not vary within groups."""
+    left, right = _subtract_group_means(one, groups), _subtract_group_means(other, groups)
     scale = math.sqrt(float(left @ left) * float(right @ right))
     return float(left @ right) / scale if scale > 1e-12 else 0.0
 
 
-def _beyond(values: Sequence[float], groups: Sequence[int]) -> NDArray[np.float64]:
+def _subtract_group_means(values: Sequence[float], groups: Sequence[int]) -> NDArray[np.float64]:
     found = np.asarray(values, np.float64)
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     return found - (np.bincount(group, found) / np.bincount(group))[group]
 
 
-def _by_turns(answers: Sequence[Answer]) -> list[int]:
-    """A number for each answer, the same for siblings with as many turns: one that has called a tool is longer and knows more,
-    and a reward that pays for what it knows pays nothing for length."""
+def _group_by_turns(responses: Sequence[ResponseRecord]) -> list[int]:
+    """Number the responses, equal for siblings with equally many turns.
+
+    A response that has called a tool is longer and knows more; a reward for what it knows is none for length.
+    """
     numbers: dict[tuple[int, int], int] = {}
-    return [numbers.setdefault((answer.group, answer.turns), len(numbers)) for answer in answers]
+    return [numbers.setdefault((response.group, response.turns), len(numbers)) for response in responses]
 
 
-def constant(answers: Sequence[Answer]) -> float:
-    """Share of groups of two or more whose scores are all equal."""
+def constant(responses: Sequence[ResponseRecord]) -> float:
+    """Return the share of groups, of those with two or more responses, whose scores are all equal."""
     scores: dict[int, list[float]] = {}
-    for answer in answers:
-        scores.setdefault(answer.group, []).append(answer.score)
+    for response in responses:
+        scores.setdefault(response.group, []).append(response.score)
     several = [len(set(values)) == 1 for values in scores.values() if len(values) > 1]
     return sum(several) / len(several) if several else 0.0
 
 
-def duplicates(answers: Sequence[Answer]) -> float:
-    """Share of answers, of those long enough to tell, that a sibling has given before."""
-    telling = [(answer.group, answer.digest) for answer in answers if answer.digest is not None]
-    return 1 - len(set(telling)) / len(telling) if len(telling) >= FEWEST else 0.0
+def duplicates(responses: Sequence[ResponseRecord]) -> float:
+    """Return the share of responses, of those long enough to compare, that equal an earlier sibling."""
+    telling = [(response.group, response.digest) for response in responses if response.digest is not None]
+    return 1 - len(set(telling)) / len(telling) if len(telling) >= MIN_RESPONSES else 0.0
 
 
-def marked(answers: Sequence[Answer]) -> dict[str, float]:
-    """For each mark the share that bears it of the answers that score above average, or as all do; `out_of_range` of all."""
-    mean = math.fsum(answer.score for answer in answers) / len(answers)
-    paid = [answer for answer in answers if answer.score >= mean]
-    found = Counter(mark for answer in paid for mark in answer.marks)
-    every = sum("out_of_range" in answer.marks for answer in answers)
-    return {mark: count / max(len(paid), 1) for mark, count in found.items()} | {"out_of_range": every / len(answers)}
+def flag_shares(responses: Sequence[ResponseRecord]) -> dict[str, float]:
+    """Return the share of responses with each flag: of those that score at least average, `out_of_range` of all."""
+    mean = math.fsum(response.score for response in responses) / len(responses)
+    paid = [response for response in responses if response.score >= mean]
+    found = Counter(mark for response in paid for mark in response.flags)
+    every = sum("out_of_range" in response.flags for response in responses)
+    return {mark: count / max(len(paid), 1) for mark, count in found.items()} | {"out_of_range": every / len(responses)}
 
 
-def measures(answers: Sequence[Answer]) -> dict[str, float]:
-    """All that is measured of the answers of one task."""
-    groups, scores = [answer.group for answer in answers], [answer.score for answer in answers]
+def measures(responses: Sequence[ResponseRecord]) -> dict[str, float]:
+    """Return all measures of the responses of one task."""
+    groups, scores = [response.group for response in responses], [response.score for response in responses]
     return {
-        "constant": constant(answers),
-        "length": correlation(scores, [answer.length for answer in answers], _by_turns(answers)),
-        "repetition": correlation(scores, [answer.repetition for answer in answers], groups),
-        "duplicates": duplicates(answers),
-        **marked(answers),
+        "constant": constant(responses),
+        "length": correlation(scores, [response.length for response in responses], _group_by_turns(responses)),
+        "repetition": correlation(scores, [response.repetition for response in responses], groups),
+        "duplicates": duplicates(responses),
+        **flag_shares(responses),
     }
 
 
 def find_alarms(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
-    """The alarms that measures amount to."""
+    """Yield an alarm for each measure above its threshold."""
     for name, value in found.items():
-        size, threshold = abs(value) if name == "length" else value, THRESHOLDS.get(name, MARKED)
+        size, threshold = abs(value) if name == "length" else value, THRESHOLDS.get(name, FLAG_THRESHOLD)
         if size > threshold:
             yield Alarm(task, name, value, threshold)
 
@@ -154,43 +156,43 @@ def find_alarms(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
 
 @dataclass(slots=True)
 class _Task:
-    answers: deque[Answer] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    graded: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))  # whether there was a verdict
+    responses: deque[ResponseRecord] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    graded: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))  # True if there was a score
 
     def measures(self) -> dict[str, float]:
-        found = {"ungraded": 1 - sum(self.graded) / len(self.graded)} if len(self.graded) >= FEWEST else {}
-        return found | (measures(self.answers) if len(self.answers) >= FEWEST else {})
+        found = {"ungraded": 1 - sum(self.graded) / len(self.graded)} if len(self.graded) >= MIN_RESPONSES else {}
+        return found | (measures(self.responses) if len(self.responses) >= MIN_RESPONSES else {})
 
 
 class RewardMonitor:
-    """Looks at what is graded and trained."""
+    """Keeps responses that were graded and trained on, and measures them."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, _Task] = {}
 
     def record_finish(self, meta: TrajectoryMeta) -> None:
-        """An attempt ran to its end; if nothing failed before, it was given to a grader."""
+        """Note an attempt that came to its end; if nothing failed before, it was graded."""
         if meta.failure is None or meta.failure.source == "reward":
             self._task(meta.task).graded.append(meta.score.status is ScoreStatus.SCORED)
 
     def record_training(self, groups: Sequence[Group]) -> None:
-        """A step takes these groups."""
-        looked = 0
+        """Note the groups that a step takes."""
+        analysed = 0
         for group in groups:
-            if looked >= EACH_STEP:
+            if analysed >= MAX_PER_STEP:
                 break
-            self._task(group.prompt.task).answers.extend(filter(None, map(_answer, group.trajectories)))
-            looked += len(group.trajectories)
+            self._task(group.prompt.task).responses.extend(filter(None, map(_record_of, group.trajectories)))
+            analysed += len(group.trajectories)
 
     def check(self) -> tuple[dict[str, float], list[Alarm]]:
-        """The measures as metrics, and the alarms that stand now."""
+        """Return the measures as metrics, and the present alarms."""
         metrics: dict[str, float] = {}
         alarms: list[Alarm] = []
         for name, task in self._tasks.items():
             found = task.measures()
             metrics |= {f"watch/{name}/{measure}": value for measure, value in found.items()}
             alarms += find_alarms(name, found)
-        graded = [verdict for task in self._tasks.values() for verdict in task.graded]
+        graded = [scored for task in self._tasks.values() for scored in task.graded]
         ungraded = 1 - sum(graded) / len(graded) if graded else 0.0
         return {**metrics, "reward/ungraded": ungraded, "reward/alarms": float(len(alarms))}, alarms
 
@@ -199,24 +201,24 @@ class RewardMonitor:
 
 
 def text_statistics(segments: Sequence[Segment]) -> TextStatistics:
-    """All that is looked at of tokens."""
+    """Return the statistics of a response's tokens that are kept without its text."""
     sampled = [segment.tokens[segment.loss_mask] for segment in segments]
-    tokens = np.concatenate(sampled)[:LONGEST] if sampled else np.empty(0, np.int32)
-    return TextStatistics(repetition(tokens), crc32(tokens.tobytes()) if len(tokens) >= TELLING else None)
+    tokens = np.concatenate(sampled)[:MAX_TOKENS] if sampled else np.empty(0, np.int32)
+    return TextStatistics(repetition(tokens), crc32(tokens.tobytes()) if len(tokens) >= MIN_DUPLICATE_TOKENS else None)
 
 
-def _answer(trajectory: Trajectory) -> Answer | None:
-    meta, said = trajectory.meta, trajectory.meta.wording
-    if said is None:
-        if isinstance(trajectory.payload, PayloadReference):  # of a life that had its payload at hand
+def _record_of(trajectory: Trajectory) -> ResponseRecord | None:
+    meta, statistics = trajectory.meta, trajectory.meta.wording
+    if statistics is None:
+        if isinstance(trajectory.payload, PayloadReference):  # of a life of the run that did not keep statistics
             return None
-        said = text_statistics(trajectory.payload)
-    return Answer(
+        statistics = text_statistics(trajectory.payload)
+    return ResponseRecord(
         group=meta.id.group,
         turns=meta.turns,
         score=meta.score.value or 0.0,
         length=meta.completion_tokens,
-        repetition=said.repetition,
-        digest=said.digest,
-        marks=frozenset(part.removeprefix(FLAG_PREFIX) for part in meta.score.parts if part.startswith(FLAG_PREFIX)),
+        repetition=statistics.repetition,
+        digest=statistics.digest,
+        flags=frozenset(part.removeprefix(FLAG_PREFIX) for part in meta.score.parts if part.startswith(FLAG_PREFIX)),
     )

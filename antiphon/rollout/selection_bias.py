@@ -1,7 +1,6 @@
-"""What scheduling does to the data: trained attempts against all that were dispatched.
+"""Selection bias of scheduling: trained attempts compared with all that were dispatched.
 
-Whatever drops attempts by time (redundancy, extra groups, expiry) prefers the short ones. This says by how much, so that
-it is a choice and not a surprise.
+Dropping attempts by time (redundancy, extra groups, expiry) favours short ones. The metrics here say by how much.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ class _Mean:
         self.count += 1
 
     def __sub__(self, other: "_Mean") -> float:
-        """How much greater this mean is, in shares of the other."""
+        """Return the difference to the other mean, relative to it; 0 if either is unknown."""
         if not (self.count and other.count and other.total):
             return 0.0
         return self.total / self.count / (other.total / other.count) - 1
@@ -28,37 +27,37 @@ class _Mean:
 
 @dataclass(slots=True)
 class BiasMeter:
-    """Counts over a whole run; `metrics` says what they come to now."""
+    """Counts attempts over a whole run."""
 
     drops: Counter[AttemptStatus] = field(default_factory=Counter)
     _dispatched: Counter[str] = field(default_factory=Counter)  # attempts of each task
     _trained: Counter[str] = field(default_factory=Counter)
-    _lengths: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})  # trained?
+    _lengths: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})  # key: trained
     _seconds: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
     _scores: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
     _prompts: set[str] = field(default_factory=set)
-    _never: set[str] = field(default_factory=set)  # prompts of which no attempt was trained on yet
+    _never: set[str] = field(default_factory=set)  # prompts without an attempt that was trained on
 
     def record_dispatch(self, task: str, prompt: str) -> None:
-        """An attempt starts."""
+        """Count an attempt that starts."""
         self._dispatched[task] += 1
         if prompt not in self._prompts:
             self._prompts.add(prompt)
             self._never.add(prompt)
 
     def record_finish(self, meta: TrajectoryMeta) -> None:
-        """An attempt ran to its end, whatever becomes of it."""
+        """Count an attempt that came to its end, whatever becomes of it."""
         self._lengths[False].add(meta.completion_tokens)
         if meta.score.value is not None:
             self._scores[False].add(meta.score.value)
 
     def record_drop(self, status: AttemptStatus, seconds: float) -> None:
-        """An attempt was ended after so long."""
+        """Count an attempt that was ended `seconds` after its group was admitted."""
         self.drops[status] += 1
         self._seconds[False].add(seconds)
 
     def record_training(self, group: Group) -> None:
-        """A step takes the group."""
+        """Count a group that a step takes."""
         for meta in (trajectory.meta for trajectory in group.trajectories):
             self._trained[meta.task] += 1
             self._lengths[True].add(meta.completion_tokens)
@@ -68,8 +67,11 @@ class BiasMeter:
         self._never.discard(group.prompt.id)
 
     def metrics(self) -> dict[str, float]:
-        """Relative differences: length and score of trained against finished attempts, seconds of trained against aborted
-        ones, each task's share of trained against dispatched; prompts that were tried and never trained on."""
+        """Return relative differences between trained and other attempts.
+
+        Length and score are compared with finished attempts, seconds with aborted ones, and the share of each task with
+        dispatched attempts. `prompts_never_trained` is the share of prompts that were tried and never trained on.
+        """
         result = {
             "bias/length": self._lengths[True] - self._lengths[False],
             "bias/score": self._scores[True] - self._scores[False],

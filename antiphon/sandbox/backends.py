@@ -1,4 +1,4 @@
-"""Where Python programs run, as a configuration says: the same for whoever asks."""
+"""Opens the sandbox for Python programs that a configuration names."""
 
 from collections.abc import Mapping
 from types import CodeType, MappingProxyType
@@ -12,8 +12,16 @@ from antiphon.sandbox.sessions.system_python import SystemPython
 
 
 def open_sandbox(config: SandboxConfig, modules: Mapping[str, CodeType] = MappingProxyType({})) -> PythonSandbox:
-    """Processes of this machine, which find `modules` imported; containers of an image; or a service. `UnsupportedError` if
-    there is nothing of the kind here, or it keeps programs apart less than it must; `SandboxError` if it does not answer."""
+    """Open a service, containers of an image, or processes of this machine.
+
+    Args:
+        config: Names the backend, its minimum level and its limits.
+        modules: Code objects by module name, which programs in processes of this machine find imported.
+
+    Raises:
+        UnsupportedError: The backend is missing here, or does not reach the minimum level.
+        SandboxError: The service does not answer.
+    """
     if config.service:
         return RemotePython(config)
     if config.image:

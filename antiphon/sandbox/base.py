@@ -1,7 +1,7 @@
-"""What a sandbox is asked, and what it answers: the same for every backend.
+"""The interface of all sandbox backends: levels, limits, results, and the `PythonSandbox` protocol.
 
-A `Result` says how a program ended. `REFUSED` alone says nothing about the program: the sandbox could not run it, or was lost
-under it. Whoever grades must not make a verdict of that.
+A `Result` says how a program ended. The status `REFUSED` says nothing about the program: the sandbox could not run it, or was
+lost while it ran. A grader must not turn it into a verdict.
 """
 
 from collections.abc import Mapping
@@ -12,90 +12,92 @@ from typing import Protocol, Self
 
 from antiphon.core.errors import UnsupportedError
 
-LINK_READ, LINK_WRITE = 3, 4  # descriptors of a judge: what its partner writes, and what its partner reads
-TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # of the environment: what a service demands, and its clients show
+LINK_READ, LINK_WRITE = 3, 4  # descriptors of a judge: from its partner, and to its partner
+TOKEN_VARIABLE = "ANTIPHON_SANDBOX_TOKEN"  # environment variable with the token of a sandbox service
 PARTNER_SECONDS = 10.0
-JUDGE_MEMORY = 256 << 20  # bytes: limits are meant for what is judged
+JUDGE_MEMORY = 256 << 20  # bytes that a judge gets at least: limits are meant for what it judges
 
 
 class Level(IntEnum):
-    """How far a program is kept from the machine; a higher one contains those below."""
+    """Isolation of a program. A higher level includes the lower ones."""
 
     LIMITS = 1
-    """Time, memory and file size are bounded, the environment is clean, nothing else: for code that is trusted."""
+    """Bounded time, memory and file size, and a clean environment; no isolation. For trusted code."""
     CONFINED = 2
-    """Landlock, seccomp, and a uid of its own where that can be had: no network, no files, no other process."""
+    """Landlock, seccomp and, where possible, a user of its own: no network, no files, no other process."""
     ISOLATED = 3
-    """Namespaces as well: what it starts dies with it, and it sees nothing but what it was given."""
+    """Namespaces as well: processes that it starts die with it, and it sees only what it was given."""
 
 
 class Status(StrEnum):
-    """How a program ended."""
+    """End of a program."""
 
     OK = "ok"
-    """By itself, with exit code 0."""
+    """It ended by itself with exit code 0."""
     ERROR = "error"
-    """By itself, with another exit code or an exception."""
+    """It ended by itself with another exit code or an exception."""
     TIMEOUT = "timeout"
     """Its wall or processor time ran out."""
     MEMORY = "memory"
-    """It asked for more memory than it may have."""
+    """It asked for more memory than it may use."""
     KILLED = "killed"
-    """By a signal that the sandbox did not send."""
+    """A signal ended it that the sandbox did not send."""
     OUTPUT_LIMIT = "output_limit"
-    """It wrote more than is kept."""
+    """It wrote more output than it may."""
     REFUSED = "refused"
-    """It was not run, or its end was not seen: a fault of the sandbox."""
+    """The sandbox failed: the program was not run, or its end was not seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program may use."""
+    """Resources that one program may use."""
 
     seconds: float = 10.0
     """Wall time."""
     cpu_seconds: float = 10.0
     memory: int = 512 << 20
-    """Bytes, of all its processes where the kernel can count them so, else of each."""
+    """Bytes of all its processes together where the kernel can count them so, else of each process."""
     file_size: int = 16 << 20
-    """Bytes of the largest file it may write."""
+    """Maximum bytes of one file that it writes."""
     disk: int = 64 << 20
-    """Bytes of all its files together; only level 3 bounds them."""
+    """Maximum bytes of all its files together. Only level 3 enforces it."""
     processes: int = 32
     output: int = 1 << 20
-    """Bytes of standard output that are kept, and as many of standard error."""
+    """Bytes of standard output that it may write, and as many of standard error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a program used."""
+    """Resources that a program used."""
 
     seconds: float
     """Wall time."""
     cpu_seconds: float = 0.0
     peak_memory: int = 0
-    """Bytes, of its largest process."""
+    """Bytes of its largest process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a program ended, and what it left."""
+    """End and output of a program."""
 
     status: Status
     level: Level
-    """What it was kept apart with."""
+    """Isolation that it ran with."""
     exit_code: int | None = None
     """None if it did not end by itself."""
     stdout: str = ""
     stderr: str = ""
     usage: Usage = Usage(seconds=0.0)
     detail: str = ""
-    """Why, where the status does not say it all."""
+    """Explanation of the status, where one is needed."""
 
 
 def linked_limits(limits: Limits) -> tuple[Limits, Limits]:
-    """Return the limits of a judge and of its partner, where `limits` are asked for. The partner has more time than the judge,
-    which thereby sees its end for no other reason than its own."""
+    """Return the limits of a judge and of its partner for the requested `limits`.
+
+    The partner gets more time than the judge, so that the judge never sees it end because of a time limit.
+    """
     ours = replace(limits, memory=max(limits.memory, JUDGE_MEMORY))
     return ours, replace(limits, seconds=limits.seconds + PARTNER_SECONDS)
 
@@ -116,29 +118,35 @@ class PythonSandbox(Protocol):
     def run(
         self, program: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, limits: Limits | None = None
     ) -> Result:
-        """Run `program` as `__main__`, with `files` (relative path: content) in its working directory. Never raises for what a
-        program does."""
+        """Run `program` as `__main__`. Nothing that the program does makes this raise.
+
+        Args:
+            program: Source code.
+            stdin: Standard input.
+            files: Relative path -> content, written to the working directory.
+            limits: Resources of the program; by default those of the sandbox.
+        """
 
     def run_linked(self, judge: str, partner: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
-        """Run two programs at the same time, each in a sandbox of its own, with a pipe each way between them.
+        """Run two programs at the same time, each in a sandbox of its own, with a pipe in each direction between them.
 
         The judge gets `stdin`, and the pipes as descriptors `LINK_READ` and `LINK_WRITE`. The partner gets the other ends as
         its standard input and output, and nothing else: it shares no process, user, directory or descriptor with the judge.
-        It is killed when the judge ends, and what becomes of it is not reported.
+        It is killed when the judge ends, and its own end is not reported.
 
         Args:
-            judge: Program that is trusted; its standard output is the result's.
-            partner: Program that is not.
+            judge: Trusted program; its standard output is that of the result.
+            partner: Untrusted program.
             stdin: Standard input of the judge.
-            limits: What each of the two may use. The judge has at least `JUDGE_MEMORY`.
+            limits: Resources of each of the two. The judge gets at least `JUDGE_MEMORY`.
 
         Returns:
-            How the judge ended; `REFUSED` if either of the two could not be run.
+            The judge's result; `REFUSED` if either program could not be run.
 
         Raises:
             UnsupportedError: This backend cannot link programs.
         """
-        raise UnsupportedError(f"{type(self).__name__} cannot run two programs that are linked")
+        raise UnsupportedError(f"{type(self).__name__} cannot run two linked programs")
 
     def close(self) -> None:
-        """End whatever runs."""
+        """End all programs."""

@@ -10,7 +10,7 @@ from antiphon.sandbox.base import Level
 
 
 class PromptsConfig(Config):
-    """Where prompts come from."""
+    """A source of prompts."""
 
     source: str
     """`jsonl`, `parquet`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that yields prompts."""

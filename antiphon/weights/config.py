@@ -6,7 +6,7 @@ from antiphon.core.config import Config
 
 
 class WeightSyncConfig(Config):
-    """The way from learner to engines."""
+    """How weights travel from the learner to engines."""
 
     channel: str = "shared_memory"
     """`shared_memory`: files that both ends see; `device_memory`: that of the GPU which learner and engines share, by CUDA IPC,

@@ -1,6 +1,6 @@
-"""Weights between processes on one device, whose memory they share: on a GPU by CUDA IPC, so that nothing leaves it.
+"""A weight channel in the memory of a device that learner and engines share: on a GPU by CUDA IPC.
 
-The learner keeps a second copy of the weights there, each version over the one before; engines copy from it.
+The learner keeps a second copy of the weights there and overwrites it with each version; engines copy from it.
 """
 
 import base64
@@ -12,25 +12,26 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch import multiprocessing
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from typing_extensions import override
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import TransferContext
+from antiphon.weights.base import TransferContext, WeightChannel
 from antiphon.weights.manifest import Adapters, NamedTensors
 from antiphon.weights.tensors import pack_tensors, unpack_tensors
 
-_DEVICE = 6  # which argument of `rebuild_cuda_tensor` is the sender's number of the device
+_DEVICE = 6  # index of the argument of `rebuild_cuda_tensor` that is the sender's number of the device
 
 
-class DeviceMemory:
-    """HostBuffer of the device that the weights are on."""
+class DeviceMemory(WeightChannel):
+    """A buffer on the device that holds the weights."""
 
     def __init__(self, context: TransferContext) -> None:
         self._content = torch.empty(0, dtype=torch.uint8)
         self._location = ""
 
+    @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
-        """See `WeightChannel.send`."""
         tensors = list(named)
         device = tensors[0][1].device
 
@@ -44,17 +45,18 @@ class DeviceMemory:
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 
     @staticmethod
+    @override
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WeightChannel.receive`. `WeightsError` also if the device is not one that this process sees."""
+        """Yield tensors as `WeightChannel.receive` does; raise `WeightsError` also if the device is not visible here."""
         content = _opened(update.location)
         yield from unpack_tensors(update, content)
-        if content.is_cuda:  # what was copied is there before the sender hears of it
+        if content.is_cuda:  # finish copies before the sender may overwrite the buffer
             torch.cuda.synchronize(content.device)
 
 
 def _handle(content: torch.Tensor) -> str:
-    """What another process opens the memory with."""
-    multiprocessing.set_sharing_strategy("file_system")  # of the machine's memory: names, that any process can open
+    """Return the location with which another process opens the memory."""
+    multiprocessing.set_sharing_strategy("file_system")  # host memory gets names, which any process can open
     device = str(torch.cuda.get_device_properties(content.device).uuid) if content.is_cuda else ""
     return base64.b64encode(bytes(ForkingPickler.dumps((device, reduce_tensor(content))))).decode()
 

@@ -1,7 +1,7 @@
-"""Weights between processes that see the same files, by default in shared memory: one file, each version over the one before.
+"""A weight channel in a file that learner and engines see, by default in shared memory. Each version overwrites the last.
 
-Both ends keep it mapped, so that a version costs two copies of its bytes, and their digest at either end. The first costs more,
-because the machine has to find the memory.
+Both ends keep the file mapped, so a version costs two copies of its bytes and a digest at either end. The first version
+costs more, because its memory has to be allocated.
 """
 
 import os
@@ -11,33 +11,36 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
-from antiphon.weights.base import TransferContext
+from antiphon.weights.base import TransferContext, WeightChannel
 from antiphon.weights.manifest import Adapters, NamedTensors
 from antiphon.weights.tensors import pack_tensors, unpack_tensors
 
 
-class SharedMemory:
-    """A file in the directory of the exchange."""
+class SharedMemory(WeightChannel):
+    """A file in the directory of the context."""
 
     def __init__(self, context: TransferContext) -> None:
         self._directory = context.directory
-        self._path = self._directory / "weights"  # of none yet
+        self._path = self._directory / "weights"  # no file yet
         self._content = torch.empty(0, dtype=torch.uint8)
 
+    @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
-        """See `WeightChannel.send`."""
         manifest = pack_tensors(named, self._mapped, adapters)
         return WeightsUpdate(version=version, location=str(self._path), manifest=manifest)
 
     def _mapped(self, size: int) -> torch.Tensor:
         if len(self._content) != size:
             self._path.unlink(missing_ok=True)
-            self._path = self._directory / f"weights-{uuid4().hex}"  # who has mapped another keeps that
+            self._path = self._directory / f"weights-{uuid4().hex}"  # processes that mapped another file keep that
             try:
-                with self._path.open("wb") as file:  # mapped memory that is not there ends a process without a word
+                with self._path.open(
+                    "wb"
+                ) as file:  # writing to mapped memory that cannot be allocated kills the process
                     os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 raise WeightsError(
@@ -48,8 +51,8 @@ class SharedMemory:
         return self._content
 
     @staticmethod
+    @override
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WeightChannel.receive`."""
         try:
             content = _read(update.location, update.manifest.size)
         except (OSError, ValueError) as error:

@@ -27,11 +27,11 @@ from pathlib import Path, PurePosixPath
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.base import Limits, Status
+from antiphon.sandbox.sessions.command import STDOUT
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.interpreter import with_python
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
-from antiphon.sandbox.sessions.shell import STDOUT
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon_envs.mini_swe.packages import Files, Instance, Package, package_of
 from antiphon_envs.mini_swe.planted import halves

@@ -118,8 +118,10 @@ def compiled(path: str) -> CodeType:
 
 
 def stand_in(test: FunctionType) -> Callable[..., None]:
-    """Does what a test does, and fails without a trace of it. It takes more arguments than are needed, as pytest gives some to
-    what sets a test up."""
+    """Return a function that runs a test and fails without its traceback.
+
+    It takes more arguments than the test, because pytest passes some to functions that set a test up.
+    """
     from inspect import Parameter, signature
 
     from _pytest.outcomes import OutcomeException
@@ -149,10 +151,12 @@ def stand_in(test: FunctionType) -> Callable[..., None]:
 
 
 def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, tuple[Any, ...]], None]:  # noqa: C901
-    """An audit hook that ends the process, and says why to the descriptor `tell`, when anyone looks at the code of a test (by
-    `secret` identities), and when code of the package in `work`, or code without a file, does what only cheating needs. What
-    tests, pytest and this file (`mine`) do on their own is let be. All is bound in here, and methods of what the package
-    passes are never called."""
+    """Return an audit hook that ends the process when code cheats.
+
+    It ends the process, and writes the reason to the descriptor `tell`, when anyone looks at the code of a test (by `secret`
+    identities), and when code of the package in `work`, or code without a file, does what only cheating needs. Tests, pytest
+    and this file (`mine`) may do anything. All names are bound in here, and no method of an object of the package is called.
+    """
     frame_of, thread, leave, write = sys._getframe, __import__("_thread").get_ident, os._exit, os.write
     always, watched = ALWAYS, (*ALWAYS, "sys._getframe", "object.__", "open", "compile", "import")
     code, frames, hidden, writing = CODE, FRAMES, NOT_TO_BE_READ, os.O_WRONLY | os.O_RDWR

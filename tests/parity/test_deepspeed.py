@@ -68,7 +68,7 @@ class ZeroBench(Workbench):
         }
         for group in learner.optimizer.param_groups:
             group["lr"] = 0.0
-        learner._descend()
+        learner._optimizer_step()
         return found
 
     def spoil(self, algorithm, batch) -> tuple[float, bool]:
@@ -76,10 +76,10 @@ class ZeroBench(Workbench):
         learner = self.learner
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), 1)
         (spoiled, parameter), *_ = learner.model.named_parameters()
-        before = {name: tensor.detach().clone() for name, tensor in learner.shards.named()}
-        learner.shards.take(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
+        before = {name: tensor.detach().clone() for name, tensor in learner.shards.gather_parameters()}
+        learner.shards.scatter_tensor(spoiled, parameter, torch.full_like(before[spoiled], torch.nan))
         skipped = learner._update(batch.updates[0])["skipped_updates"]
-        after = {name: tensor.detach() for name, tensor in learner.shards.named()}
+        after = {name: tensor.detach() for name, tensor in learner.shards.gather_parameters()}
         return skipped, all(torch.equal(after[name], before[name]) for name in after if name != spoiled)
 
     @contextmanager

@@ -54,7 +54,7 @@ class Workbench(Worker):
 
     def weights(self) -> Arrays:
         """All of the model, on the first rank."""
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.learner.shards.named()}
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}
 
     def open(self, model: str, config: LearnerConfig, rank: int, where: str) -> None:
         """Be a rank of a new learner."""
@@ -84,8 +84,8 @@ class Workbench(Worker):
         for question in ("", *how):
             if question:
                 getattr(learner, question)(list(update.packs[learner.shards.data]))
-            known = {name: tensor.detach() for name, tensor in learner.shards.named()}
-            cut = learner._cut()
+            known = {name: tensor.detach() for name, tensor in learner.shards.gather_parameters()}
+            cut = learner._snapshot()
             known |= {f"saved.{name}": tensor for name, tensor in cut.weights.items()}
             for name, kept in cut.training["moments"].items():
                 known |= {f"{name}.{key}": value for key, value in kept.items()}
@@ -100,7 +100,9 @@ class Workbench(Worker):
         with self.whole_at_once() as most:
             self.learner.save(place)
         self.learner._writer.finish()
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()}, max(most)
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}, max(
+            most
+        )
 
     def skip(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[float], Arrays, Arrays]:
         """Updates that are skipped, of three of which the second is not finite on the first rank's packs alone; the weights
@@ -108,15 +110,17 @@ class Workbench(Worker):
         (good,) = batch.updates
         spoilt = tuple(replace(pack, coefficients=pack.coefficients * np.nan) for pack in good.packs[0])
         bad = replace(good, packs=(spoilt, *good.packs[1:]))
-        start = {name: piece.detach().clone() for name, piece in self.learner.shards.pieces()}
+        start = {name: piece.detach().clone() for name, piece in self.learner.shards.local_parameters()}
         weights, skipped = list[Arrays](), list[float]()
         for updates in ((good, bad, good), (good, good)):
             with torch.no_grad():
-                for name, piece in self.learner.shards.pieces():
+                for name, piece in self.learner.shards.local_parameters():
                     piece.copy_(start[name])
             self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
             skipped += [self.learner._update(update)["skipped_updates"] for update in updates]
-            weights.append({name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.named()})
+            weights.append(
+                {name: tensor.detach().numpy().copy() for name, tensor in self.learner.shards.gather_parameters()}
+            )
         return skipped, *weights
 
     def publish(
@@ -131,7 +135,7 @@ class Workbench(Worker):
     def whole_at_once(self) -> Iterator[list[int]]:
         """How many tensors that ranks have put together are in memory, whenever one more is."""
         shards, memory, counts = self.learner.shards, list[StorageWeakRef](), [0]
-        whole = shards.whole
+        whole = shards.gather_tensor
 
         def watched(name: str, piece: torch.Tensor) -> torch.Tensor:
             found = whole(name, piece)
@@ -139,9 +143,9 @@ class Workbench(Worker):
             counts.append(sum(not each.expired() for each in memory))
             return found
 
-        shards.whole = watched
+        shards.gather_tensor = watched
         yield counts
-        shards.whole = whole
+        shards.gather_tensor = whole
 
     def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """What the steps after a checkpoint come to."""
@@ -184,9 +188,12 @@ class Workbench(Worker):
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, schedule="linear"), 5)
         said, moved = [], []
         for each in (_empty(update), update, update, _empty(update), update):
-            before = {name: learner.shards.whole(name, piece).clone() for name, piece in learner.shards.pieces()}
+            shards = learner.shards
+            before = {name: shards.gather_tensor(name, piece).clone() for name, piece in shards.local_parameters()}
             said.append(learner._update(each) | {"lr": learner.scheduler.get_last_lr()[0]})
-            after = {name: learner.shards.whole(name, piece) for name, piece in learner.shards.pieces()}
+            after = {
+                name: learner.shards.gather_tensor(name, piece) for name, piece in learner.shards.local_parameters()
+            }
             moved.append(any(not torch.equal(after[name], before[name]) for name in after))
         return said, moved
 
@@ -217,15 +224,17 @@ class Workbench(Worker):
         """What comes of a batch's first update: its gradient, what plain descent moves them by, the losses of AdamW's."""
         learner = self.learner
         update = batch.updates[0]
-        initial = {name: learner.shards.whole(name, piece).clone() for name, piece in learner.shards.pieces()}
+        initial = {
+            name: learner.shards.gather_tensor(name, piece).clone() for name, piece in learner.shards.local_parameters()
+        }
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.3), STEPS)
         gradient = self.gradient(update)
         began = self.weights()
         with self.plain_descent():
             plain = [learner._update(update) for _ in range(STEPS)]
         moved = {name: array - began[name] for name, array in self.weights().items()}
-        for name, piece in learner.shards.pieces():
-            learner.shards.take(name, piece, initial[name])
+        for name, piece in learner.shards.local_parameters():
+            learner.shards.scatter_tensor(name, piece, initial[name])
         learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5), STEPS)
         curve = list(
             itertools.chain.from_iterable((m["loss"], m["grad_norm"]) for m in map(learner._update, [update] * STEPS))
@@ -236,8 +245,8 @@ class Workbench(Worker):
         """Of an update that is not made."""
         learner = self.learner
         learner.shards.train_packs(update.packs[learner.shards.data], learner._pipeline_forward, learner._backward)
-        learner.shards.clip(1e9)  # which completes it
-        found = {name: learner.shards.whole(name, piece).numpy().copy() for name, piece in self.gradients()}
+        learner.shards.clip_gradient(1e9)  # which completes it
+        found = {name: learner.shards.gather_tensor(name, piece).numpy().copy() for name, piece in self.gradients()}
         learner.optimizer.zero_grad()
         return found
 

@@ -103,7 +103,7 @@ import asyncio
 from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    box = await Box.start(Rooms(), BoxConfig(image={image!r}), Waits())
+    box = await ShellSandbox.start(RuntimeDirs(), ShellSandboxConfig(image={image!r}), Deadlines())
     await Session(box).run("sleep 1000 & setsid sleep 1000 &")
     print("ready", flush=True)
     await asyncio.sleep(1000)

@@ -169,7 +169,7 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_starts(project, 
 def test_a_device_that_is_not_there_is_one_clear_error(project):
     done = project.run("train", project.config(placement={"learner": "gpu:0-70"}))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "placement.learner: gpu:0-70 is more than there is; there are node0 with" in done.stderr
+    assert "placement.learner: gpu:0-70 exceeds the available devices: node0 with" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((project.folder / "runs").glob("run/logs/*.log"))
 

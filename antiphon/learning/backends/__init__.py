@@ -1,0 +1,1 @@
+"""Learners on other training libraries: DeepSpeed and Megatron-Core."""

@@ -61,13 +61,13 @@ class ZeroModel(ShardedModel):
     # --- computing -----------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.run`."""
+        """Call a function of the model through the DeepSpeed engine."""
         self._asked.question = partial(function, *args)
         found: T = self.engine() if torch.is_grad_enabled() else self._asked()
         return found
 
     def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train_packs`: the gradient is complete with the last pack."""
+        """Add the gradients of packs; the gradient is complete with the last pack."""
         found = []
         for number, pack in enumerate(packs, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(packs))
@@ -75,19 +75,21 @@ class ZeroModel(ShardedModel):
         return found
 
     def backward(self, loss: torch.Tensor) -> None:
-        """See `WholeModel.backward`: DeepSpeed takes the mean over ranks, and a token's coefficient counts all ranks' tokens
-        already."""
+        """Add the gradient of a loss.
+
+        DeepSpeed takes the mean over ranks, and a token's coefficient counts the tokens of all ranks already.
+        """
         self.engine.backward(loss * self.mesh.config.shard)
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
     def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.gather_tensor`, of parameters."""
+        """Return a whole parameter. All ranks must call this."""
         with deepspeed.zero.GatheredParameters([piece]):
             return piece.detach().clone()
 
     def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.scatter_tensor`, of parameters: what is computed with, and what the optimiser has of it."""
+        """Set a parameter from the whole of it, and the optimiser's copy in float32."""
         with deepspeed.zero.GatheredParameters([piece], modifier_rank=0):
             piece.detach().copy_(whole)
         if _is_cut(piece):
@@ -96,7 +98,7 @@ class ZeroModel(ShardedModel):
             deepspeed.utils.safe_set_full_fp32_param(piece, whole)
 
     def moment(self, parameter: torch.Tensor, key: str) -> torch.Tensor:
-        """What the optimiser keeps of a parameter, whole. All ranks must ask."""
+        """Return the optimiser state of a parameter, whole. All ranks must call this."""
         found: torch.Tensor = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
         return found
 
@@ -131,7 +133,7 @@ class DeepSpeedLearner(TorchLearner):
     loads_whole = True
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """See `PackLearner.begin`."""
+        """Start a phase with a fresh optimiser; return the number of trained parameters."""
         self.shards.zero.clip_grad = optimizer.max_grad_norm
         super().begin(algorithm, optimizer, total_updates)
         return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in _trained(self.model))
@@ -190,7 +192,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_cut(parameter: torch.Tensor) -> bool:
-    """Whether each rank has a piece of the parameter (stage 3)."""
+    """Return True if each rank has a piece of the parameter (stage 3)."""
     return hasattr(parameter, "ds_tensor")
 
 

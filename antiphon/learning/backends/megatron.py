@@ -91,7 +91,7 @@ class MegatronLearner(TorchLearner):
 
     @property
     def head(self) -> torch.Tensor:
-        """See `TorchLearner.head`."""
+        """The language model head, this rank's rows of it."""
         return self.shards.head
 
     def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
@@ -131,14 +131,14 @@ class MegatronLearner(TorchLearner):
         return hidden[:, 0].float()
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the layers begin with, [n, 1, H]. The row of the padding token gets no gradient here, as in transformers."""
+        """Return the token embeddings, [n, 1, H]. The row of the padding token gets no gradient, as in transformers."""
         begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
         pad = self.model.get_input_embeddings().padding_idx
         return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
 
 
 class _Seen(NamedTuple):
-    """What attention is told of a pack."""
+    """The facts that attention needs to know of a pack."""
 
     kind: str  # of attention
     layout: PackLayout
@@ -202,7 +202,11 @@ class MegatronModel(ShardedModel):
         self._stages = dict(mesh.all_gather((mesh.coordinate("pipeline"), known)))
 
     def _place(self, shape: Any, whole: dict[str, torch.Size]) -> dict[str, Part]:
-        """What this rank has, by name, and how it is cut. `UnsupportedError` if something has no place in Megatron's model."""
+        """Return this rank's parts by name.
+
+        Raises:
+            UnsupportedError: A parameter has no place in Megatron's model.
+        """
         sizes, place = self.mesh.config, self.mesh.coordinate
         rows = _evenly(shape.vocab_size, sizes.tensor)
         stage, per = place("pipeline"), shape.num_hidden_layers // sizes.pipeline
@@ -243,16 +247,16 @@ class MegatronModel(ShardedModel):
         return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
 
     def local_parameter(self, name: str) -> torch.Tensor:
-        """See `WholeModel.local_parameter`: of a fused parameter, a copy."""
+        """Return this rank's piece of a parameter; of a fused one, a copy."""
         return self.parts[name].read(self.fused[name])
 
     def local_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `WholeModel.local_parameters`."""
+        """Yield this rank's piece of each parameter."""
         for name in self.parts:
             yield name, self.local_parameter(name)
 
     def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.scatter_tensor`: `piece` may be a copy, the parameter itself is set."""
+        """Set a parameter from the whole of it; `piece` may be a copy."""
         with torch.no_grad():
             self.parts[name].write(self.fused[name], self._share(name, whole))
 
@@ -278,7 +282,7 @@ class MegatronModel(ShardedModel):
         return _Optimizer(self._optimizer)
 
     def clip_gradient(self, most: float) -> float:
-        """See `WholeModel.clip_gradient`."""
+        """Scale the gradient down to the norm `most` if it is larger; return its norm."""
         finalize_model_grads([self.parallel])
         self._optimizer.prepare_grads()
         norm: float = self._optimizer.get_grad_norm()
@@ -290,7 +294,7 @@ class MegatronModel(ShardedModel):
         return norm
 
     def moment(self, name: str, key: str) -> torch.Tensor:
-        """What the optimiser keeps of each element of a parameter, whole. All ranks must ask."""
+        """Return an optimiser state tensor of a parameter, whole. All ranks must call this."""
         found = []
         for parameter in self.fused[name]:
             found.append(spread := self._kept_here(parameter, key))
@@ -324,7 +328,7 @@ def _alike(parameter: nn.Parameter) -> Any:
 
 
 class _Kept(NamedTuple):
-    """What an optimiser keeps of a parameter."""
+    """The optimiser state of a parameter on this rank."""
 
     state: dict[str, torch.Tensor]
     like: torch.Tensor  # the shape that it has there
@@ -369,13 +373,13 @@ class _Schedule:
         self._shards = shards
 
     def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """See `Pipeline.train_packs`."""
+        """Add the gradients of all packs; return the results of the last stage."""
         model = self._shards.parallel
         model.zero_grad_buffer()
         return self._run(model, packs, pass_on, backward)
 
     def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """See `Pipeline.run_packs`."""
+        """Run all packs without gradients; return the results of the last stage."""
         return self._run(self._shards.model, packs, pass_on, ask)
 
     def _run(

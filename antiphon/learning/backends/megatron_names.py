@@ -1,4 +1,4 @@
-"""Where Megatron-Core has the parameters of a Hugging Face decoder: some are fused there. Imports no megatron.
+"""Mapping between the parameters of a Hugging Face decoder and those of Megatron-Core, which fuses some. Imports no megatron.
 
 Queries, keys and values are rows of one matrix, group after group: the queries of a group, its key, its value. Gate and up are
 rows of one, the gate first. Each expert has matrices of its own, which Hugging Face stacks.
@@ -35,8 +35,16 @@ class Part:
 
 
 def parts(shape: Any, layers: range, experts: int, *, first: bool, last: bool, vocabulary: int) -> dict[str, Part]:
-    """Of the model with this configuration, what a stage with these layers and so many experts of each can have, by Hugging
-    Face name. `vocabulary` counts the rank's rows, without those that only fill it up."""
+    """Return the parts of a pipeline stage by Hugging Face name.
+
+    Args:
+        shape: Configuration of the model.
+        layers: Layers of the stage.
+        experts: Experts of a layer on this rank.
+        first: The stage has the embedding.
+        last: The stage has the head.
+        vocabulary: This rank's rows of embedding and head, without padding rows.
+    """
     rows: Any = {"cut": 0, "rows": lambda whole: whole[:vocabulary]}
     tied = last and not first and shape.tie_word_embeddings
     found = {"model.embed_tokens.weight": Part(("embedding.word_embeddings.weight",), **rows)} if first else {}
@@ -52,7 +60,7 @@ def parts(shape: Any, layers: range, experts: int, *, first: bool, last: bool, v
 
 
 def head_size(shape: Any) -> int:
-    """Of attention."""
+    """Return the size of an attention head."""
     return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
 
 

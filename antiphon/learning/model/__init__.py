@@ -1,0 +1,1 @@
+"""Models of transformers over packs: loading, attention, log-probs, adapters."""

@@ -44,8 +44,10 @@ def packed_attention(
     context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size]. `UnsupportedError` if the layer's is
-    not a plain softmax over all that came before."""
+    """Causal attention inside each sequence of the pack; returns [1, T, heads, head size].
+
+    `UnsupportedError` if the layer's is not a plain softmax over all that came before.
+    """
     _require_plain(module, options, layout.longest)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
@@ -102,8 +104,10 @@ def attention_by_keys(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all. For
-    heads that cannot be divided among ranks."""
+    """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all.
+
+    For heads that cannot be divided among ranks.
+    """
     layout: PackLayout = options["layout"]
     _require_plain(module, options, layout.longest)
     here = query.size(2)
@@ -136,7 +140,7 @@ def _attend(
 
 
 def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
-    """What transformers' models say of attention that is another, and would otherwise be passed over."""
+    """Raise `UnsupportedError` for attention that is not a plain softmax."""
     found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     window = options.get("sliding_window")
     if window is not None and longest > window:

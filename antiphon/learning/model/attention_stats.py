@@ -42,8 +42,9 @@ class AllLayersRead(Exception):
 
 
 def middle_layers(count: int) -> list[int]:
-    """Five evenly spaced layers, numbered from 0, from ⌊count / 3⌋ to ⌊2 count / 3⌋. Where fewer lie there it is these; there
-    is always one.
+    """Five evenly spaced layers, numbered from 0, from ⌊count / 3⌋ to ⌊2 count / 3⌋.
+
+    Where fewer lie there it is these; there is always one.
 
     >>> middle_layers(36), middle_layers(30), middle_layers(6), middle_layers(4), middle_layers(2), middle_layers(1)
     ([12, 15, 18, 21, 24], [10, 12, 15, 18, 20], [2, 3, 4], [1, 2], [0, 1], [0])
@@ -53,7 +54,7 @@ def middle_layers(count: int) -> list[int]:
 
 
 class HeadSums(NamedTuple):
-    """What is kept of the maps of H heads over one sequence."""
+    """Sums over the attention maps of H heads over one sequence."""
 
     spans: torch.Tensor  # [H] in tokens
     waad: torch.Tensor  # [H, R] in tokens
@@ -67,7 +68,7 @@ def head_sums(
     scaling: float,
     config: RhythmConfig,
 ) -> HeadSums:
-    """The sums of softmax(query key' · scaling), in blocks of rows."""
+    """Return the sums over softmax(query key' · scaling), computed in blocks of rows."""
     heads, count, length = query.size(0), len(rows), key.size(1)
     grouped = query.mul(scaling).unflatten(0, (key.size(0), -1))  # heads that share keys lie together
     spans, waad = query.new_zeros(heads), query.new_empty(heads, count)
@@ -90,7 +91,7 @@ def head_sums(
 
 
 def count_later_queries(rows: NDArray[np.int64], config: RhythmConfig) -> FloatArray:
-    """How many of the rows [R] are as far behind each that they count for its FAI, [R]; 1 where there is none.
+    """Return how many of the rows [R] are far enough behind each row to count for its FAI, [R]; 1 where there is none.
 
     >>> count_later_queries(np.array([0, 1, 2, 9]), RhythmConfig(horizon_low=1, horizon_high=8))
     array([2., 2., 1., 1.], dtype=float32)
@@ -100,7 +101,7 @@ def count_later_queries(rows: NDArray[np.int64], config: RhythmConfig) -> FloatA
 
 
 def waad_and_fai(sums: HeadSums) -> torch.Tensor:
-    """WAAD over the heads of the smallest spans and FAI over those of the largest, [R, 2]; of equals the first is local."""
+    """Return WAAD over the heads of the smallest spans and FAI over those of the largest, [R, 2]."""
     order = sums.spans.argsort(stable=True)
     count = max(1, round(HEAD_SHARE * len(order)))
     return torch.stack([sums.waad[order[:count]].mean(0), sums.fai[order[-count:]].mean(0)], -1)
@@ -154,19 +155,24 @@ class AttentionStatsReader:
 
     @property
     def _heads(self) -> tuple[int, ...]:
-        """Which of a layer's heads this rank has: theirs are in this order."""
+        """This rank's heads of a layer, as coordinates that sort like the heads."""
         return () if self._mesh is None else (self._mesh.coordinate("tensor"), self._mesh.coordinate("context"))
 
     def values(self) -> FloatArray:
-        """WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward. Errors as of `sums`."""
+        """Return WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward."""
         result = np.zeros((self._length, 2), dtype=np.float32)
         for sequence, sums in zip(self._sequences, self.sums(), strict=True):
             result[sequence.tokens.cpu().numpy()[sequence.rows]] = waad_and_fai(sums).cpu().numpy()
         return result
 
     def sums(self) -> list[HeadSums]:
-        """What was read of each sequence that has loss tokens, over the heads of all layers; after the forward. All ranks that
-        compute the pack must ask. `UnsupportedError` if a layer was not read."""
+        """Return the sums of each sequence with loss tokens, over the heads of all layers, after the forward.
+
+        All ranks that compute the pack must call this.
+
+        Raises:
+            UnsupportedError: A layer was not read.
+        """
         if self._left:
             raise UnsupportedError(
                 f"the attention of layers {sorted(self._left)} cannot be read: it does not come from transformers' "

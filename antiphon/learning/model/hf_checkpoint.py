@@ -1,4 +1,4 @@
-"""A model as the files that Hugging Face reads: of several ranks each writes one, and the first an index of all."""
+"""Models as Hugging Face files: each rank writes one file, and the first rank an index of all."""
 
 import shutil
 from collections import defaultdict
@@ -24,12 +24,15 @@ BESIDE = (
 
 
 def block_name(name: str) -> str:
-    """What a parameter and its adapters are part of, as the attention of a layer. What files have as one is of one block."""
+    """Return the block that a parameter and its adapters belong to, such as the attention of a layer.
+
+    Tensors that files fuse are in one block.
+    """
     return lora.base_name(name).rpartition(".")[0].rpartition(".")[0]
 
 
 def assign_blocks(named: NamedTensors, ranks: int) -> dict[str, int]:
-    """Which rank keeps each block, so that all have about as many bytes."""
+    """Return the rank that keeps each block, so that all ranks keep about as many bytes."""
     sizes: dict[str, int] = defaultdict(int)
     for name, tensor in named:
         sizes[block_name(name)] += tensor.shape.numel() * tensor.dtype.itemsize
@@ -41,12 +44,12 @@ def assign_blocks(named: NamedTensors, ranks: int) -> dict[str, int]:
 
 
 def shard_file(rank: int, ranks: int) -> str:
-    """The name of what a rank writes."""
+    """Return the name of the file that a rank writes."""
     return SAFE_WEIGHTS_NAME if ranks == 1 else f"model-{rank + 1:05d}-of-{ranks:05d}.safetensors"
 
 
 def to_file_format(model: PreTrainedModel, weights: State) -> State:
-    """Weights under the names, and in the shapes, that they have in files."""
+    """Return weights under the names and in the shapes that they have in files."""
     found: State = revert_weight_conversion(model, weights)
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
@@ -58,13 +61,14 @@ def write_weights(model: PreTrainedModel, weights: State, file: Path) -> None:
 
 
 def file_sizes(model: PreTrainedModel, outlines: State) -> dict[str, int]:
-    """Bytes of what `write_weights` writes of weights, of which there are only outlines on the device `meta`, by name."""
+    """Return the bytes of each tensor that `write_weights` writes, from outlines on the device `meta`."""
     return {name: tensor.nbytes for name, tensor in to_file_format(model, outlines).items()}
 
 
 def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
     """Write which of the ranks' files has which weights, of what `file_sizes` says of each rank; not of one alone, which is
-    found by its name."""
+    found by its name.
+    """
     if len(sizes) == 1:
         return
     files = [shard_file(rank, len(sizes)) for rank in range(len(sizes))]

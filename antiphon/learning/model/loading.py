@@ -18,7 +18,7 @@ from antiphon.core.errors import DataError, UnsupportedError
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Return the device; `auto` is the GPU where there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
@@ -33,7 +33,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A model of `kind`, a causal language model by default, from a directory or Hugging Face id; `options` are of its
     configuration. On the device `meta`, what its files have has no memory yet; the rest begins on the CPU, as it does on any
-    device. `DataError` when there is none."""
+    device. `DataError` when there is none.
+    """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
@@ -55,8 +56,10 @@ def load_model(
 
 
 def build_on_meta(directory: Path) -> PreTrainedModel:
-    """The causal language model in a directory, without memory: nothing but its config.json is read. `UnsupportedError` if it
-    is none."""
+    """The causal language model in a directory, without memory: nothing but its config.json is read.
+
+    `UnsupportedError` if it is none.
+    """
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         with torch.device("meta"):
@@ -101,10 +104,15 @@ def allocate(tensor: torch.Tensor, device: torch.device) -> None:
 class Checkpoint(Mapping[str, torch.Tensor]):
     """The tensors in a model's safetensors files, by the names of its parameters and buffers: in the files they may have
     others, and be in pieces. Each is read when it is asked for, in the precision of the file; what lies there as the model has
-    it is mapped into memory, and read where it is looked at."""
+    it is mapped into memory, and read where it is looked at.
+    """
 
     def __init__(self, path: str | Path, kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-        """Of a model of this kind, in a directory or by a Hugging Face id. `DataError` when they cannot be read."""
+        """Open the files of a model.
+
+        Raises:
+            DataError: They cannot be read.
+        """
         self.path = path
         with torch.device("meta"):
             self._model = kind(copy.deepcopy(config))
@@ -130,7 +138,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                 self._sources[one] = self._sources[other]
 
     def _place(self, key: str) -> None:
-        """Find what a tensor of the files belongs to, as transformers does when it loads a model."""
+        """Find the parameter that a tensor of the files belongs to, as transformers does."""
         prefix = self._model.base_model_prefix
         name, pattern = rename_source_key(key, self._renamings, self._converters, prefix, self._own)
         if name not in self._own and key in self._own:
@@ -172,11 +180,11 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     @property
     def incompatibilities(self) -> list[str]:
-        """What the files lack of the model, and what they have that is not of it."""
+        """Names that the files lack, and names in them that the model lacks."""
         return sorted({*(self._own.keys() - self._sources.keys()), *self._strange})
 
     def find_untied(self) -> Iterator[tuple[str, str]]:
-        """Parameters that the configuration calls one, and of which the files have two that differ."""
+        """Yield pairs of parameters that the configuration ties, and of which the files have two that differ."""
         for name, other in self._tied.items():
             apart = name in self and other in self and self._sources[name] is not self._sources[other]
             if apart and not torch.equal(self[name], self[other]):
@@ -184,7 +192,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
 
 def _safetensors(path: str) -> list[str]:
-    """The files that a model's weights are in."""
+    """Return the files with a model's weights."""
     options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
     if file := cached_file(path, SAFE_WEIGHTS_NAME, **options):
         return [file]
@@ -198,7 +206,11 @@ def _safetensors(path: str) -> list[str]:
 
 
 def head_weight(model: PreTrainedModel) -> torch.Tensor:
-    """The language model head [V, H]; `UnsupportedError` for heads that do more than one matrix product."""
+    """Return the language model head [V, H].
+
+    Raises:
+        UnsupportedError: The head does more than one matrix product.
+    """
     head = model.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise UnsupportedError(f"{type(model).__name__}: the language model head is not one matrix without a bias")
@@ -210,7 +222,7 @@ def head_weight(model: PreTrainedModel) -> torch.Tensor:
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The layers of a decoder, from the first to the last."""
+    """Return the layers of a decoder, in order."""
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         raise UnsupportedError(f"{type(model).__name__} has no list of layers called layers, as other decoders have")

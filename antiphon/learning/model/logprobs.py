@@ -15,7 +15,7 @@ class Vocabulary:
     start: int
 
     def rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where tokens are among this rank's rows, 0 for those that are not, and whether they are."""
+        """Return the places of tokens among this rank's rows, 0 for those that are elsewhere, and which are here."""
         rows = tokens - self.start
         there = (rows >= 0) & (rows < count)
         return rows.where(there, 0), there
@@ -29,11 +29,13 @@ def token_logprobs(
     chunk: int,
     vocabulary: Vocabulary | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N]
-    each. Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept
-    for the backward pass, beyond it they are computed again. Where each rank has some rows of the head, `vocabulary` says
-    which: no rank ever sees the logits of the others. Under autocast matrix products, those of the backward pass too, are of
-    the precision that it chooses, and all else is of single precision."""
+    """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N] each.
+
+    Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept for the backward
+    pass, beyond it they are computed again. Where each rank has some rows of the head, `vocabulary` says which: no rank ever
+    sees the logits of the others. Under autocast matrix products, those of the backward pass too, are of the precision that it
+    chooses, and all else is of single precision.
+    """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))

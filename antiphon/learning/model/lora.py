@@ -27,7 +27,8 @@ PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of wh
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
-    B is zero, so nothing changes yet. `DataError` if it has none of these."""
+    B is zero, so nothing changes yet. `DataError` if it has none of these.
+    """
     body = {id(module) for module in model.base_model.modules()}
     found = [
         name
@@ -46,7 +47,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 @contextmanager
 def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
     """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
-    begin with numbers."""
+    begin with numbers.
+    """
     seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
     for parameter, other in zip(empty, seeming, strict=True):
         torch.utils.swap_tensors(parameter, other)
@@ -58,7 +60,7 @@ def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
 
 
 def adapter_pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
-    """A [rank, in] and B [out, rank] of each adapted weight, by the name that it has without adapters, of some parameters."""
+    """Return A [rank, in] and B [out, rank] of each adapted weight, by its name without adapters."""
     parts = {name: tensor for name, tensor in named if f".{NAME}." in name}
     stems = [stem for name in parts if (stem := name.removesuffix(f".lora_A.{NAME}.weight")) != name]
     return {
@@ -68,7 +70,7 @@ def adapter_pairs(named: Iterable[tuple[str, T]]) -> dict[str, tuple[T, T]]:
 
 
 def merge_adapters(state: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """The weights that an adapted model's state dict comes to, under the names that they have without adapters."""
+    """Return the weights of an adapted model's state dict with adapters merged, under their names without adapters."""
     found = {}
     adapters = adapter_pairs(state.items())
     for name, tensor in state.items():
@@ -80,7 +82,7 @@ def merge_adapters(state: dict[str, torch.Tensor], scale: float) -> dict[str, to
 
 @contextmanager
 def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
-    """The model that was adapted, meanwhile."""
+    """Run the block with all adapters disabled."""
     layers = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.enable_adapters(False)
@@ -100,7 +102,7 @@ def save_adapters(state: dict[str, torch.Tensor], config: LoraConfig, place: Pat
 
 
 def load_adapters(place: Path) -> dict[str, torch.Tensor]:
-    """What `save` has written, by the names of an adapted model's parameters."""
+    """Return the adapters that `save_adapters` wrote, by the names of an adapted model's parameters."""
     state = load_file(place / FILE)
     return {
         re.sub(r"\.(lora_[AB])\.", rf".\1.{NAME}.", name.removeprefix(PREFIX)): tensor for name, tensor in state.items()
@@ -108,7 +110,7 @@ def load_adapters(place: Path) -> dict[str, torch.Tensor]:
 
 
 def base_name(name: str) -> str:
-    """The weight, by the name that it has without adapters, that a parameter of an adapted model is or is added to."""
+    """Return the name, without adapters, of the weight that a parameter is or is added to."""
     return re.sub(rf"\.(base_layer|lora_[AB]\.{NAME})\.", ".", name)
 
 

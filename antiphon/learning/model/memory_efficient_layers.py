@@ -74,7 +74,7 @@ def use_memory_efficient_layers(model: nn.Module) -> None:
 
 
 def _pattern(module: Any) -> tuple[Make | None, int]:
-    """How the module would be replaced, if it seems to be of a pattern, and how wide what goes in is."""
+    """Return the replacement of a module that seems to be of a pattern, and the width of its input."""
     kind = type(module).__name__
     if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
         return _lean_norm, module.weight.shape[-1]
@@ -108,12 +108,12 @@ def _lean_feed_forward(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _described(module: nn.Module) -> str:
-    """What two modules without memory are told apart by: in a large model, one of each kind takes seconds to be filled."""
+    """Return a key that is equal for modules which differ in weights alone; filling one of each kind takes seconds."""
     return f"{module} {[(name, value) for name, value in vars(module).items() if isinstance(value, int | float | str)]}"
 
 
 def _equal(module: nn.Module, make: Make, width: int) -> bool:
-    """Whether the replacement computes what the module does."""
+    """Return True if the replacement computes what the module does."""
     weight = next(module.parameters())
     with torch.no_grad():
         probe = torch.linspace(-3, 3, 2 * width, dtype=weight.dtype, device=weight.device).view(2, width)

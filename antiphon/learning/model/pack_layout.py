@@ -31,10 +31,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class PackLayout:
-    """Where each token of a pack stands, and how its sequences are gathered for attention.
+    """Positions of the tokens of a pack, and the blocks in which its sequences are gathered for attention.
 
-    The tokens of a shared piece are gathered into every sequence they begin, as keys and values. They are queries once if what
-    follows them is shorter than they are; else in every sequence, the outputs of the first of which are used: a rectangle
+    The tokens of a shared piece are gathered into every sequence they begin, as keys and values. They are queries once if
+    what follows them is shorter than they are; else in every sequence, the outputs of the first of which are used: a rectangle
     costs more then than the triangle that is half of a larger square. Every other layer sees them once.
     """
 
@@ -48,7 +48,7 @@ class PackLayout:
 
     @staticmethod
     def of(lengths: IntArray, parents: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> "PackLayout":
-        """The layout of a forest of pieces, see `core.types.Pack`; of one piece more, if the tokens are to be a multiple."""
+        """Return the layout of a forest of pieces, see `Pack`; padded by one piece if the tokens must be a multiple."""
         if (over := int(lengths.sum()) % multiple) != 0:
             lengths, parents = np.append(lengths, multiple - over), np.append(parents, -1)
         positions, previous = np.empty(int(lengths.sum()), dtype=np.int64), previous_tokens(lengths, parents)
@@ -82,14 +82,14 @@ class PackLayout:
         return PackLayout(at, before, tuple(blocks), order_there, piece, above_there, int(positions.max()) + 1)
 
     def visible(self, rows: slice) -> torch.Tensor:
-        """Whether the tokens of these rows see each token of the pack: those before in a sequence, and themselves. [n, T]"""
+        """Return which tokens of the pack these rows see: those before them in a sequence, and themselves, [n, T]."""
         own, token = self.piece[rows], torch.arange(len(self.piece), device=self.piece.device)
         before = (own[:, None] == self.piece) & (token[rows, None] >= token)
         return self.above[own][:, self.piece] | before
 
 
 def loss_sequences(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The tokens of each sample of a pack that has a loss, and where among them those with its loss are."""
+    """Return the tokens of each sample with loss tokens, and where its loss tokens are among them."""
     paths, owners = _paths(pack.lengths, pack.parents), np.repeat(pack.owners, pack.lengths)
     found = []
     for sample, end in enumerate(pack.ends):
@@ -129,7 +129,7 @@ def _paths(lengths: IntArray, parents: IntArray) -> list[NDArray[np.int64]]:
 def _divided(
     lengths: IntArray, parents: IntArray
 ) -> tuple[list[NDArray[np.int64]], list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]]:
-    """The sequences that are gathered whole; and what is shared otherwise, each time with tails of similar length."""
+    """Return the sequences that are gathered whole, and shared prefixes with tails of similar length."""
     children = np.bincount(parents[parents >= 0], minlength=len(lengths))
     paths = _paths(lengths, parents)
     fresh: list[int] = []  # of each path, the last tokens that no other path has
@@ -162,14 +162,14 @@ def _divided(
 
 
 def _padded(members: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Sequences as rows of one width, filled up with their first tokens; and what of that is theirs."""
+    """Return sequences as rows of one width, padded with their first tokens, and which entries are not padding."""
     width = max(map(len, members))
     rows = np.stack([np.pad(path, (0, width - len(path)), constant_values=path[0]) for path in members])
     return rows, np.arange(width) < np.array([len(path) for path in members])[:, None]
 
 
 def _similar(sequences: list[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
-    """The sequences in blocks, longest first, whose longest is at most 1.5 times (and 16 tokens over) the shortest."""
+    """Group sequences into blocks, longest first, whose longest is at most 1.5 times (and 16 tokens over) the shortest."""
     blocks: list[list[NDArray[np.int64]]] = []
     for sequence in sorted(sequences, key=len, reverse=True):
         if blocks and len(sequence) * 1.5 + 16 >= len(blocks[-1][0]):

@@ -1,0 +1,1 @@
+"""Objectives beside that of a policy: critics, pairs, distillation."""

@@ -1,4 +1,4 @@
-"""What the learners of the offline verbs share: a loss of each pack that can also be looked at without learning from it."""
+"""Base of the learners of the offline verbs: a loss of each pack that can also be measured without learning from it."""
 
 import torch
 
@@ -11,7 +11,7 @@ class OfflineLearner(PackLearner):
     """A learner whose packs hold all that its loss needs."""
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The pack's part of the update's loss, and measures [n] of each of the n things that the loss is a mean over."""
+        """Return the pack's part of the update's loss, and measures [n] of the n things that the loss is a mean over."""
         raise NotImplementedError
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
@@ -20,8 +20,7 @@ class OfflineLearner(PackLearner):
         return _sums(loss, measures)
 
     def measure(self, pack: Pack) -> dict[str, float]:
-        """The pack's part of the update's loss, the sums of its measures, and how many `tokens` they are sums over: what `step`
-        adds up, and nothing is changed."""
+        """Return the pack's part of the loss, the sums of its measures, and the number of `tokens` in these sums."""
         with torch.no_grad():
             return to_floats(_sums(*self._loss(pack)))
 

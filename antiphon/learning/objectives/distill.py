@@ -20,8 +20,11 @@ LEAST = -1e4  # log-probs of what a model rules out: finite, and nothing to an e
 
 
 class _Distilling(TorchLearner):
-    """A model that is asked for distributions. `vocabulary` is how many tokens there are: rows of the head beyond are padding,
-    of which two models of one tokenizer may have different numbers."""
+    """A model that is asked for distributions.
+
+    `vocabulary` is how many tokens there are: rows of the head beyond are padding, of which two models of one tokenizer may
+    have different numbers.
+    """
 
     def __init__(
         self, model_path: str, config: LearnerConfig, seed: int, distillation: DistillationConfig, vocabulary: int

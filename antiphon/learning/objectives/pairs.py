@@ -39,12 +39,12 @@ class Pairs:
         )
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values [N], over the tokens of each response: [2, P], the better ones first."""
+        """Return sums of values [N] over the tokens of each response: [2, P], the better ones first."""
         return values.new_zeros(self.tokens.numel()).index_add(0, self.response, values).view(-1, 2).T
 
 
 def _measures(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of the rewards of responses, [P] each."""
+    """Return measures of the rewards of responses, [P] each."""
     return {
         "accuracy": (chosen > rejected).float(),
         "margin": chosen - rejected,
@@ -84,8 +84,10 @@ class PreferenceLearner(_PairLearner, TorchLearner):
 
 
 class RewardLearner(_PairLearner, ScalarLearner):
-    """Trains a reward model on pairs. Its score of a response is that at the last token, which is the only one of each response
-    in the loss."""
+    """Trains a reward model on pairs.
+
+    Its score of a response is that at the last token, which is the only one of each response in the loss.
+    """
 
     def _load(self) -> PreTrainedModel:
         model = super()._load()

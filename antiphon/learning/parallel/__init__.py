@@ -1,0 +1,1 @@
+"""Models divided among ranks: tensor, expert, pipeline and fully sharded parallelism."""

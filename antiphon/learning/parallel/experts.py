@@ -11,7 +11,9 @@ from antiphon.learning.mesh import all_to_all_rows
 
 def dispatch_to_experts(module: Any, group: Any) -> Callable[..., torch.Tensor]:
     """The forward of a layer's experts, of which each rank of a group has as many as any other, one rank's after another's.
-    All ranks call it at once, each with tokens [T, H] of its own, their experts and the weights of these [T, k]."""
+
+    All ranks call it at once, each with tokens [T, H] of its own, their experts and the weights of these [T, k].
+    """
     compute, here, ranks = module.forward, module.num_experts, group.size()
 
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

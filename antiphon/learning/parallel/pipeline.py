@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Action(NamedTuple):
-    """What a rank does next."""
+    """One forward or backward of a rank."""
 
     backward: bool
     pack: int
@@ -31,8 +31,9 @@ class Action(NamedTuple):
 
 
 def schedule(place: int, ranks: int, chunks: int, packs: int) -> list[Action]:
-    """The actions of a rank, one forward and one backward in turn once the pipeline is full. With several chunks, the packs
-    are a multiple of the ranks.
+    """The actions of a rank, one forward and one backward in turn once the pipeline is full.
+
+    With several chunks, the packs are a multiple of the ranks.
 
     >>> [("B" if a.backward else "F") + str(a.pack) for a in schedule(0, 2, 1, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -76,12 +77,13 @@ class Pipeline:
 
     @property
     def ends_here(self) -> bool:
-        """Whether this rank has the last stage."""
+        """True if this rank has the last stage."""
         return self._place == self._ranks - 1
 
     def _groups(self) -> list[Any]:
         """Those with whom this rank shares packs, for what goes on and for what comes back, each between neighbours and between
-        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other."""
+        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other.
+        """
         found: list[Any] = []
         for places in (*[range(self._ranks)] * 4, (0, self._ranks - 1)):
             for column in range(self._around):  # every rank takes part in making every group
@@ -117,8 +119,13 @@ class Pipeline:
     def train_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], backward: Callable[[Pack], T]
     ) -> list[T]:
-        """Do all packs: `pass_on` of one runs the layers of a stage, `backward` those of the last, the loss, and its gradient.
-        What that returns, where the last stage is."""
+        """Add the gradients of all packs; return the results of the last stage.
+
+        Args:
+            packs: Packs of this rank.
+            pass_on: Runs the layers of a stage.
+            backward: Runs the layers of the last stage, the loss, and its gradient.
+        """
         if self._chunks > 1:
             packs = [*packs, *[padding_pack(packs[0])] * (-len(packs) % self._ranks)] if packs else packs
         held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor | None]] = {}
@@ -148,7 +155,7 @@ class Pipeline:
     def run_packs(
         self, packs: Sequence[Pack], pass_on: Callable[[Pack], torch.Tensor], ask: Callable[[Pack], T]
     ) -> list[T]:
-        """What is said of each pack, where the last stage is."""
+        """Run all packs without gradients; return the results of the last stage."""
         found = []
         for pack in packs:
             for chunk in range(self._chunks):
@@ -190,7 +197,7 @@ class Pipeline:
         return tensor
 
     def _wraps(self, step: int) -> bool:
-        """Whether the neighbour is at the other end."""
+        """Return True if the neighbour is at the other end of the pipeline."""
         return not 0 <= self._place + step < self._ranks
 
     def _neighbour(self, step: int) -> int:

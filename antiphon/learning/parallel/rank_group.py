@@ -14,9 +14,11 @@ from antiphon.learning.mesh_config import MeshConfig
 
 
 class RankGroup:
-    """A `WorkerHandle` of several. What it is called, all do at once; the answer is that of the first, or what is said of all
-    packs that were asked of. What one says is heard when all have said it, or said something else; the death of one is that of
-    all."""
+    """A `WorkerHandle` of several.
+
+    What it is called, all do at once; the answer is that of the first, or what is said of all packs that were asked of. What
+    one says is heard when all have said it, or said something else; the death of one is that of all.
+    """
 
     def __init__(self, members: Sequence[WorkerHandle], mesh: MeshConfig) -> None:
         self.name = members[0].name
@@ -29,7 +31,7 @@ class RankGroup:
         await asyncio.gather(*(member.call("join", rank, where) for rank, member in enumerate(self._members)))
 
     async def call(self, method: str, *args: Any) -> Any:
-        """See `WorkerHandle.call`."""
+        """Call a method on all ranks; return the answer of the first, or what is said of all packs."""
         shares = [args] * self._mesh.data
         match args:
             case (TrainBatch() as batch,):
@@ -46,12 +48,12 @@ class RankGroup:
         return answers[0]
 
     def send(self, method: str, *args: Any) -> None:
-        """See `WorkerHandle.send`."""
+        """Send a message to all ranks."""
         for member in self._members:
             member.send(method, *args)
 
     def on_event(self, callback: Callable[[Any], None]) -> None:
-        """See `WorkerHandle.on_event`: once all have spoken, the first of what they said that is not empty."""
+        """Call back once all ranks have sent an event, with the first that is not empty."""
         said: list[deque[Any]] = [deque() for _ in self._members]
 
         def hear(own: deque[Any], event: Any) -> None:
@@ -64,7 +66,7 @@ class RankGroup:
             member.on_event(partial(hear, own))
 
     def on_death(self, callback: Callable[[AntiphonError], None]) -> None:
-        """See `WorkerHandle.on_death`."""
+        """Call back when the first rank dies."""
         told = False
 
         def tell(error: AntiphonError) -> None:
@@ -77,15 +79,15 @@ class RankGroup:
             member.on_death(tell)
 
     async def died(self) -> None:
-        """See `WorkerHandle.died`."""
+        """Return when all ranks have ended."""
         await asyncio.gather(*(member.died() for member in self._members))
 
     async def close(self) -> None:
-        """See `WorkerHandle.close`."""
+        """Close all ranks."""
         await asyncio.gather(*(member.close() for member in self._members))
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`."""
+        """Kill all ranks."""
         for member in self._members:
             member.kill()
 

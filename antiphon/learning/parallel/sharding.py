@@ -99,7 +99,8 @@ class ShardedModel(WholeModel):
 
     def _cut_linear(self, name: str, module: Any, dim: int) -> None:
         """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
-        gradient."""
+        gradient.
+        """
         linear = getattr(module, "base_layer", module)
         self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
         if linear is not module:
@@ -144,7 +145,8 @@ class ShardedModel(WholeModel):
 
     def _shard(self, config: LearnerConfig) -> None:
         """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
-        tokens already."""
+        tokens already.
+        """
         low = config.dtype == "bfloat16"
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
         on_gpu = torch.cuda.is_available()
@@ -178,11 +180,11 @@ class ShardedModel(WholeModel):
     # --- computing -----------------------------------------------------------------------------------------------------
 
     def has_layer(self, number: int) -> bool:
-        """See `WholeModel.has_layer`."""
+        """Return True if a layer is on this rank."""
         return self.mesh.config.pipeline == 1 or not isinstance(decoder_layers(self.model)[number], nn.Identity)
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """See `WholeModel.run`: meanwhile parameters are gathered."""
+        """Call a function that uses the parameters, which are gathered meanwhile."""
         if not self._sharded:
             return function(*args)
         found: T = self.model.within(partial(function, *args))  # of arguments in sight FSDP would make copies
@@ -190,17 +192,17 @@ class ShardedModel(WholeModel):
 
     @property
     def incoming(self) -> torch.Tensor | None:  # type: ignore[override]
-        """See `WholeModel.incoming`."""
+        """The hidden states that the layers begin with, if these are not the first."""
         return self._pipeline.incoming if self._pipeline else None
 
     def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.train_packs`."""
+        """Add the gradients of packs."""
         if self._pipeline is None:
             return super().train_packs(packs, pass_on, backward)
         return self._pipeline.train_packs(packs, partial(self.run, pass_on), backward)
 
     def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """See `WholeModel.run_packs`, of this rank's packs: where the last layers are."""
+        """Run this rank's packs without gradients; return the results where the last layers are."""
         if self._pipeline is None:
             said = super().run_packs(packs, pass_on, ask)
         else:
@@ -210,7 +212,8 @@ class ShardedModel(WholeModel):
 
     def _reshard(self) -> None:
         """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
-        ended early had begun with. Both would be published as if they were pieces."""
+        ended early had begun with. Both would be published as if they were pieces.
+        """
         model: Any = self.model
         if isinstance(model, FSDPModule):
             model.set_reshard_after_forward(True, recurse=False)
@@ -230,7 +233,7 @@ class ShardedModel(WholeModel):
         return {name: sum(own.get(name, 0.0) for own in of_data.values()) for name in names}
 
     def clip_gradient(self, most: float) -> float:
-        """See `WholeModel.clip_gradient`."""
+        """Scale the gradient down to the norm `most` if it is larger; return its norm."""
         gradients = {name: _local(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
         for name in self._partial:
             if name in gradients:
@@ -267,7 +270,7 @@ class ShardedModel(WholeModel):
     # --- reading and writing -------------------------------------------------------------------------------------------
 
     def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """See `WholeModel.gather_tensor`."""
+        """Return the whole of a tensor of which this rank has a piece. All ranks must call this."""
         tensor = piece.detach()
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
@@ -284,7 +287,7 @@ class ShardedModel(WholeModel):
         return rows.movedim(0, dim)
 
     def gather_parameters(self, *, trained: bool = False) -> Iterator[tuple[str, TensorSpec]]:
-        """See `WholeModel.gather_parameters`: of the stages of a pipeline, the first rank of each sends what it has."""
+        """Yield all parameters on the first rank; the first rank of each pipeline stage sends what it has."""
         leads = self.mesh.rank and self.mesh.rank == self._leader(self.mesh.coordinate("pipeline"))
         for name, own in self.gather_own_layers(trained=trained):
             yield name, own._replace(detach=partial(_handed_on, own)) if leads else own
@@ -292,7 +295,7 @@ class ShardedModel(WholeModel):
             yield from self._of_stage(stage, trained)
 
     def gather_own_layers(self, *, trained: bool = False) -> Iterator[tuple[str, GatheredTensor]]:
-        """See `WholeModel.gather_own_layers`: whole on all ranks that have the same layers."""
+        """Yield the parameters of the layers of this rank, whole on all ranks with the same layers."""
         for name, own in self._of_stage(self.mesh.coordinate("pipeline"), trained):
             yield name, own._replace(detach=partial(self._whole, name))
 
@@ -312,7 +315,7 @@ class ShardedModel(WholeModel):
         return self.gather_tensor(name, self.local_parameter(name))
 
     def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:
-        """See `WholeModel.scatter_tensor`."""
+        """Set this rank's piece of a tensor from the whole of it."""
         whole = self._share(name, whole)
         if isinstance(piece, DTensor):
             ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
@@ -322,7 +325,8 @@ class ShardedModel(WholeModel):
 
     def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
         """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
-        them from whole tensors, one after another. These have the names of a model without adapters."""
+        them from whole tensors, one after another. These have the names of a model without adapters.
+        """
         empty = {name: piece for name, piece in self.local_parameters() if piece.is_meta}
         for piece in empty.values():
             allocate(piece, torch.device("cpu") if offload and isinstance(piece, DTensor) else device)
@@ -332,7 +336,7 @@ class ShardedModel(WholeModel):
             self.scatter_tensor(name, piece, whole[lora.base_name(name)])
 
     def _share(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """What the ranks that this one shards with have of a tensor together."""
+        """Return the part of a tensor that the ranks which this one shards with have together."""
         if name in self._cut:
             dim, sizes = self._cut[name]
             whole = whole.split(sizes, dim)[self.mesh.coordinate("tensor")]
@@ -353,14 +357,14 @@ def _gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def _handed_on(tensor: GatheredTensor) -> torch.Tensor:
-    """For the first rank."""
+    """Send a gathered tensor to the first rank."""
     whole = tensor.detach().to(tensor.device).contiguous()
     distributed.send(whole, 0)
     return whole
 
 
 def _handed_here(shape: torch.Size, dtype: torch.dtype, device: torch.device, rank: int) -> torch.Tensor:
-    """What a rank hands on."""
+    """Receive a tensor that another rank sends."""
     whole = torch.empty(shape, dtype=dtype, device=device)
     distributed.recv(whole, rank)
     return whole

@@ -24,7 +24,8 @@ PARTIAL = "replicated_with_grad_allreduce"
 
 def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
     """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
-    said `at` this place."""
+    said `at` this place.
+    """
     kind, styles = type(model).__name__, set[str]()
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
         if style not in (COLUMNS, ROWS, PARTIAL):
@@ -57,7 +58,7 @@ def find_expert_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def copy_input_hook(group: Any) -> Callable[..., Any]:
-    """What a block computes from, all ranks have; each computes a part."""
+    """Return a hook on a block's input: all ranks have it, each computes a part."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         if args:
@@ -68,7 +69,7 @@ def copy_input_hook(group: Any) -> Callable[..., Any]:
 
 
 def reduce_output_hook(group: Any) -> Callable[..., Any]:
-    """What a block comes to is the sum of all parts."""
+    """Return a hook on a block's output: the sum of all parts."""
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         return (

@@ -34,7 +34,7 @@ class WholeModel:
         self.model = model
 
     def has_layer(self, number: int) -> bool:
-        """Whether a layer is this rank's."""
+        """Return True if a layer is on this rank."""
         return True
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -42,8 +42,10 @@ class WholeModel:
         return function(*args)
 
     def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """Add the gradients of packs; what `backward` returns of each. Where it is not for this rank to compute a loss, it runs
-        its layers with `pass_on`."""
+        """Add the gradients of packs; what `backward` returns of each.
+
+        Where it is not for this rank to compute a loss, it runs its layers with `pass_on`.
+        """
         return [backward(pack) for pack in packs]
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -51,11 +53,11 @@ class WholeModel:
         loss.backward()
 
     def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """What is said of each pack."""
+        """Run each pack without gradients; return the results."""
         return [ask(pack) for pack in packs]
 
     def reduce_sums(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of all packs, from those of this rank's."""
+        """Return sums over the packs of all ranks, from those of this rank."""
         return dict(totals)
 
     def clip_gradient(self, most: float) -> float:
@@ -81,8 +83,10 @@ class WholeModel:
         yield from self.model.named_parameters()
 
     def gather_tensor(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements. All ranks must
-        ask."""
+        """The tensor of which this rank has a piece: a parameter, or what is kept of each of its elements.
+
+        All ranks must ask.
+        """
         return piece.detach()
 
     def scatter_tensor(self, name: str, piece: torch.Tensor, whole: torch.Tensor) -> None:

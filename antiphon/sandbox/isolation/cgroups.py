@@ -1,6 +1,7 @@
-"""Counting the memory of all processes of a program together: control groups, version 1 or 2, where they may be written.
+"""Control groups (version 1 or 2) that bound the memory of all processes of a program together.
 
-All access is by descriptor, so that groups can be used by a process that no longer sees the file system they lie in.
+They are used where this process may write to them. All access is by descriptor, so that a process can use a group although it
+no longer sees the file system that the group lies in.
 """
 
 import contextlib
@@ -9,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# What bounds the memory of a group, as files and what is written to them, in order; and the file that counts the processes
-# killed for it. By version. Version 1 never lets the bound with swap be below that without.
+# By version: the files that bound a group's memory, with the values to write in order, and the file that counts the processes
+# killed for it. Version 1 never allows the bound with swap to be below the bound without.
 _UNBOUNDED, _SIZE, _NONE = -1, None, 0
 _LIMITS: dict[int, list[tuple[str, int | None]]] = {
     1: [
@@ -30,14 +31,14 @@ class Group:
     directory: int
     version: int
     above: int
-    """Descriptor of the directory it lies in."""
+    """Descriptor of the parent directory."""
     name: str
 
     def __post_init__(self) -> None:
         os.close(os.open("cgroup.procs", os.O_WRONLY, dir_fd=self.directory))
 
     def limit_memory(self, size: int) -> None:
-        """Bound the memory, swap included, of all processes in the group, in bytes."""
+        """Bound the memory of all processes in the group, swap included, to `size` bytes."""
         for name, value in _LIMITS[self.version]:
             try:
                 self._write(name, str(size if value is None else value))
@@ -46,15 +47,15 @@ class Group:
                     raise
 
     def join(self) -> None:
-        """Put this process, and what it starts from now on, into the group."""
-        self.take(0)
+        """Move this process into the group; processes that it starts later follow."""
+        self.add_process(0)
 
-    def take(self, pid: int) -> None:
-        """Put a process, and what it starts from now on, into the group."""
+    def add_process(self, pid: int) -> None:
+        """Move a process into the group; processes that it starts later follow."""
         self._write("cgroup.procs", str(pid))
 
     def kills(self) -> int:
-        """How many processes have been killed because the group's memory was used up."""
+        """Return how many processes the kernel has killed because the group's memory was used up."""
         descriptor = os.open(_KILLS[self.version], os.O_RDONLY, dir_fd=self.directory)
         try:
             found = re.search(rb"oom_kill (\d+)", os.read(descriptor, 4096))
@@ -63,12 +64,12 @@ class Group:
         return int(found[1]) if found else 0
 
     def child(self, name: str) -> "Group":
-        """Make a group below this one."""
+        """Create a group below this one."""
         return _make(self.directory, name, self.version)
 
     def remove(self) -> None:
-        """Remove the group, if it is empty."""
-        with contextlib.suppress(OSError):  # a process is still ending in it, or it is gone
+        """Remove the group if it is empty."""
+        with contextlib.suppress(OSError):  # a process in it is still ending, or the group is gone
             os.rmdir(self.name, dir_fd=self.above)
 
     def _write(self, name: str, content: str) -> None:
@@ -80,7 +81,14 @@ class Group:
 
 
 def make_group(name: str) -> tuple[Group, Path]:
-    """A new group below this process's own that can bound memory, and where it lies; `OSError` if there can be none."""
+    """Create a group below this process's own that can bound memory.
+
+    Returns:
+        The group and its path.
+
+    Raises:
+        OSError: No such group can be created here.
+    """
     problems = []
     for version, parent in _memory_groups():
         try:
@@ -102,14 +110,14 @@ def _make(above: int, name: str, version: int) -> Group:
 
 
 def remove_group(path: Path) -> None:
-    """Remove a group and those below it, as far as they are empty."""
+    """Remove a group and the groups below it, as far as they are empty."""
     for directory in [*path.glob("*/"), path]:
         with contextlib.suppress(OSError):
             directory.rmdir()
 
 
 def _memory_groups() -> list[tuple[int, Path]]:
-    """This process's group in each hierarchy that may count memory: version and path."""
+    """Return version and path of this process's group in each hierarchy that may count memory."""
     found = []
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for line in Path("/proc/self/cgroup").read_text().splitlines():

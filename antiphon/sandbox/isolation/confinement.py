@@ -1,7 +1,8 @@
-"""A process that confines itself, for good: for code of ours that reads with large libraries what a model wrote.
+"""Confines the calling process for good: for trusted code that reads model output with large libraries.
 
-It needs no sandbox started for each text, and so costs none of them any time. It must come first: what is confined is a thread,
-and those that it starts. The standard library alone is imported here, and neighbours that do the same.
+Such a process needs no new sandbox for each text. It must confine itself before it starts threads, because confinement covers
+the calling thread and those that it starts. This module imports the standard library and modules of this directory that do the
+same.
 """
 
 import os
@@ -14,38 +15,49 @@ from typing import NoReturn
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation import kernel, seccomp, users
 
-_CLAIMS: list[object] = []  # what this process holds until it ends
+_USER_CLAIMS: list[object] = []  # sockets that reserve this process's user until it ends
 
 
 def confine(level: Level, readable: Iterable[str], *, user_namespace: bool = False) -> None:
-    """From here on the process opens no file but what lies below `readable`, to read it; it has no network, no privileges, and
-    where root starts it a user of its own. That is level 2. At level 3 it has namespaces too, in a child that takes its place,
-    while the process itself waits and then ends as the child did. `OSError` if the machine cannot do it."""
+    """Confine this process at level 2 or 3.
+
+    At level 2 the process can only read files below `readable`. It has no network and no privileges, and a user of its own if
+    root starts it. At level 3 it also has namespaces: a child continues in them, while this process waits and then ends the
+    way the child did.
+
+    Args:
+        level: Isolation of the process.
+        readable: Paths below which files can be read.
+        user_namespace: Create the other namespaces inside a user namespace.
+
+    Raises:
+        OSError: The machine cannot do this.
+    """
     paths = _existing(readable)
-    kernel.limit({resource.RLIMIT_CORE: 0})
+    kernel.set_limits({resource.RLIMIT_CORE: 0})
     root = os.getuid() == 0
     if root:
-        claim, uid = users.claim()  # before it has a network of its own, in which all names are free
-        _CLAIMS.append(claim)
+        claim, uid = users.claim_user()  # before the network namespace, in which all socket names are free
+        _USER_CLAIMS.append(claim)
     if level >= Level.ISOLATED:
-        _isolate(paths, user_namespace)
+        _enter_namespaces(paths, user_namespace)
     kernel.forbid_privileges()
-    kernel.restrict(kernel.file_rules(paths, [f"/dev/{name}" for name in kernel.DEVICES]))
+    kernel.apply_landlock(kernel.make_landlock_rules(paths, [f"/dev/{name}" for name in kernel.DEVICES]))
     if root:
-        hidden = level < Level.ISOLATED and users.hidden(paths)
-        kernel.change_user(uid, keep=(kernel.READ_SEARCH,) if hidden else ())
+        private = level < Level.ISOLATED and users.have_private_parents(paths)
+        kernel.change_user(uid, keep=(kernel.READ_SEARCH,) if private else ())
     else:
-        kernel.keep_capabilities()
-    seccomp.install(seccomp.filter_program(keep_attributes=True))
+        kernel.drop_capabilities()
+    seccomp.install_filter(seccomp.filter_program(keep_attributes=True))
 
 
 def _existing(paths: Iterable[str]) -> list[str]:
-    """The paths that are there, and what they are links to."""
+    """Return the paths that exist, and the targets of those that are links."""
     found = {each for path in paths for each in (os.path.abspath(path), os.path.realpath(path))}
     return sorted(path for path in found if os.path.exists(path))
 
 
-def _isolate(paths: list[str], user_namespace: bool) -> None:
+def _enter_namespaces(paths: list[str], user_namespace: bool) -> None:
     proc, uid, gid = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY), os.getuid(), os.getgid()
     namespaces = kernel.NEW_MOUNTS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_CGROUP
     kernel.unshare(namespaces | (kernel.NEW_USER if user_namespace else 0))
@@ -59,6 +71,7 @@ def _isolate(paths: list[str], user_namespace: bool) -> None:
 
 
 def _end_as(child: int) -> NoReturn:
+    """Wait for a child and end with its exit code or signal."""
     kernel.close_from(3)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:

@@ -1,4 +1,4 @@
-"""What becomes of a process that has given up its rights: it runs a program as Python runs `__main__`, and ends."""
+"""Runs an untrusted program as `__main__` in a process that has given up its rights."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def execute(program: str) -> NoReturn:
-    """Run the program as Python runs `__main__`, and end the process, whatever the program made of `os`."""
+    """Run the program as Python runs `__main__` and end the process, even if the program has replaced functions of `os`."""
     end = os._exit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main_module = types.ModuleType("__main__")
@@ -43,7 +43,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _finish(code: int) -> int:
-    """What the interpreter does at its end: wait for threads, call what was registered, write what is buffered."""
+    """Do what the interpreter does at exit: wait for threads, run exit handlers and flush output."""
     import atexit
     import threading
 

@@ -1,7 +1,8 @@
-"""The features of Linux that hold a program: namespaces, mounts, Landlock, capabilities, limits. The standard library alone.
+"""System calls that confine a process: namespaces, mounts, Landlock, capabilities and resource limits.
 
-Seccomp has a file of its own (`seccomp`), and so have control groups (`cgroups`). Every failure is an `OSError` that names the
-call. Numbers and structures are those of the kernel's headers, for x86_64 and aarch64.
+This file imports the standard library alone, because shell sandboxes run a copy of it. `seccomp` has the filters of system
+calls, and `cgroups` the control groups. Every failure is an `OSError` that names the call. Numbers and structures are those of
+the kernel's headers, for x86_64 and aarch64.
 """
 
 import ctypes
@@ -21,13 +22,13 @@ NEW_USER = 0x10000000
 NEW_PIDS = 0x20000000
 NEW_NETWORK = 0x40000000
 
-READ_ONLY, NO_SUID, NO_DEVICES = 0x1, 0x2, 0x4  # of mount and of mount_setattr alike
+READ_ONLY, NO_SUID, NO_DEVICES = 0x1, 0x2, 0x4  # flags of both mount and mount_setattr
 _BIND, _RECURSIVE, _PRIVATE, _DETACH = 0x1000, 0x4000, 0x40000, 0x2
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-READ_SEARCH = 2  # the capability to read whatever the permissions of files and directories say
+READ_SEARCH = 2  # CAP_DAC_READ_SEARCH: read files and directories whatever their permissions
 
-# name: (x86_64, aarch64), of what is called here; what a filter denies stands in `seccomp`
+# Calls made here, as name: (x86_64, aarch64). The calls that filters deny are listed in `syscalls`.
 _NUMBERS = {
     "clone": (56, 220),
     "capset": (126, 91),
@@ -40,13 +41,17 @@ _NUMBERS = {
 }
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock, so that a fork has it in both processes
+_libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, so that after a fork both processes hold it
 
 
 def machine() -> int:
-    """The column of the tables for this processor; `OSError` if there is none."""
+    """Return the column of the syscall tables for this processor.
+
+    Raises:
+        OSError: The platform is not Linux on a supported processor.
+    """
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
-        raise OSError(f"{platform.system()} on {platform.machine()}: known are Linux on {', '.join(_MACHINES)}")
+        raise OSError(f"{platform.system()} on {platform.machine()}: supported is Linux on {', '.join(_MACHINES)}")
     return _MACHINES[platform.machine()]
 
 
@@ -58,7 +63,7 @@ def _check(name: str, result: int) -> int:
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:
-    """The system call `name`."""
+    """Make the system call `name`."""
     words = [ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
     return _check(name, _libc.syscall(ctypes.c_long(_NUMBERS[name][machine()]), *words))
 
@@ -72,7 +77,7 @@ def _prctl(name: str, option: int, *arguments: int | bytes) -> None:
 
 
 def fork(namespaces: int = 0) -> int:
-    """`os.fork` into new namespaces. The caller has one thread."""
+    """Fork like `os.fork`, but into new namespaces. The caller must have a single thread."""
     if not namespaces:
         return os.fork()
     python = ctypes.pythonapi
@@ -90,12 +95,19 @@ def fork(namespaces: int = 0) -> int:
 
 
 def unshare(namespaces: int) -> None:
-    """Move this process into new namespaces (its children, where these are of process ids)."""
+    """Move this process into new namespaces. A new process namespace holds its children only."""
     _check("unshare", _libc.unshare(namespaces))
 
 
 def map_user(proc: int, inside: int, uid: int, gid: int) -> None:
-    """Be `inside` in this process's new user namespace, where outside it is `uid` and `gid`. `proc`: descriptor of /proc."""
+    """Map this process to user and group `inside` in its new user namespace.
+
+    Args:
+        proc: Descriptor of /proc.
+        inside: User and group in the new namespace.
+        uid: User outside.
+        gid: Group outside.
+    """
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside} {uid} 1"),
@@ -109,12 +121,12 @@ def map_user(proc: int, inside: int, uid: int, gid: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the thread that started it ends, however that ends. `OSError` if it cannot be."""
+    """Have the kernel kill this process when the thread that started it ends, for whatever reason."""
     _prctl("parent death signal", 1, signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Become the parent of every orphan among this process's descendants."""
+    """Adopt every descendant of this process that loses its parent."""
     _prctl("subreaper", 36, 1)
 
 
@@ -124,34 +136,34 @@ def close_from(first: int) -> None:
 
 
 def change_user(uid: int, keep: Sequence[int] = ()) -> None:
-    """Become `uid`, in no other group, with the capabilities `keep` and no others."""
+    """Become user `uid` without other groups, keeping only the capabilities `keep`."""
     if keep:
         _prctl("keep capabilities", 8, 1)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    keep_capabilities(keep)
+    drop_capabilities(keep)
 
 
-def keep_capabilities(keep: Sequence[int] = ()) -> None:
-    """Give up all capabilities but `keep` (of the first 32)."""
+def drop_capabilities(keep: Sequence[int] = ()) -> None:
+    """Give up all capabilities but `keep` (each below 32)."""
     mask = sum(1 << capability for capability in keep)
     _call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", mask, mask, 0, 0, 0, 0))
 
 
 def forbid_privileges() -> None:
-    """No program that is started from here gets more rights than this one, nor leaves its memory in a file when it crashes."""
+    """Prevent programs started from here from gaining rights, and this process from dumping its memory when it crashes."""
     _prctl("no new privileges", 38, 1)
     _prctl("not dumpable", 4, 0)
 
 
 def set_filter(program: bytes) -> None:
-    """Have the kernel judge each system call by this `struct sock_fprog`."""
+    """Install a seccomp filter, given as a `struct sock_fprog`."""
     _prctl("seccomp", 22, 2, program)
 
 
-def limit(values: Mapping[int, int]) -> None:
-    """Set limits of `resource`, soft and hard, but never above the hard limit that is there."""
+def set_limits(values: Mapping[int, int]) -> None:
+    """Set soft and hard limits of `resource`, never above the present hard limit."""
     for name, value in values.items():
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -162,20 +174,23 @@ def limit(values: Mapping[int, int]) -> None:
 
 
 def mount_scratch(target: str, size: int, uid: int) -> None:
-    """A new, empty file system in memory, of at most `size` bytes; it belongs to `uid`."""
+    """Mount an empty file system in memory, of at most `size` bytes and owned by `uid`."""
     options = f"size={size},nr_inodes={max(1024, size >> 12)},mode=0700,uid={uid},gid={uid}"
     _mount("tmpfs", target, "tmpfs", NO_SUID | NO_DEVICES, options)
 
 
 def unmount(target: str) -> None:
-    """Take a file system away at once, whoever uses it."""
+    """Detach a file system at once, even if it is in use."""
     _check(f"umount {target}", _libc.umount2(os.fsencode(target), _DETACH))
 
 
 def enter_root(sources: Mapping[str, str]) -> None:
-    """In a mount namespace of its own: make a root of nothing but `sources` (path there: path here), devices and an empty
-    /tmp, all read-only, and leave the old one."""
-    base = "/proc"  # nothing is taken from below it
+    """Replace the root of this mount namespace by a read-only one that holds `sources`, a few devices and an empty /tmp.
+
+    Args:
+        sources: Path in the new root -> path in the old one.
+    """
+    base = "/proc"  # a mount point that no source lies below
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", base, "tmpfs", NO_SUID | NO_DEVICES, "mode=0755,size=1m")
     for target, source in sources.items():
@@ -224,18 +239,25 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _MAKE_DEVICES = 1 << 6 | 1 << 11
-_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many there are, by version; 16 since the fifth
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights, by version; 16 from version 5 on
 _SCOPES_SINCE, _NETWORK_SINCE = 6, 4
 
 
 def landlock_version() -> int:
-    """The version of Landlock's interface; `OSError` if there is none."""
+    """Return the version of Landlock's interface; raise `OSError` if the kernel has none."""
     return _call("landlock_create_ruleset", None, 0, 1)
 
 
-def file_rules(readable: Iterable[str], writable: Iterable[str], *, connect: bool = False) -> int:
-    """For `restrict`, a descriptor: only what lies below these paths can be opened, and unless `connect` no TCP be spoken.
-    Sockets and signals do not leave the sandbox either, as far as this kernel's Landlock knows of them."""
+def make_landlock_rules(readable: Iterable[str], writable: Iterable[str], *, connect: bool = False) -> int:
+    """Make Landlock rules for `apply_landlock` and return their descriptor.
+
+    Where this version of Landlock supports it, the rules also keep signals and abstract Unix sockets inside the sandbox.
+
+    Args:
+        readable: Paths below which files can be read and executed.
+        writable: Paths below which files can also be written and created.
+        connect: Allow TCP.
+    """
     version = landlock_version()
     every = (1 << _FILE_RIGHTS.get(version, 16)) - 1
     network = 0b11 if version >= _NETWORK_SINCE and not connect else 0
@@ -254,8 +276,8 @@ def file_rules(readable: Iterable[str], writable: Iterable[str], *, connect: boo
     return rules
 
 
-def restrict(rules: int) -> None:
-    """Obey the rules from now on, and close their descriptor. No new privileges must have been forbidden before."""
+def apply_landlock(rules: int) -> None:
+    """Apply the rules to this process for good, and close their descriptor. Requires `forbid_privileges` first."""
     try:
         _call("landlock_restrict_self", rules, 0)
     finally:

@@ -1,6 +1,6 @@
-"""How far this machine can keep a program apart: found by doing it, once.
+"""Finds the highest isolation level that this machine supports, by trying each feature once.
 
-`require_level` gives the highest level there is, and refuses if that is not enough. Nothing degrades silently.
+`require_level` returns that level and raises if it is too low. No level is lowered silently.
 """
 
 import functools
@@ -21,43 +21,43 @@ from antiphon.sandbox.isolation import cgroups, kernel, seccomp
 
 PROBE_SECONDS = 30.0
 TRIAL_UID = 60578
-_SCOPED = 6  # the first version of Landlock that keeps signals and sockets in
+_SCOPED = 6  # the first version of Landlock that confines signals and abstract sockets
 
-_HOW_TO_LOWER = "to run untrusted code with less, say so in the YAML: {key}: {level}"
+_HOW_TO_LOWER = "to accept less isolation for untrusted code, set in the YAML: {key}: {level}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What works here."""
+    """Isolation features that work on this machine."""
 
     root: bool
     landlock: int = 0
     """Version of Landlock's interface; 0 if it does not work."""
     seccomp: bool = False
     own_user: bool = False
-    """Whether a program can be given a user of its own."""
+    """True if a program can get a user of its own."""
     namespaces: bool = False
     user_namespace: bool = False
-    """Whether the rights to make the other namespaces must come from one of users."""
+    """True if the other namespaces can only be created inside a user namespace."""
     memory_groups: bool = False
-    """Whether the memory of several processes can be bounded together."""
+    """True if the memory of several processes can be bounded together."""
     problems: dict[str, str] = field(default_factory=dict)
-    """What does not work, and the reason."""
+    """Features that do not work -> the reason."""
 
     @property
     def level(self) -> Level | None:
-        """The highest level; None where there is no level at all."""
-        return next((level for level in sorted(Level, reverse=True) if not self.lacks(level)), None)
+        """The highest supported level; None if the platform supports none."""
+        return next((level for level in sorted(Level, reverse=True) if not self.missing_for(level)), None)
 
-    def lacks(self, level: Level) -> list[str]:
-        """What is missing for a level, each with the reason."""
+    def missing_for(self, level: Level) -> list[str]:
+        """Return the features that a level lacks, each with the reason."""
         if "platform" in self.problems:
             return [self.problems["platform"]]
         needed = []
         if level >= Level.CONFINED:
             needed += [("landlock", bool(self.landlock)), ("seccomp", self.seccomp)]
             needed += [("own_user", self.own_user or not self.root)]
-        if level == Level.CONFINED:  # level 3 keeps them in by namespaces
+        if level == Level.CONFINED:  # level 3 confines signals and sockets by namespaces
             needed += [("landlock_scopes", self.own_user or self.landlock >= _SCOPED)]
         if level >= Level.ISOLATED:
             needed += [("namespaces", self.namespaces)]
@@ -65,15 +65,23 @@ class Capabilities:
 
 
 def require_level(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
-    """The highest level of this machine; `UnsupportedError` if it is below `minimum`, which is the value of `key`."""
+    """Return the highest level of this machine.
+
+    Args:
+        minimum: The lowest acceptable level.
+        key: Configuration key of `minimum`, for the error.
+
+    Raises:
+        UnsupportedError: This machine does not reach `minimum`.
+    """
     capabilities = probe()
     level = capabilities.level
     if level is None:
-        raise UnsupportedError(f"there is no sandbox on this platform: {'; '.join(capabilities.lacks(Level.LIMITS))}")
+        raise UnsupportedError(f"this platform has no sandbox: {'; '.join(capabilities.missing_for(Level.LIMITS))}")
     if level < minimum:
         raise UnsupportedError(
             f"this machine can run untrusted code at level {level} ({level.name.lower()}), but {key} is "
-            f"{minimum} ({minimum.name.lower()}), for which it lacks: {'; '.join(capabilities.lacks(minimum))}; "
+            f"{minimum} ({minimum.name.lower()}), for which it lacks: {'; '.join(capabilities.missing_for(minimum))}; "
             + _HOW_TO_LOWER.format(key=key, level=int(level))
         )
     return level
@@ -81,7 +89,7 @@ def require_level(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
 
 @functools.cache
 def probe() -> Capabilities:
-    """What works here, tried in a process of its own."""
+    """Try all features in a separate process and return those that work."""
     command = python_command("antiphon.sandbox.isolation.levels", "report()")
     try:
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
@@ -92,15 +100,15 @@ def probe() -> Capabilities:
 
 
 def python_command(module: str, call: str) -> list[str]:
-    """The command line of a clean Python that imports `module`, of ours, and does `call` in it; its path is as it was."""
+    """Return the command line of a clean Python that imports our `module` and makes `call` in it, with `sys.path` unchanged."""
     ours = str(Path(antiphon.__file__).parents[1])
     program = f"import sys; sys.path.insert(0, {ours!r}); import {module} as module; del sys.path[0]; module.{call}"
     return [os.path.realpath(sys.executable), "-I", "-S", "-E", "-X", "utf8", "-c", program]
 
 
 def python_sources() -> dict[str, str]:
-    """What a Python program reads of this machine: the path it is found at -> where it lies."""
-    base = {"platbase": sys.base_exec_prefix}  # not of a virtual environment
+    """Return the files that a Python program needs, as path in the sandbox -> path on this machine."""
+    base = {"platbase": sys.base_exec_prefix}  # the base installation, not the virtual environment
     library = {sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")}
     installation = {os.path.realpath(sys.executable), *library}
     libraries = Path(sys.base_prefix) / "lib"
@@ -109,11 +117,11 @@ def python_sources() -> dict[str, str]:
     return {path: path for path in [*sorted(installation), *shared, *system] if os.path.lexists(path)}
 
 
-# --- what follows runs in the process of the trial -----------------------------------------------------------------------
+# --- the following runs in the trial process -----------------------------------------------------------------------
 
 
 def report() -> None:
-    """Try everything and print what works."""
+    """Try all features and print those that work."""
     print(json.dumps(asdict(_try_all())))  # noqa: T201 - this is the process's answer
 
 
@@ -125,15 +133,15 @@ def _try_all() -> Capabilities:
     except (OSError, AttributeError) as error:
         return Capabilities(root=root, problems={"platform": str(error)})
     trials: dict[str, Callable[[], object]] = {
-        "landlock": _restrict_files,
-        "seccomp": _filter_calls,
+        "landlock": _try_landlock,
+        "seccomp": _try_seccomp,
         "own_user": lambda: kernel.change_user(TRIAL_UID),
-        "memory_groups": _make_group,
-        "namespaces": lambda: _isolate(False),
+        "memory_groups": _try_cgroup,
+        "namespaces": lambda: _try_namespaces(False),
     }
-    problems = {name: problem for name, trial in trials.items() if (problem := _trial(trial))}
+    problems = {name: problem for name, trial in trials.items() if (problem := _try_in_child(trial))}
     user_namespace = False
-    if "namespaces" in problems and not (problem := _trial(lambda: _isolate(True))):
+    if "namespaces" in problems and not (problem := _try_in_child(lambda: _try_namespaces(True))):
         user_namespace = not root
         if user_namespace:
             del problems["namespaces"]
@@ -148,8 +156,8 @@ def _try_all() -> Capabilities:
     )
 
 
-def _trial(attempt: Callable[[], object]) -> str:
-    """Do it in a child; what went wrong, or nothing."""
+def _try_in_child(attempt: Callable[[], object]) -> str:
+    """Call `attempt` in a child process and return what went wrong, or an empty string."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -166,19 +174,19 @@ def _trial(attempt: Callable[[], object]) -> str:
     return problem or ("" if status == 0 else f"the trial ended with {os.waitstatus_to_exitcode(status)}")
 
 
-def _restrict_files() -> None:
+def _try_landlock() -> None:
     kernel.forbid_privileges()
-    kernel.restrict(kernel.file_rules(["/usr"], []))
-    _must_fail(lambda: os.close(os.open("/", os.O_RDONLY)), "opening / is still allowed")
+    kernel.apply_landlock(kernel.make_landlock_rules(["/usr"], []))
+    _expect_denied(lambda: os.close(os.open("/", os.O_RDONLY)), "opening / is still allowed")
 
 
-def _filter_calls() -> None:
+def _try_seccomp() -> None:
     kernel.forbid_privileges()
-    seccomp.install(seccomp.filter_program())
-    _must_fail(socket.socket, "a socket can still be made")
+    seccomp.install_filter(seccomp.filter_program())
+    _expect_denied(socket.socket, "a socket can still be made")
 
 
-def _must_fail(attempt: Callable[[], object], otherwise: str) -> None:
+def _expect_denied(attempt: Callable[[], object], otherwise: str) -> None:
     try:
         attempt()
     except PermissionError:
@@ -186,13 +194,13 @@ def _must_fail(attempt: Callable[[], object], otherwise: str) -> None:
     raise OSError(otherwise)
 
 
-def _make_group() -> None:
+def _try_cgroup() -> None:
     _, path = cgroups.make_group(f"antiphon-trial-{os.getpid()}")
     cgroups.remove_group(path)
 
 
-def _isolate(user_namespace: bool) -> None:
-    """Enter a root of its own, and start a process in namespaces of its own there."""
+def _try_namespaces(user_namespace: bool) -> None:
+    """Enter a private root and start a process in new namespaces there."""
     namespaces = kernel.NEW_MOUNTS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_CGROUP
     proc, uid, gid = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY), os.getuid(), os.getgid()
     kernel.unshare(namespaces | (kernel.NEW_USER if user_namespace else 0))

@@ -1,4 +1,4 @@
-"""Files in memory by which one process hands another what it is to read."""
+"""Sealed files in memory, with which one process passes data to another."""
 
 import fcntl
 import marshal
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def payload_file(program: str, files: Mapping[str, bytes]) -> Any:
-    """Return a file with what a worker is to run."""
+    """Return a memory file with a program and its files, for a worker."""
     return memory_file(marshal.dumps((program, dict(files))))
 
 
 def memory_file(content: bytes) -> Any:
-    """Return a file in memory that holds `content` and can no longer be changed, open at its begin."""
+    """Return a memory file that holds `content` and can no longer be changed, positioned at its start."""
     descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller's
+    file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - the caller closes it
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]

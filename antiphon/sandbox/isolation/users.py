@@ -1,16 +1,22 @@
-"""Users for programs that root starts: one each, so that none may signal or read another."""
+"""Users for programs that root starts: one for each, so that no program can signal or read another."""
 
 import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-UIDS = range(60578, 61184)  # that neither systemd nor the usual tools give out
+UIDS = range(60578, 61184)  # neither systemd nor the usual tools assign these
 
 
-def claim() -> tuple[socket.socket, int]:
-    """A user that no other sandbox on this machine runs programs as, and what holds it: a socket of its name. `OSError` if all
-    are taken."""
+def claim_user() -> tuple[socket.socket, int]:
+    """Reserve a user that no other sandbox on this machine runs programs as.
+
+    Returns:
+        A socket bound to the user's name, which reserves the user until it is closed, and the user id.
+
+    Raises:
+        OSError: All users are taken.
+    """
     holder = socket.socket(socket.AF_UNIX)
     for uid in UIDS:
         try:
@@ -22,7 +28,7 @@ def claim() -> tuple[socket.socket, int]:
     raise OSError(f"all {len(UIDS)} users for programs are taken")
 
 
-def hidden(paths: Iterable[str]) -> bool:
-    """Whether some of the paths lie where other users may not go."""
+def have_private_parents(paths: Iterable[str]) -> bool:
+    """Return True if other users may not enter a directory above any of the paths."""
     above = {parent for path in paths for parent in Path(path).parents}
     return any(not os.stat(directory).st_mode & 0o001 for directory in above)

@@ -1,4 +1,4 @@
-"""The service: sandboxes and environments over HTTP, to who has the token."""
+"""The HTTP application of the sandbox service, and the server that runs it."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from antiphon.core.errors import ConfigError
-from antiphon.sandbox.remote import PATH, Program
+from antiphon.sandbox.remote import PATH, ProgramRequest
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.bounds import (
     LONGEST_MESSAGE,
@@ -31,18 +31,18 @@ from antiphon.sandbox.service.bounds import (
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments, Spawn
-from antiphon.sandbox.service.http_errors import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
-from antiphon.sandbox.service.page import page
+from antiphon.sandbox.service.page import render_page
 from antiphon.sandbox.service.programs import Programs
-from antiphon.sandbox.service.reverse_proxy import Front, Workers
+from antiphon.sandbox.service.reverse_proxy import ReverseProxy, Workers
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
 
-SHUTDOWN_SECONDS = 2  # that requests under way have to end by themselves
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
-SLACK = 1 << 20  # bytes of a request beyond the file that it carries
-ANSWERS = {  # HTTP status and ROCK's code
+SHUTDOWN_SECONDS = 2  # for requests under way to end by themselves
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed during a request
+SLACK = 1 << 20  # bytes of a request beyond the file that it uploads
+STATUS_CODES = {  # HTTP status and ROCK's code
     Reason.INPUT: (400, rock.BAD_REQUEST),
     Reason.UNKNOWN: (404, rock.BAD_REQUEST),
     Reason.STATE: (409, rock.BAD_REQUEST),
@@ -50,8 +50,8 @@ ANSWERS = {  # HTTP status and ROCK's code
     Reason.FAILED: (422, rock.COMMAND_FAILED),
     Reason.QUOTA: (429, rock.BAD_REQUEST),
 }
-Worlds = tuple[Sequence[str], Spawn]
-_SAFE = {
+EnvironmentSource = tuple[Sequence[str], Spawn]  # names, and how to start the process of one
+_SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -59,7 +59,7 @@ _SAFE = {
 
 
 def create_app(sandboxes: Sandboxes, environments: Environments, programs: Programs, token: str) -> FastAPI:
-    """The application, to be served while what it serves is entered."""
+    """Return the application. Serve it only while its arguments are entered."""
     app = FastAPI(title="Antiphon sandboxes", docs_url=None, redoc_url=None)
     commands = Commands(sandboxes)
     metrics = sandboxes.metrics
@@ -67,7 +67,7 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
     app.include_router(EnvironmentRoutes(environments).router())
 
     @app.post(PATH)
-    async def python(request: Request, body: Program) -> Answer:
+    async def python(request: Request, body: ProgramRequest) -> Answer:
         return Answer(asdict(await run_while_connected(request.receive, programs.run(body))))
 
     @app.get("/metrics")
@@ -81,12 +81,14 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
 
     @app.get("/")
     async def home() -> HTMLResponse:
-        return HTMLResponse(page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=_SAFE)
+        return HTMLResponse(
+            render_page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=_SECURITY_HEADERS
+        )
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Answer:
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> Answer:
         metrics.count("antiphon_requests_refused", reason=error.reason.value)
-        status, code = ANSWERS[error.reason]
+        status, code = STATUS_CODES[error.reason]
         return Answer(rock.failure(str(error)[:LONGEST_MESSAGE], code), status_code=status)
 
     @app.exception_handler(RequestValidationError)
@@ -99,12 +101,12 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
         metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
         return Answer(rock.failure(str(error.detail), rock.BAD_REQUEST), error.status_code, error.headers)
 
-    app.add_middleware(Guard, token=token, largest=_largest(sandboxes.config))
+    app.add_middleware(AuthMiddleware, token=token, largest=_max_request_bytes(sandboxes.config))
     return app
 
 
-class Guard:
-    """Lets in who has the token, with requests that are within bounds and do not come from another site's page."""
+class AuthMiddleware:
+    """Admits requests that carry the token, do not come from another site's page, and stay within bounds."""
 
     def __init__(self, app: Any, token: str, largest: int) -> None:
         self._app = app
@@ -112,7 +114,7 @@ class Guard:
         self._largest = largest
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -121,7 +123,9 @@ class Guard:
             answer.headers["WWW-Authenticate"] = 'Basic realm="Antiphon sandboxes"'
             await answer(scope, receive, send)
         elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
-            await Answer(rock.failure("not from another site", rock.BAD_REQUEST), status_code=403)(scope, receive, send)
+            await Answer(rock.failure("requests from other sites are not allowed", rock.BAD_REQUEST), status_code=403)(
+                scope, receive, send
+            )
         else:
             bounds = BodyBounds(headers.get(b"content-type", b""), self._largest)
             await self._app(scope, bounds.wrap(receive), send)
@@ -141,47 +145,54 @@ class Guard:
 def serve(
     config: ServiceConfig, token: str, names: Sequence[str], spawn: Spawn, announce: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `names`, `spawn`: see `Environments`, `spawn` being a function of a module if there are
-    several workers; `announce` is told the address when all is ready."""
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: Address, quotas and number of workers.
+        token: Clients must send it.
+        names: Environments that clients may make.
+        spawn: Starts the process of an environment; with several workers, a function of a module.
+        announce: Called with the address once the service is ready.
+    """
     with _listen(config) as listener:
         host, port = listener.getsockname()[:2]
         ready = partial(announce, f"http://{f'[{host}]' if ':' in host else host}:{port}")
         if config.workers == 1:
             _run(_serve(config, token, (names, spawn), listener, ready))
         else:
-            _run(_serve_in_front(config, token, (names, spawn), listener, ready))
+            _run(_serve_workers(config, token, (names, spawn), listener, ready))
 
 
-def work(token: str, worlds: Worlds, config: ServiceConfig, listener: socket.socket) -> None:
-    """Be one of several workers."""
-    _run(_serve(config, token, worlds, listener, lambda: None))
+def serve_as_worker(token: str, source: EnvironmentSource, config: ServiceConfig, listener: socket.socket) -> None:
+    """Serve as one of several workers."""
+    _run(_serve(config, token, source, listener, lambda: None))
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the one that ended it again; what follows is to happen still
+        # uvicorn raises the signal that ended it again; the cleanup after it must still run
         signal.signal(number, lambda *_: None)
     asyncio.run(serving)
 
 
 async def _serve(
-    config: ServiceConfig, token: str, worlds: Worlds, listener: socket.socket, ready: Callable[[], None]
+    config: ServiceConfig, token: str, source: EnvironmentSource, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         sandboxes = await stack.enter_async_context(Sandboxes(config, metrics))
-        environments = await stack.enter_async_context(Environments(config, metrics, *worlds))
+        environments = await stack.enter_async_context(Environments(config, metrics, *source))
         programs = await stack.enter_async_context(Programs(config, metrics))
         server = _server(create_app(sandboxes, environments, programs, token), config)
         ready()
         await server.serve(sockets=[listener])
 
 
-async def _serve_in_front(
-    config: ServiceConfig, token: str, worlds: Worlds, listener: socket.socket, ready: Callable[[], None]
+async def _serve_workers(
+    config: ServiceConfig, token: str, source: EnvironmentSource, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
-    async with Workers(config, partial(work, token, worlds)) as workers:
-        server = _server(Guard(Front(workers), token, _largest(config)), config)
+    async with Workers(config, partial(serve_as_worker, token, source)) as workers:
+        server = _server(AuthMiddleware(ReverseProxy(workers), token, _max_request_bytes(config)), config)
         ready()
         await server.serve(sockets=[listener])
 
@@ -202,13 +213,13 @@ def _server(app: Any, config: ServiceConfig) -> uvicorn.Server:
     )
 
 
-def _largest(config: ServiceConfig) -> int:
-    """Bytes of a request."""
+def _max_request_bytes(config: ServiceConfig) -> int:
+    """Return the maximum size of a request in bytes."""
     return (config.upload << 20) + SLACK
 
 
 def _listen(config: ServiceConfig) -> socket.socket:
-    """A socket that clients can connect to at once."""
+    """Return a listening socket. Clients can connect from now on."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""What every request is held to before anything reads it: how long it may take to arrive, and how much it may be made of."""
+"""Bounds on every request before it is parsed: time to arrive, size, and number and depth of values."""
 
 import asyncio
 import re
@@ -10,21 +10,21 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from antiphon.sandbox.service.http_errors import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
 
 T = TypeVar("T")
 
-MOST_VALUES = 10_000  # members of all lists and objects of a body of JSON
-DEEPEST = 32  # lists and objects within one another
-LONGEST_MESSAGE = 2000  # characters of an answer that says what is wrong; a request does not come back in it
+MOST_VALUES = 10_000  # members of all lists and objects of a JSON body
+DEEPEST = 32  # nesting of lists and objects
+LONGEST_MESSAGE = 2000  # characters of an error message, which does not repeat the request
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP of uvicorn, which waits for ever for the rest of a request, with a time for a request to arrive in.
+    """The HTTP protocol of uvicorn with a time limit for a request to arrive; uvicorn itself waits for ever.
 
-    It begins with the connection, or with the first byte after an answer, and ends with the last byte of the body.
+    The time runs from the connection, or from the first byte after a response, until the last byte of the body.
     """
 
     def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
@@ -33,25 +33,25 @@ class TimedProtocol(H11Protocol):
         self._arriving: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for the first request."""
+        """Start the timer of the first request."""
         super().connection_made(transport)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer."""
         self._stop_watch()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Handle what has arrived, and note whether there is more to come."""
+        """Handle what has arrived, and start or stop the timer."""
         super().handle_events()
         self._watch()
 
     def _watch(self) -> None:
         state = self.conn.their_state
         # Between two requests uvicorn's own timer runs, until something arrives.
-        begun = self.timeout_keep_alive_task is None or bool(self.conn.trailing_data[0])
-        if state is h11.SEND_BODY or (state is h11.IDLE and begun):
+        has_begun = self.timeout_keep_alive_task is None or bool(self.conn.trailing_data[0])
+        if state is h11.SEND_BODY or (state is h11.IDLE and has_begun):
             if self._arriving is None:
                 self._arriving = self.loop.call_later(self._seconds, self.transport.abort)
         else:
@@ -64,10 +64,15 @@ class TimedProtocol(H11Protocol):
 
 
 class BodyBounds:
-    """Counts what arrives of one body, and raises `HTTPException` as soon as it is too much."""
+    """Counts the bytes and JSON values of a body as it arrives, and raises `HTTPException` beyond a bound."""
 
     def __init__(self, content_type: bytes, largest: int) -> None:
-        """`largest`: bytes. A body in `content_type` that is no form is taken for JSON."""
+        """Prepare for a body.
+
+        Args:
+            content_type: A body that is not a form counts as JSON.
+            largest: Maximum size in bytes.
+        """
         kind = content_type.partition(b";")[0].strip().lower()
         self._is_json = kind != b"multipart/form-data"
         self._is_form = kind == b"application/x-www-form-urlencoded"
@@ -76,7 +81,7 @@ class BodyBounds:
         self._quoted = self._escaped = False
 
     def wrap(self, receive: Receive) -> Receive:
-        """`receive` of ASGI, counted."""
+        """Return an ASGI `receive` that counts what it passes on."""
 
         async def counted() -> Message:
             message = await receive()
@@ -96,7 +101,7 @@ class BodyBounds:
             self._count_values(content)
 
     def _count_values(self, content: bytes) -> None:
-        if b"\0" in content:  # no JSON in UTF-8; in UTF-16 a quotation mark could not be told from half a character
+        if b"\0" in content:  # not UTF-8; in UTF-16 a quotation mark cannot be told from half a character
             raise HTTPException(400, "the body must be JSON in UTF-8")
         if self._escaped:
             content, self._escaped = content[1:], False
@@ -112,21 +117,22 @@ class BodyBounds:
         for bracket in _BRACKETS.findall(outside):
             self._depth += 1 if bracket in b"[{" else -1
             if self._depth > DEEPEST:
-                raise HTTPException(413, f"the body has more than {DEEPEST} lists or objects within one another")
+                raise HTTPException(413, f"the body has more than {DEEPEST} nested lists or objects")
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client of a request has gone: then `Refused`, for nobody to read.
+    """Return the result of `work`; cancel it and raise `RefusedError` if the client disconnects.
 
     Args:
-        receive: That of the request, whose body has been read.
+        receive: The ASGI `receive` of a request whose body has been read.
+        work: The coroutine to run.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Refused(Reason.LOST, "the client has gone")
+        raise RefusedError(Reason.LOST, "the client has disconnected")
     finally:
         gone.cancel()
         task.cancel()
@@ -139,6 +145,6 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def describe_problems(problems: Sequence[Any]) -> str:
-    """What pydantic found wrong with a request, without what the request contains at length."""
-    said = [f"{'.'.join(str(part)[:64] for part in item['loc'])}: {item['msg'][:200]}" for item in problems[:10]]
-    return "; ".join(said + [f"and {len(problems) - 10} more"] * (len(problems) > 10))
+    """Return a short description of pydantic's validation errors that does not repeat the request."""
+    lines = [f"{'.'.join(str(part)[:64] for part in item['loc'])}: {item['msg'][:200]}" for item in problems[:10]]
+    return "; ".join(lines + [f"and {len(problems) - 10} more"] * (len(problems) > 10))

@@ -1,4 +1,4 @@
-"""What is done in the sandboxes of a service: commands, sessions, files."""
+"""Commands, sessions and files in the sandboxes of a service."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Status
-from antiphon.sandbox.service.http_errors import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, State
 from antiphon.sandbox.sessions.session import CommandResult, Session
@@ -16,10 +16,10 @@ from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LONGEST_NAME = 128  # characters of a session's name
-SETTLE_SECONDS = 0.25  # from the end of a shell until the end of its box is seen, if that was the reason
-SPARES = 4  # shells that a sandbox keeps for commands without a session
+SETTLE_SECONDS = 0.25  # from the end of a shell until the end of its sandbox is seen, if that was the cause
+SPARES = 4  # shells that a sandbox keeps ready for commands without a session
 
-# Processor time of all processes in clock ticks, resident memory in pages, and how full the work directory is in percent.
+# Processor time of all processes in clock ticks, resident memory in pages, and use of the work directory in percent.
 _STATISTICS = r"""
 cat /proc/[0-9]*/stat 2> /dev/null | sed 's/.*) //' | awk '{t += $12 + $13; m += $22} END {print t, m}'
 df --output=pcent /box | tail -1
@@ -27,7 +27,7 @@ df --output=pcent /box | tail -1
 
 
 class Commands:
-    """Commands for the sandboxes that run. Whatever is not done is a `Refused`, with the reason."""
+    """Runs commands in running sandboxes. A command that cannot be run raises `RefusedError` with the reason."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
@@ -43,19 +43,27 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command that leaves nothing to the next: a program and its arguments, or a line for bash."""
+        """Run a command in a shell state of its own.
+
+        Args:
+            sandbox_id: The sandbox.
+            command: A line for bash, or a program and its arguments.
+            seconds: Deadline of the command.
+            cwd: Directory to run it in.
+            env: Variables to export.
+        """
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
         if not argv:
-            raise Refused(Reason.INPUT, "command: it is empty")
+            raise RefusedError(Reason.INPUT, "command: must not be empty")
         steps = [f"cd -- {shlex.quote(cwd)}"] if cwd else []
-        steps += [*_exports(env or {}), f"exec -- {shlex.join(argv)}"]
-        script = _text("command", f"( {' && '.join(steps)} )")
-        with self._using(sandbox_id) as (sandbox, box):
-            session = sandbox.spare.pop() if sandbox.spare else Session(box)
+        steps += [*_export_commands(env or {}), f"exec -- {shlex.join(argv)}"]
+        script = _check_text("command", f"( {' && '.join(steps)} )")
+        with self._using(sandbox_id) as (sandbox, backend):
+            session = sandbox.spare.pop() if sandbox.spare else Session(backend)
             try:
-                return await self._run(sandbox, box, session, script, seconds)
+                return await self._run(sandbox, backend, session, script, seconds)
             finally:
-                if sandbox.box is box and len(sandbox.spare) < SPARES:
+                if sandbox.backend is backend and len(sandbox.spare) < SPARES:
                     sandbox.spare.append(session)
                 else:
                     session.close()
@@ -63,151 +71,156 @@ class Commands:
     async def create_session(
         self, sandbox_id: str, name: str, *, env: Mapping[str, str] | None = None, sources: Sequence[str] = ()
     ) -> CommandResult:
-        """A new shell session, with `env` exported and the files `sources` read."""
-        if not 0 < len(_text("session", name)) <= LONGEST_NAME:
-            raise Refused(Reason.INPUT, f"session: a name has 1 to {LONGEST_NAME} characters, not {len(name)}")
-        steps = [*_exports(env or {}), *(f"source -- {shlex.quote(path)}" for path in sources)]
-        script = _text("startup_source", " && ".join(steps) or ":")
-        with self._using(sandbox_id) as (sandbox, box):
+        """Create a shell session with `env` exported and the files `sources` sourced."""
+        if not 0 < len(_check_text("session", name)) <= LONGEST_NAME:
+            raise RefusedError(
+                Reason.INPUT, f"session: a name must have 1 to {LONGEST_NAME} characters, not {len(name)}"
+            )
+        steps = [*_export_commands(env or {}), *(f"source -- {shlex.quote(path)}" for path in sources)]
+        script = _check_text("startup_source", " && ".join(steps) or ":")
+        with self._using(sandbox_id) as (sandbox, backend):
             if name in sandbox.sessions:
-                raise Refused(Reason.STATE, f"sandbox {sandbox_id!r} has a session {name!r} already")
+                raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} already has a session {name!r}")
             if len(sandbox.sessions) >= self._config.sessions:
-                raise Refused(
-                    Reason.QUOTA, f"sandbox {sandbox_id!r} has {self._config.sessions} sessions, and may have no more"
+                raise RefusedError(
+                    Reason.QUOTA,
+                    f"sandbox {sandbox_id!r} has {self._config.sessions} sessions, which is the limit (sessions)",
                 )
-            session = sandbox.sessions[name] = Session(box)
+            session = sandbox.sessions[name] = Session(backend)
             try:
-                result = await self._run(sandbox, box, session, script, None)
-            except asyncio.CancelledError:  # who asked for it has gone
-                _drop(sandbox, name)
+                result = await self._run(sandbox, backend, session, script, None)
+            except asyncio.CancelledError:  # the client has disconnected
+                _close_session(sandbox, name)
                 raise
             if result.exit_code != 0:
-                _drop(sandbox, name)
-                said = result.raw().decode("utf-8", "replace").strip() or result.detail or result.status
-                raise Refused(Reason.FAILED, f"session {name!r} could not be prepared: {said}")
+                _close_session(sandbox, name)
+                output = result.raw().decode("utf-8", "replace").strip() or result.detail or result.status
+                raise RefusedError(Reason.FAILED, f"session {name!r} could not be prepared: {output}")
             return result
 
     async def run(self, sandbox_id: str, name: str, command: str, seconds: float | None = None) -> CommandResult:
-        """Run a command in a session; what it changes there lasts."""
-        command = _text("command", command)
-        with self._using(sandbox_id) as (sandbox, box):
-            return await self._run(sandbox, box, _session(sandbox, name), command, seconds)
+        """Run a command in a session. Its changes to the shell's state persist."""
+        command = _check_text("command", command)
+        with self._using(sandbox_id) as (sandbox, backend):
+            return await self._run(sandbox, backend, _get_session(sandbox, name), command, seconds)
 
     async def close_session(self, sandbox_id: str, name: str) -> None:
-        """End a session and what runs in it."""
+        """End a session and everything that runs in it."""
         with self._using(sandbox_id) as (sandbox, _):
-            _session(sandbox, name)
-            _drop(sandbox, name)
+            _get_session(sandbox, name)
+            _close_session(sandbox, name)
 
     async def read(self, sandbox_id: str, path: str) -> bytes:
-        """What a file contains."""
-        with self._using(sandbox_id) as (sandbox, _), _explained(Reason.UNKNOWN):
+        """Return the content of a file."""
+        with self._using(sandbox_id) as (sandbox, _), _refuse_errors_as(Reason.UNKNOWN):
             assert sandbox.files is not None
-            return await sandbox.files.read(_path(path), self._config.upload << 20)
+            return await sandbox.files.read(_check_path(path), self._config.upload << 20)
 
     async def write(self, sandbox_id: str, path: str, content: bytes) -> None:
-        """Write a file, and the directories it lies in."""
-        with self._using(sandbox_id) as (sandbox, _), _explained(Reason.FAILED):
+        """Write a file, and create its parent directories."""
+        with self._using(sandbox_id) as (sandbox, _), _refuse_errors_as(Reason.FAILED):
             assert sandbox.files is not None
-            await sandbox.files.write(_path(path), content)
+            await sandbox.files.write(_check_path(path), content)
 
     async def statistics(self, sandbox_id: str) -> dict[str, float]:
-        """What a sandbox uses: processor time in seconds, memory in bytes, its work directory in percent."""
+        """Return what a sandbox uses: processor time in seconds, memory in bytes, work directory in percent."""
         result = await self.execute(sandbox_id, _STATISTICS)
         try:
             ticks, pages, full = result.stdout.replace("%", "").split()
             return {"cpu_seconds": float(ticks) / 100, "memory_bytes": float(pages) * 4096, "disk": float(full)}
         except ValueError:
-            raise Refused(Reason.FAILED, f"sandbox {sandbox_id!r} does not tell what it uses") from None
+            raise RefusedError(Reason.FAILED, f"sandbox {sandbox_id!r} does not report what it uses") from None
 
     @contextmanager
     def _using(self, sandbox_id: str) -> Iterator[tuple[Sandbox, ShellSandbox]]:
-        """A sandbox that runs, for one command. If it ends under it, that is why the command has no result."""
+        """Yield a running sandbox for one command. If the sandbox ends meanwhile, raise `RefusedError` (LOST)."""
         sandbox = self._sandboxes.get(sandbox_id)
-        box = sandbox.box
-        if sandbox.state is not State.RUNNING or box is None:
-            why = f": {sandbox.failure}" if sandbox.failure else ""
-            raise Refused(Reason.STATE, f"sandbox {sandbox_id!r} is {sandbox.state}{why}")
+        backend = sandbox.backend
+        if sandbox.state is not State.RUNNING or backend is None:
+            cause = f": {sandbox.failure}" if sandbox.failure else ""
+            raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} is {sandbox.state}{cause}")
         if self.busy >= self._config.commands:
-            raise Refused(
-                Reason.QUOTA, f"{self.busy} commands are under way, which is all there may be; ask again later"
+            raise RefusedError(
+                Reason.QUOTA, f"{self.busy} commands are under way, which is the limit (commands); try again later"
             )
         if sandbox.busy >= self._config.sandbox_commands:
-            raise Refused(
+            raise RefusedError(
                 Reason.QUOTA,
-                f"{sandbox.busy} commands are under way in sandbox {sandbox_id!r}, and there may be no more",
+                f"{sandbox.busy} commands are under way in sandbox {sandbox_id!r}, which is the limit (sandbox_commands)",
             )
         self.busy += 1
         sandbox.busy += 1
         sandbox.commands += 1
         try:
-            yield sandbox, box
+            yield sandbox, backend
         except (SandboxError, StallError, OSError) as error:
-            if _lost(sandbox, box):
-                raise Refused(Reason.LOST, f"sandbox {sandbox_id!r} ended before this was done") from error
-            if isinstance(error, Refused):
+            if _is_lost(sandbox, backend):
+                raise RefusedError(Reason.LOST, f"sandbox {sandbox_id!r} ended before this was done") from error
+            if isinstance(error, RefusedError):
                 raise
-            raise Refused(Reason.LOST, f"sandbox {sandbox_id!r} does not answer: {error}") from error
+            raise RefusedError(Reason.LOST, f"sandbox {sandbox_id!r} does not answer: {error}") from error
         finally:
             self.busy -= 1
             sandbox.busy -= 1
             sandbox.used = self._sandboxes.now()
 
     async def _run(
-        self, sandbox: Sandbox, box: ShellSandbox, session: Session, command: str, seconds: float | None
+        self, sandbox: Sandbox, backend: ShellSandbox, session: Session, command: str, seconds: float | None
     ) -> CommandResult:
         most = self._config.command_seconds
         result = await session.run(command, seconds=most if seconds is None else min(seconds, most))
-        if result.ended and result.status is Status.KILLED:  # the shell alone, or all of it?
+        if result.ended and result.status is Status.KILLED:  # did only the shell end, or the whole sandbox?
             with suppress(StallError):
-                await box.wait(asyncio.shield(box.ended), "end", SETTLE_SECONDS)
-            if _lost(sandbox, box):
-                raise SandboxError("the box has ended")
+                await backend.wait(asyncio.shield(backend.ended), "end", SETTLE_SECONDS)
+            if _is_lost(sandbox, backend):
+                raise SandboxError("the sandbox has ended")
         self._sandboxes.metrics.count("antiphon_sandbox_commands", status=result.status.value)
         self._sandboxes.metrics.observe("antiphon_sandbox_command_seconds", result.usage.seconds)
         return result
 
 
-def _lost(sandbox: Sandbox, box: ShellSandbox) -> bool:
-    return box.ended.done() or sandbox.box is not box or sandbox.state is not State.RUNNING
+def _is_lost(sandbox: Sandbox, backend: ShellSandbox) -> bool:
+    return backend.ended.done() or sandbox.backend is not backend or sandbox.state is not State.RUNNING
 
 
-def _session(sandbox: Sandbox, name: str) -> Session:
+def _get_session(sandbox: Sandbox, name: str) -> Session:
     if name not in sandbox.sessions:
-        raise Refused(Reason.UNKNOWN, f"sandbox {sandbox.id!r} has no session {name!r}; create it first")
+        raise RefusedError(Reason.UNKNOWN, f"sandbox {sandbox.id!r} has no session {name!r}; create it first")
     return sandbox.sessions[name]
 
 
-def _drop(sandbox: Sandbox, name: str) -> None:
+def _close_session(sandbox: Sandbox, name: str) -> None:
     session = sandbox.sessions.pop(name, None)
     if session is not None:
         session.close()
 
 
 @contextmanager
-def _explained(reason: Reason) -> Iterator[None]:
-    """What a sandbox could not do is not what a client did wrong, nor is it lost."""
+def _refuse_errors_as(reason: Reason) -> Iterator[None]:
+    """Turn a failure inside a sandbox into a refusal with this reason."""
     try:
         yield
     except SandboxError as error:
-        raise error if isinstance(error, Refused) else Refused(reason, str(error)) from error
+        raise error if isinstance(error, RefusedError) else RefusedError(reason, str(error)) from error
 
 
-def _exports(env: Mapping[str, str]) -> list[str]:
-    wrong = next((name for name in env if not VARIABLE.fullmatch(name)), None)
-    if wrong is not None:
-        raise Refused(Reason.INPUT, f"env: {wrong!r} is no name of a variable; it must match {VARIABLE.pattern}")
+def _export_commands(env: Mapping[str, str]) -> list[str]:
+    invalid = next((name for name in env if not VARIABLE.fullmatch(name)), None)
+    if invalid is not None:
+        raise RefusedError(
+            Reason.INPUT, f"env: {invalid!r} is not a valid variable name; it must match {VARIABLE.pattern}"
+        )
     return [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
 
 
-def _text(field: str, value: str) -> str:
-    """`value`, if bash can be given it."""
+def _check_text(field: str, value: str) -> str:
+    """Return `value`; refuse it if it holds a character that bash cannot take."""
     if "\0" in value:
-        raise Refused(Reason.INPUT, f"{field}: it contains a NUL character, which bash cannot be given")
+        raise RefusedError(Reason.INPUT, f"{field}: must not contain a NUL character")
     return value
 
 
-def _path(path: str) -> str:
-    if not _text("path", path):
-        raise Refused(Reason.INPUT, "path: it is empty")
+def _check_path(path: str) -> str:
+    if not _check_text("path", path):
+        raise RefusedError(Reason.INPUT, "path: must not be empty")
     return path

@@ -1,6 +1,6 @@
-"""The environments of a service: worlds of text that clients make, reset, step and close, each in a process of its own.
+"""The environments of a service: clients make, reset, step and close them; each runs in a process of its own.
 
-What a world is and how its process is started comes from above: here it is a name, and a handle to call.
+The caller supplies the names of the environments and a function that starts the process of one.
 """
 
 import asyncio
@@ -16,38 +16,45 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, StallError
 from antiphon.core.workers import WorkerHandle
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.http_errors import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
 
-SWEEP_SECONDS = 1.0  # between two looks for what has been idle too long
+SWEEP_SECONDS = 1.0  # between two checks for idle environments
 
 Spawn = Callable[[str], WorkerHandle]
-"""Starts a process that holds a world of this name; it answers `reset(seed)`, `step(action)` and `ready()`."""
+"""Starts the process of an environment by name. The process answers `reset(seed)`, `step(action)` and `ready()`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class World:
-    """One environment."""
+class HostedEnvironment:
+    """One open environment and its process."""
 
     id: str
     name: str
     handle: WorkerHandle
     used: float
-    begun: bool = False
+    was_reset: bool = False
     steps: int = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Environments:
-    """All environments of a service. Use as `async with`; leaving it leaves nothing behind."""
+    """All environments of a service. Use it as `async with`; leaving the block ends them."""
 
     def __init__(self, config: ServiceConfig, metrics: Metrics, names: Sequence[str], spawn: Spawn) -> None:
-        """`names` are those that clients may make; any other is refused."""
+        """Start nothing yet.
+
+        Args:
+            config: Quotas and time limits.
+            metrics: Counts environments and losses.
+            names: Environments that clients may make; any other is refused.
+            spawn: Starts the process of an environment.
+        """
         self.names = tuple(names)
         self._config = config
         self._metrics = metrics
         self._spawn = spawn
-        self._all: dict[str, World] = {}
+        self._all: dict[str, HostedEnvironment] = {}
         self._deadlines = Deadlines()
         self._tasks = asyncio.TaskGroup()
 
@@ -60,97 +67,102 @@ class Environments:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sweeper.cancel()
-        for world in self.all():
-            self._kill(world)
+        for environment in self.all():
+            self._kill(environment)
         await self._tasks.__aexit__(kind, error, trace)
 
-    def all(self) -> list[World]:
-        """Those that are open, oldest first."""
+    def all(self) -> list[HostedEnvironment]:
+        """Return the open environments, oldest first."""
         return list(self._all.values())
 
-    async def make(self, name: str, world_id: str | None = None) -> str:
-        """A new environment of this name; the answer is what it is called from now on."""
+    async def make(self, name: str, environment_id: str | None = None) -> str:
+        """Open an environment and return its id."""
         if name not in self.names:
             nearest = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise Refused(
+            raise RefusedError(
                 Reason.UNKNOWN, f"there is no environment {name!r}: {hint}valid are {', '.join(self.names) or 'none'}"
             )
         if len(self._all) >= self._config.environments:
-            raise Refused(
-                Reason.QUOTA, f"{len(self._all)} environments are open, and there may be no more; close one first"
+            raise RefusedError(
+                Reason.QUOTA,
+                f"{len(self._all)} environments are open, which is the limit (environments); close one first",
             )
-        world_id = f"env-{secrets.token_hex(16)}" if world_id is None else world_id
-        if world_id in self._all:
-            raise Refused(Reason.STATE, f"environment {world_id!r} exists already")
-        world = World(id=world_id, name=name, handle=self._spawn(name), used=self._now())
-        self._all[world.id] = world
+        environment_id = f"env-{secrets.token_hex(16)}" if environment_id is None else environment_id
+        if environment_id in self._all:
+            raise RefusedError(Reason.STATE, f"environment {environment_id!r} exists already")
+        environment = HostedEnvironment(id=environment_id, name=name, handle=self._spawn(name), used=self._now())
+        self._all[environment.id] = environment
         self._metrics.count("antiphon_environments_made", environment=name)
-        await self._call(world, "ready")
-        return world.id
+        await self._call(environment, "ready")
+        return environment.id
 
-    async def reset(self, world_id: str, seed: int | None) -> tuple[str, dict[str, Any]]:
-        """Begin, from a seed that is drawn if none is given."""
-        world = self._get(world_id)
-        observation, info = await self._call(world, "reset", secrets.randbelow(1 << 31) if seed is None else seed)
-        world.begun = True
+    async def reset(self, environment_id: str, seed: int | None) -> tuple[str, dict[str, Any]]:
+        """Reset an environment, with a random seed if none is given; return observation and info."""
+        environment = self._get(environment_id)
+        observation, info = await self._call(environment, "reset", secrets.randbelow(1 << 31) if seed is None else seed)
+        environment.was_reset = True
         return observation, info
 
-    async def step(self, world_id: str, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act."""
-        world = self._get(world_id)
-        if not world.begun:
-            raise Refused(Reason.STATE, f"environment {world_id!r} has not begun: reset it first")
-        world.steps += 1
-        observation, reward, terminated, truncated, info = await self._call(world, "step", action)
+    async def step(self, environment_id: str, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Step an environment; return observation, reward, terminated, truncated and info."""
+        environment = self._get(environment_id)
+        if not environment.was_reset:
+            raise RefusedError(Reason.STATE, f"environment {environment_id!r} must be reset first")
+        environment.steps += 1
+        observation, reward, terminated, truncated, info = await self._call(environment, "step", action)
         if not math.isfinite(reward):
-            self._kill(world)
-            raise Refused(Reason.LOST, f"environment {world_id!r} gave a reward of {reward}, and was closed")
+            self._kill(environment)
+            raise RefusedError(
+                Reason.LOST, f"environment {environment_id!r} returned a reward of {reward} and was closed"
+            )
         return observation, float(reward), bool(terminated), bool(truncated), info
 
-    async def close(self, world_id: str) -> None:
-        """End an environment, politely."""
-        world = self._get(world_id)
-        del self._all[world_id]
+    async def close(self, environment_id: str) -> None:
+        """Close an environment; kill its process if it does not end in time."""
+        environment = self._get(environment_id)
+        del self._all[environment_id]
         try:
-            await self._wait(world.handle.close(), world, "close")
+            await self._wait(environment.handle.close(), environment, "close")
         except AntiphonError:
-            self._kill(world)
+            self._kill(environment)
 
-    def _get(self, world_id: str) -> World:
-        if world_id not in self._all:
-            raise Refused(Reason.UNKNOWN, f"there is no environment {world_id!r}")
-        return self._all[world_id]
+    def _get(self, environment_id: str) -> HostedEnvironment:
+        if environment_id not in self._all:
+            raise RefusedError(Reason.UNKNOWN, f"there is no environment {environment_id!r}")
+        return self._all[environment_id]
 
-    async def _call(self, world: World, method: str, *args: Any) -> Any:
-        """Call one method; a world that fails, hangs or dies is closed: what it would do next means nothing."""
+    async def _call(self, environment: HostedEnvironment, method: str, *args: Any) -> Any:
+        """Call a method of an environment. One that fails, hangs or dies is closed, because its state is unknown."""
         try:
-            async with world.turn:
-                return await self._wait(world.handle.call(method, *args), world, method)
+            async with environment.lock:
+                return await self._wait(environment.handle.call(method, *args), environment, method)
         except AntiphonError as error:
-            self._kill(world)
+            self._kill(environment)
             self._metrics.count("antiphon_environment_losses")
-            why = "took too long" if isinstance(error, StallError) else str(error).strip().splitlines()[-1]
-            raise Refused(Reason.LOST, f"environment {world.name!r} was closed: {method} failed: {why}") from error
+            cause = "took too long" if isinstance(error, StallError) else str(error).strip().splitlines()[-1]
+            raise RefusedError(
+                Reason.LOST, f"environment {environment.name!r} was closed: {method} failed: {cause}"
+            ) from error
         finally:
-            world.used = self._now()
+            environment.used = self._now()
 
-    async def _wait(self, awaitable: Any, world: World, name: str) -> Any:
+    async def _wait(self, awaitable: Any, environment: HostedEnvironment, name: str) -> Any:
         seconds = self._config.start_seconds if name == "ready" else self._config.environment_seconds
-        on = f"environment {world.id}"
+        on = f"environment {environment.id}"
         return await self._deadlines.wait(awaitable, name=name, owner="the service", on=on, deadline=seconds)
 
-    def _kill(self, world: World) -> None:
-        self._all.pop(world.id, None)
-        world.handle.kill()
-        self._tasks.create_task(world.handle.close())  # reaps it
+    def _kill(self, environment: HostedEnvironment) -> None:
+        self._all.pop(environment.id, None)
+        environment.handle.kill()
+        self._tasks.create_task(environment.handle.close())  # collects the ended process
 
     async def _sweep(self) -> None:
-        """Close what has been idle for too long; for ever."""
+        """Close idle environments, until cancelled."""
         while True:
-            for world in self.all():
-                if not world.turn.locked() and self._now() - world.used > self._config.idle_minutes * 60:
-                    self._kill(world)
+            for environment in self.all():
+                if not environment.lock.locked() and self._now() - environment.used > self._config.idle_minutes * 60:
+                    self._kill(environment)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _now(self) -> float:

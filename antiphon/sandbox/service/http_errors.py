@@ -1,4 +1,4 @@
-"""Why the service does not do what it was asked."""
+"""The error of a request that the service refuses, and its reasons."""
 
 from enum import StrEnum
 
@@ -6,24 +6,24 @@ from antiphon.core.errors import SandboxError
 
 
 class Reason(StrEnum):
-    """Of a refusal."""
+    """Reason of a refusal."""
 
     INPUT = "input"
-    """What was asked for means nothing, or cannot be had here."""
+    """The request is invalid, or asks for something that this service does not offer."""
     UNKNOWN = "unknown"
     """There is no such sandbox, session, environment or file."""
     STATE = "state"
-    """It is there, but not in a state to do this."""
+    """Its state does not allow the request."""
     QUOTA = "quota"
-    """Too much is in use already; asking later may help."""
+    """A quota is used up; the same request may succeed later."""
     LOST = "lost"
-    """It ended before it could answer: nothing is known of what was under way."""
+    """It ended before it could answer. What was under way may or may not have been done."""
     FAILED = "failed"
-    """It tried, and could not."""
+    """The attempt failed."""
 
 
-class Refused(SandboxError):
-    """A request that is not done; the message is for whoever asked."""
+class RefusedError(SandboxError):
+    """A request that is refused. The message goes to the client."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

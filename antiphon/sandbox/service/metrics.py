@@ -1,4 +1,4 @@
-"""Counts and durations, in the text that Prometheus reads (exposition format 0.0.4)."""
+"""Counters and histograms in the text format of Prometheus (exposition format 0.0.4)."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,30 +9,32 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metrics:
-    """What has happened since the process began."""
+    """Counts and durations since the process began."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[tuple[tuple[str, str], ...]]] = {}
-        self._durations: dict[
-            str, Counter[int]
-        ] = {}  # number of durations by the index of the first bound they are within
+        self._durations: dict[str, Counter[int]] = {}  # for each name, how many fell under each bound, by its index
         self._sums: Counter[str] = Counter()
 
     def count(self, name: str, **labels: str) -> None:
-        """Count one more."""
+        """Add one to a counter."""
         self._counts.setdefault(name, Counter())[tuple(labels.items())] += 1
 
     def total(self, name: str) -> int:
-        """How many have been counted, whatever their labels."""
+        """Return a counter's sum over all labels."""
         return sum(self._counts.get(name, {}).values())
 
     def observe(self, name: str, seconds: float) -> None:
-        """Note a duration."""
+        """Add a duration to a histogram."""
         self._durations.setdefault(name, Counter())[bisect_left(BOUNDS, seconds)] += 1
         self._sums[name] += seconds  # type: ignore[assignment]  # a Counter adds floats as well
 
     def text(self, gauges: Mapping[str, Mapping[str, float]]) -> str:
-        """All of it, and `gauges`: name -> label `state` -> value; no state for a gauge without label."""
+        """Return all metrics as text.
+
+        Args:
+            gauges: Current values, as name -> value of the label `state` -> value; the empty state stands for no label.
+        """
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
@@ -57,5 +59,5 @@ class Metrics:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    inside = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
-    return f"{{{inside}}}" if inside else ""
+    pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""

@@ -1,4 +1,4 @@
-"""What runs, as a page of HTML: no script, nothing from elsewhere, everything escaped."""
+"""The status page in HTML: without scripts or external resources, and with all values escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -23,8 +23,14 @@ dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums }
 """
 
 
-def page(sandboxes: Sandboxes, environments: Environments, busy: int) -> str:
-    """The page; `busy`: commands under way."""
+def render_page(sandboxes: Sandboxes, environments: Environments, busy: int) -> str:
+    """Return the page.
+
+    Args:
+        sandboxes: All sandboxes of the service.
+        environments: All environments of the service.
+        busy: Number of commands under way.
+    """
     gauges, metrics = sandboxes.gauges(), sandboxes.metrics
     known = [sandbox for sandbox in sandboxes.all() if sandbox.state != "deleted"]
     states = gauges["antiphon_sandboxes"]
@@ -40,17 +46,17 @@ def page(sandboxes: Sandboxes, environments: Environments, busy: int) -> str:
         "lost": f"{metrics.total('antiphon_sandbox_losses'):,}",
     }
     shown = sorted(known, key=lambda sandbox: not sandbox.live)[:MOST_ROWS]
-    worlds = [(world.id, world.name, str(world.steps)) for world in environments.all()]
+    rows = [(each.id, each.name, str(each.steps)) for each in environments.all()]
     return "".join(
         (
             '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">',
             f"<title>Antiphon sandboxes</title><style>{_STYLE}</style><h1>Antiphon sandboxes</h1>",
-            "<p>What runs in this service now. The page renews itself every five seconds.</p><dl>",
+            "<p>Sandboxes and environments of this service. The page reloads every five seconds.</p><dl>",
             *(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in numbers.items()),
             f"</dl><h2>Sandboxes ({len(known)})</h2>",
             _table(_COLUMNS, (_row(sandboxes, sandbox) for sandbox in shown)),
-            f"<h2>Environments ({len(worlds)})</h2>",
-            _table(("environment", "world", "steps"), worlds),
+            f"<h2>Environments ({len(rows)})</h2>",
+            _table(("environment", "name", "steps"), rows),
         )
     )
 
@@ -59,12 +65,12 @@ _COLUMNS = ("sandbox", "state", "image", "memory", "sessions", "commands", "now"
 
 
 def _row(sandboxes: Sandboxes, sandbox: Sandbox) -> Sequence[str]:
-    left = f"{max(0.0, sandboxes.idle_left(sandbox)) / 60:.1f} min" if sandbox.state == "running" else ""
+    left = f"{max(0.0, sandboxes.idle_seconds_left(sandbox)) / 60:.1f} min" if sandbox.state == "running" else ""
     return (
         sandbox.id,
         sandbox.state,
-        sandbox.wish.labels.get("image", ""),
-        f"{sandbox.box_config.limits.memory >> 20:,} MiB",
+        sandbox.request.labels.get("image", ""),
+        f"{sandbox.backend_config.limits.memory >> 20:,} MiB",
         str(len(sandbox.sessions)),
         str(sandbox.commands),
         str(sandbox.busy),

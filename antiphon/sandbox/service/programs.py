@@ -1,4 +1,4 @@
-"""Python programs that clients have run, each by itself, in the sandbox that the configuration names."""
+"""Runs single Python programs of clients, each in a fresh process of the configured sandbox."""
 
 import asyncio
 import os
@@ -11,21 +11,23 @@ from typing import Self
 from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.backends import open_sandbox
 from antiphon.sandbox.base import Limits, PythonSandbox, Result
-from antiphon.sandbox.remote import Program
+from antiphon.sandbox.remote import ProgramRequest
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.http_errors import Reason, Refused
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
 
-FOR_EACH_CORE = 2  # programs under way; the others wait for their turn
+PROGRAMS_PER_CORE = 2  # under way at once; further programs wait
 
 
 class Programs:
-    """Use as `async with`; leaving it ends what runs. The sandbox is opened for the first program."""
+    """Runs programs. Use it as `async with`; leaving the block ends them. The sandbox is opened for the first program."""
 
     def __init__(self, config: ServiceConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._threads = ThreadPoolExecutor(FOR_EACH_CORE * len(os.sched_getaffinity(0)), thread_name_prefix="program")
+        self._threads = ThreadPoolExecutor(
+            PROGRAMS_PER_CORE * len(os.sched_getaffinity(0)), thread_name_prefix="program"
+        )
         self._opening: asyncio.Task[PythonSandbox] | None = None
         self.busy = 0
 
@@ -40,18 +42,24 @@ class Programs:
                 (await self._opening).close()
         self._threads.shutdown(cancel_futures=True)
 
-    async def run(self, asked: Program) -> Result:
-        """Run it. `Refused` if it is none, if too many wait, or if there is no sandbox."""
+    async def run(self, request: ProgramRequest) -> Result:
+        """Run a program.
+
+        Raises:
+            RefusedError: The request is invalid, too many programs wait, or there is no sandbox.
+        """
         try:
-            program, stdin, files = asked.contents()
-            partner = asked.linked()
+            program, stdin, files = request.decode()
+            partner = request.decode_partner()
             if partner and files:
-                raise ValueError("two programs that are linked have no files")
-            limits = self._within(asked.limits)
+                raise ValueError("linked programs cannot have files")
+            limits = self._cap_limits(request.limits)
         except ValueError as error:
-            raise Refused(Reason.INPUT, f"no program: {error}") from error
+            raise RefusedError(Reason.INPUT, f"invalid program: {error}") from error
         if self.busy >= self._config.commands:
-            raise Refused(Reason.QUOTA, f"{self.busy} programs are under way, and there may be no more; ask later")
+            raise RefusedError(
+                Reason.QUOTA, f"{self.busy} programs are under way, which is the limit (commands); try again later"
+            )
         self.busy += 1
         try:
             sandbox = await self._open()
@@ -64,8 +72,11 @@ class Programs:
                     else sandbox.run(program, stdin=stdin, files=files, limits=limits)
                 ),
             )
-        except (UnsupportedError, ValueError) as error:  # no sandbox here, or a file outside the working directory
-            raise Refused(Reason.FAILED, str(error)) from error
+        except (
+            UnsupportedError,
+            ValueError,
+        ) as error:  # there is no sandbox, or a file lies outside the working directory
+            raise RefusedError(Reason.FAILED, str(error)) from error
         finally:
             self.busy -= 1
 
@@ -74,10 +85,10 @@ class Programs:
             self._opening = asyncio.create_task(asyncio.to_thread(open_sandbox, self._config.python))
         return await asyncio.shield(self._opening)
 
-    def _within(self, wanted: Limits | None) -> Limits:
-        """What is wanted, as far as it is given."""
+    def _cap_limits(self, wanted: Limits | None) -> Limits:
+        """Return the wanted limits, each at most what the service allows."""
         given = asdict(self._config.python.limits.limits)
         found = {name: min(most, getattr(wanted, name)) for name, most in given.items()} if wanted else given
         if not all(value > 0 for value in found.values()):
-            raise ValueError("limits: all are above 0")
+            raise ValueError("limits: each must be above 0")
         return Limits(**found)

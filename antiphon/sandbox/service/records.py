@@ -1,4 +1,4 @@
-"""One sandbox of the service: what was asked for, what it holds, and what became of it."""
+"""Records of the service's sandboxes: the request, the state and its history, and the resources in use."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ LONGEST_HISTORY = 100
 
 
 class State(StrEnum):
-    """Of a sandbox."""
+    """State of a sandbox."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -25,8 +25,8 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a sandbox is to be. Of each it is given what the service allows, where that is less."""
+class SandboxRequest:
+    """Properties that a client asks for. The service grants each up to its own limit."""
 
     sandbox_id: str | None = None
     memory: int | None = None
@@ -34,14 +34,14 @@ class Wish:
     disk: int | None = None
     """Bytes."""
     idle_seconds: float | None = None
-    """After so long without a request it is stopped."""
+    """Time without a request after which it is stopped."""
     start_seconds: float | None = None
     keep_seconds: float | None = None
-    """How long its work directory is kept after it has been stopped."""
+    """Time that its work directory is kept after it has been stopped."""
     cpus: float | None = None
-    """Noted only: sandboxes share the processors."""
+    """Recorded only: sandboxes share the processors."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Noted only."""
+    """Recorded only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,38 +57,40 @@ class Transition:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sandbox:
-    """One sandbox, and what it holds while it runs."""
+    """One sandbox, and its resources while it runs."""
 
     id: str
-    wish: Wish
-    box_config: ShellSandboxConfig
+    request: SandboxRequest
+    backend_config: ShellSandboxConfig
     state: State = State.PENDING
     failure: str = ""
-    """Why it did not start, or ended."""
+    """Reason that it did not start, or ended; empty if there is none."""
     history: list[Transition] = field(default_factory=list)
     used: float = 0.0
-    """When it was last asked for something, by the clock of the event loop."""
+    """Time of the last request, by the clock of the event loop."""
     busy: int = 0
-    """Commands under way."""
+    """Number of commands under way."""
     commands: int = 0
-    """So far."""
-    box: ShellSandbox | None = None
+    """Number of commands so far."""
+    backend: ShellSandbox | None = None
+    """The sandbox itself; None unless it runs."""
     files: SandboxFiles | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
     spare: list[Session] = field(default_factory=list)
-    """Of no one, for commands without a session."""
+    """Unnamed sessions, for commands without a session."""
     starting: "asyncio.Task[None] | None" = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever stops, deletes or restarts it."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is stopped, deleted or restarted."""
     snapshot: Path | None = None
+    """The saved work directory of a stopped sandbox."""
 
     @property
     def live(self) -> bool:
-        """Whether it counts against what there may be."""
+        """True while it counts against the service's quotas."""
         return self.state in (State.PENDING, State.RUNNING)
 
     def enter(self, state: State, event: str) -> None:
-        """Change the state, and note it."""
+        """Change the state and record the transition."""
         line = Transition(
             before=self.history[-1].after if self.history else "", after=state, event=event, at=time.time()
         )
@@ -96,5 +98,5 @@ class Sandbox:
         self.state = state
 
     def since(self, state: State) -> float | None:
-        """When it last entered this state, in seconds since 1970; None if never."""
+        """Return when it last entered this state, in seconds since 1970; None if never."""
         return next((line.at for line in reversed(self.history) if line.after is state), None)

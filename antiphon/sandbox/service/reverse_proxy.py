@@ -1,7 +1,8 @@
-"""Several workers behind one address: each holds its part of the sandboxes and environments, and nothing is held here.
+"""Several worker processes behind one address.
 
-What a request is about has a name, and the hash of the name says which worker holds it; what is new and has no name gets one
-here, so that workers take turns. A worker that dies takes along what it held, and is replaced.
+Each worker holds a part of the sandboxes and environments; the proxy holds none. The hash of a sandbox's id says which worker
+holds it. The proxy gives new sandboxes ids such that workers take turns. A worker that dies is replaced; its sandboxes are
+lost.
 """
 
 import asyncio
@@ -30,41 +31,41 @@ from antiphon.sandbox.isolation import kernel
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.bounds import run_while_connected
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.http_errors import Refused
+from antiphon.sandbox.service.http_errors import RefusedError
 
 GEM, SANDBOX = "/apis/v1/envs/gem", "/apis/envs/sandbox/v1"
 NEW = (f"{SANDBOX}/start", f"{SANDBOX}/start_async", f"{GEM}/make")
-NAMED_IN_PATH = re.compile(f"{SANDBOX}/sandboxes/([^/]+)/restart")
-DIVIDED = ("sandboxes", "memory", "commands", "environments", "warm")
+RESTART_PATH = re.compile(f"{SANDBOX}/sandboxes/([^/]+)/restart")
+DIVIDED_QUOTAS = ("sandboxes", "memory", "commands", "environments", "warm")
 LIST, BATCH = f"{SANDBOX}/sandboxes", f"{SANDBOX}/sandboxes/batch"
-OF_ALL = {("GET", "/"), ("GET", "/metrics"), ("GET", LIST), ("POST", BATCH)}
-PAGE, LARGEST_PAGE = 500, 1000  # of a list: what it has if nothing is said, and at most
-PAUSE_SECONDS = 0.5  # before a worker that has ended is replaced, so that one that cannot live costs little
+BROADCAST = {("GET", "/"), ("GET", "/metrics"), ("GET", LIST), ("POST", BATCH)}
+PAGE, LARGEST_PAGE = 500, 1000  # items of a list: by default, and at most
+PAUSE_SECONDS = 0.5  # before a worker that has ended is replaced, so that one that fails at once costs little
 END_SECONDS = 30.0  # for a worker to end by itself
-OF_A_CONNECTION = {b"content-length", b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding"}
-OF_A_CONNECTION |= {b"upgrade", b"expect", b"proxy-connection"}
-PASSED_ON = ("content-type", "www-authenticate", "content-security-policy", "referrer-policy", "cache-control")
+HOP_BY_HOP = {b"content-length", b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding"}
+HOP_BY_HOP |= {b"upgrade", b"expect", b"proxy-connection"}
+FORWARDED_HEADERS = ("content-type", "www-authenticate", "content-security-policy", "referrer-policy", "cache-control")
 
-Run = Callable[[ServiceConfig, socket.socket], None]
-"""Serves at a socket until it is told to end. A function of a module, or a `functools.partial` of one."""
+Serve = Callable[[ServiceConfig, socket.socket], None]
+"""Serves at a socket until it receives a signal. A function of a module, or a `functools.partial` of one."""
 
 
-def share(config: ServiceConfig) -> ServiceConfig:
-    """What one of `config.workers` is given."""
-    shares = {name: -(-getattr(config, name) // config.workers) for name in DIVIDED}
+def divide_quotas(config: ServiceConfig) -> ServiceConfig:
+    """Return the configuration of one of `config.workers` workers, with its share of each quota."""
+    shares = {name: -(-getattr(config, name) // config.workers) for name in DIVIDED_QUOTAS}
     return config.model_copy(update={**shares, "workers": 1})
 
 
 class Workers:
-    """The processes. Use as `async with`; leaving it ends them, and what they hold."""
+    """The worker processes. Use it as `async with`; leaving the block ends them and everything they hold."""
 
-    def __init__(self, config: ServiceConfig, run: Run) -> None:
-        self._share = share(config)
-        self._run = run
+    def __init__(self, config: ServiceConfig, serve: Serve) -> None:
+        self._share = divide_quotas(config)
+        self._serve = serve
         self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-service-")
         places = [Path(self._folder.name) / str(index) for index in range(config.workers)]
-        # A socket that is kept here: requests wait in it while a worker starts, or is replaced.
+        # The sockets stay open here, so that requests wait in them while a worker starts or is replaced.
         self._listeners = [_listen(place) for place in places]
         self.clients = [
             httpx.AsyncClient(
@@ -74,30 +75,30 @@ class Workers:
             )
             for place in places
         ]
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._processes: dict[int, Any] = {}
-        self._begun = False
+        self._is_ready = False
 
     async def __aenter__(self) -> Self:
-        """Ready when all workers are; `SandboxError` if one cannot be."""
-        self._keepers = [asyncio.create_task(self._keep(index)) for index in range(len(self.clients))]
+        """Start all workers and wait until they answer; raise `SandboxError` if one cannot start."""
+        self._supervisors = [asyncio.create_task(self._supervise(index)) for index in range(len(self.clients))]
         answers = asyncio.create_task(self._all_answer())
         try:
-            await asyncio.wait([answers, *self._keepers], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([answers, *self._supervisors], return_when=asyncio.FIRST_COMPLETED)
             if not answers.done():
-                raise SandboxError("a worker of the service ended before it was ready; it said why")
+                raise SandboxError("a worker of the service ended before it was ready; its output says why")
         except BaseException:
             answers.cancel()
             await self.__aexit__(None, None, None)
             raise
-        self._begun = True
+        self._is_ready = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
+        for supervisor in self._supervisors:
+            supervisor.cancel()
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -111,11 +112,11 @@ class Workers:
     async def _all_answer(self) -> None:
         await asyncio.gather(*(client.get("/") for client in self.clients))
 
-    async def _keep(self, index: int) -> None:
-        """Have a worker there, always."""
+    async def _supervise(self, index: int) -> None:
+        """Start a worker, and replace it whenever it ends."""
         loop = asyncio.get_running_loop()
         while True:
-            process = self._context.Process(target=_live, args=(self._run, self._share, self._listeners[index]))
+            process = self._context.Process(target=_run_worker, args=(self._serve, self._share, self._listeners[index]))
             process.start()
             self._processes[index] = process
             ended = loop.create_future()
@@ -124,7 +125,7 @@ class Workers:
                 await ended
             finally:
                 loop.remove_reader(process.sentinel)
-            if not self._begun:
+            if not self._is_ready:
                 return
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -136,27 +137,27 @@ def _listen(place: Path) -> socket.socket:
     return listener
 
 
-def _live(run: Run, config: ServiceConfig, listener: socket.socket) -> None:
-    """The life of a worker."""
+def _run_worker(serve: Serve, config: ServiceConfig, listener: socket.socket) -> None:
+    """Run a worker until it ends, or the service does."""
     kernel.die_with_parent()
-    run(config, listener)
+    serve(config, listener)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request, as it is passed on."""
+class ForwardedRequest:
+    """A request that is sent on to a worker."""
 
     method: str
     path: str
     target: bytes
-    """The path as it was sent, with all that is escaped in it."""
+    """The path as the client sent it, still escaped."""
     query: str
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of its body, if that is an object of JSON."""
+        """Members of the body if it is a JSON object, else none."""
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -164,33 +165,33 @@ class Asked:
         return found if isinstance(found, dict) else {}
 
 
-class Front:
-    """The application that passes requests on, to be served while `workers` is entered."""
+class ReverseProxy:
+    """The ASGI application that forwards requests to workers. Serve it only while `workers` is entered."""
 
     def __init__(self, workers: Workers) -> None:
         self._clients = workers.clients
         self._turns = itertools.cycle(range(len(workers.clients)))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Handle one request."""
         request = Request(scope, receive)
         try:
-            answer = await self._take(request)
+            answer = await self._receive(request)
         except ClientDisconnect:
             return
         except HTTPException as error:
-            answer = _refused(error.status_code, str(error.detail))
+            answer = _error_response(error.status_code, str(error.detail))
         except MultiPartException as error:
-            answer = _refused(400, error.message)
-        except Refused as error:  # the client has gone
-            answer = _refused(410, str(error), rock.LOST)
-        kept = {name: value for name, value in answer.headers.items() if name in PASSED_ON}
+            answer = _error_response(400, error.message)
+        except RefusedError as error:  # the client has disconnected
+            answer = _error_response(410, str(error), rock.LOST)
+        kept = {name: value for name, value in answer.headers.items() if name in FORWARDED_HEADERS}
         await Response(answer.content, answer.status_code, kept)(scope, receive, send)
 
-    async def _take(self, request: Request) -> httpx.Response:
-        """Read a request, and have it answered, as long as its client waits."""
-        headers = [(name, value) for name, value in request.headers.raw if name not in OF_A_CONNECTION]
-        asked = Asked(
+    async def _receive(self, request: Request) -> httpx.Response:
+        """Read a request and return its answer; give up if the client disconnects."""
+        headers = [(name, value) for name, value in request.headers.raw if name not in HOP_BY_HOP]
+        forwarded = ForwardedRequest(
             method=request.method,
             path=request.scope["path"],
             target=request.scope["raw_path"],
@@ -198,45 +199,45 @@ class Front:
             headers=headers,
             body=await request.body(),
         )
-        if not asked.target.startswith(b"/"):
-            raise HTTPException(400, "the target of the request is no path")
+        if not forwarded.target.startswith(b"/"):
+            raise HTTPException(400, "the target of the request must be a path")
         try:
-            return await run_while_connected(request.receive, self._answer(request, asked))
+            return await run_while_connected(request.receive, self._answer(request, forwarded))
         except httpx.TransportError as error:
-            return _refused(410, f"the worker that had it was lost: {type(error).__name__}", rock.LOST)
+            return _error_response(410, f"the worker that held it was lost: {type(error).__name__}", rock.LOST)
 
-    async def _answer(self, request: Request, asked: Asked) -> httpx.Response:
-        if (asked.method, asked.path) in OF_ALL:
-            return await self._ask_all(request, asked)
-        name = await _subject(request, asked)
-        if name is None and asked.path in NEW and asked.fields:
+    async def _answer(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
+        if (forwarded.method, forwarded.path) in BROADCAST:
+            return await self._broadcast(request, forwarded)
+        name = await _sandbox_id_of(request, forwarded)
+        if name is None and forwarded.path in NEW and forwarded.fields:
             turn = next(self._turns)
-            name = next(name for name in iter(lambda: secrets.token_hex(16), "") if self._holder(name) == turn)
-            asked = replace(asked, body=json.dumps({**asked.fields, "sandbox_id": name}).encode())
-        return await self._pass_on(next(self._turns) if name is None else self._holder(name), asked)
+            name = next(name for name in iter(lambda: secrets.token_hex(16), "") if self._worker_of(name) == turn)
+            forwarded = replace(forwarded, body=json.dumps({**forwarded.fields, "sandbox_id": name}).encode())
+        return await self._forward(next(self._turns) if name is None else self._worker_of(name), forwarded)
 
-    async def _ask_all(self, request: Request, asked: Asked) -> httpx.Response:
-        answers = await asyncio.gather(*(self._pass_on(index, asked) for index in range(len(self._clients))))
+    async def _broadcast(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
+        answers = await asyncio.gather(*(self._forward(index, forwarded) for index in range(len(self._clients))))
         refused = next((answer for answer in answers if answer.is_error), None)
         if refused is not None:
             return refused
-        if asked.path == "/":
+        if forwarded.path == "/":
             content = b"".join(answer.content for answer in answers)
             return httpx.Response(200, headers=answers[0].headers, content=content)
-        if asked.path == "/metrics":
-            return httpx.Response(200, text=_added_up(answer.text for answer in answers))
-        if asked.path == BATCH:
-            return httpx.Response(200, json=rock.success({"statuses": _collected(answers, "statuses")}))
-        return await self._list(request, asked)
+        if forwarded.path == "/metrics":
+            return httpx.Response(200, text=_sum_metrics(answer.text for answer in answers))
+        if forwarded.path == BATCH:
+            return httpx.Response(200, json=rock.success({"statuses": _merge_lists(answers, "statuses")}))
+        return await self._list(request, forwarded)
 
-    async def _list(self, request: Request, asked: Asked) -> httpx.Response:
-        """A page of what all workers have, oldest first."""
+    async def _list(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
+        """Return one page of the sandboxes of all workers, oldest first."""
         query, found = dict(request.query_params), list[dict[str, Any]]()
         page, size = int(query.pop("page", 1)), int(query.pop("page_size", PAGE))
         for index in range(len(self._clients)):
             for number in itertools.count(1):
                 wanted = httpx.QueryParams({**query, "page": number, "page_size": LARGEST_PAGE})
-                answer = await self._pass_on(index, replace(asked, query=str(wanted)))
+                answer = await self._forward(index, replace(forwarded, query=str(wanted)))
                 if answer.is_error:
                     return answer
                 found += answer.json()["result"]["items"]
@@ -247,38 +248,40 @@ class Front:
         more = page * size < len(found)
         return httpx.Response(200, json=rock.success({"items": items, "total": len(found), "has_more": more}))
 
-    def _holder(self, name: str) -> int:
+    def _worker_of(self, name: str) -> int:
         return zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(self._clients)
 
-    async def _pass_on(self, index: int, asked: Asked) -> httpx.Response:
-        target = asked.target + (b"?" + asked.query.encode() if asked.query else b"")
+    async def _forward(self, index: int, forwarded: ForwardedRequest) -> httpx.Response:
+        target = forwarded.target + (b"?" + forwarded.query.encode() if forwarded.query else b"")
         url = self._clients[index].base_url.copy_with(raw_path=target.replace(b"#", b"%23"))
-        return await self._clients[index].request(asked.method, url, content=asked.body, headers=list(asked.headers))
+        return await self._clients[index].request(
+            forwarded.method, url, content=forwarded.body, headers=list(forwarded.headers)
+        )
 
 
-async def _subject(request: Request, asked: Asked) -> str | None:
-    """The name of what a request is about."""
-    if found := NAMED_IN_PATH.fullmatch(asked.path):
+async def _sandbox_id_of(request: Request, forwarded: ForwardedRequest) -> str | None:
+    """Return the id of the sandbox or environment that a request names, if any."""
+    if found := RESTART_PATH.fullmatch(forwarded.path):
         return found[1]
     if "sandbox_id" in request.query_params:
         return request.query_params["sandbox_id"]
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         name = (await request.form()).get("sandbox_id")
     else:
-        name = asked.fields.get("sandbox_id")
+        name = forwarded.fields.get("sandbox_id")
     return name if isinstance(name, str) else None
 
 
-def _refused(status: int, message: str, code: int = rock.BAD_REQUEST) -> httpx.Response:
+def _error_response(status: int, message: str, code: int = rock.BAD_REQUEST) -> httpx.Response:
     return httpx.Response(status, json=rock.failure(message, code))
 
 
-def _collected(answers: Iterable[httpx.Response], key: str) -> list[Any]:
+def _merge_lists(answers: Iterable[httpx.Response], key: str) -> list[Any]:
     return [item for answer in answers for item in answer.json()["result"][key]]
 
 
-def _added_up(texts: Iterable[str]) -> str:
-    """Metrics of several workers as those of one: all are counts, or numbers of something."""
+def _sum_metrics(texts: Iterable[str]) -> str:
+    """Add up the metrics of several workers. All of them are counts, so that sums are right."""
     sums: dict[str, float] = {}
     for line in itertools.chain.from_iterable(text.splitlines() for text in texts):
         name, _, value = line.rpartition(" ")

@@ -1,5 +1,4 @@
-"""Archives that somebody sent: read with suspicion, and written anew as a tar that holds nothing but files, folders and links
-that stay inside."""
+"""Checks untrusted archives and rewrites them as a tar of regular files, folders and links that stay inside."""
 
 import bz2
 import gzip
@@ -14,8 +13,8 @@ from typing import IO, Any
 
 from antiphon.core.errors import DataError
 
-MOST_MEMBERS = 100_000
-_PACKED: dict[bytes, Callable[..., Any]] = {
+MAX_MEMBERS = 100_000
+_DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
@@ -23,11 +22,16 @@ _PACKED: dict[bytes, Callable[..., Any]] = {
 _Member = tuple[tarfile.TarInfo, bytes]
 
 
-def checked_tar(archive: bytes, largest: int) -> bytes:
-    """A zip, or a tar (plain, gz, bz2, xz), as a plain tar without owners and special permissions.
+def sanitize_archive(archive: bytes, largest: int) -> bytes:
+    """Convert a zip or a tar (plain, gz, bz2, xz) to a plain tar without owners and special permissions.
 
-    `DataError` if it is neither, holds more than `largest` bytes when unpacked, or has a member that is absolute, leaves the
-    directory, goes through a link or is a device.
+    Args:
+        archive: Content of the archive.
+        largest: Maximum bytes when unpacked.
+
+    Raises:
+        DataError: The content is not an archive or is too large, or a member is absolute, leaves the directory, goes through a
+            link or is a device.
     """
     try:
         unpack = _from_zip if zipfile.is_zipfile(io.BytesIO(archive)) else _from_tar
@@ -38,8 +42,8 @@ def checked_tar(archive: bytes, largest: int) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, content in members:
-            _check(member, links)
-            tar.addfile(_plain(member), io.BytesIO(content))
+            _check_member(member, links)
+            tar.addfile(_strip_member(member), io.BytesIO(content))
     return packed.getvalue()
 
 
@@ -55,30 +59,30 @@ def _from_zip(archive: bytes, largest: int) -> Iterator[_Member]:
             content = b""
             if not entry.is_dir():
                 with file.open(entry) as stream:
-                    content = _bounded(stream, largest)
+                    content = _read_bounded(stream, largest)
             largest -= len(content)
             member.size = len(content)
-            _count(number)
+            _check_count(number)
             yield member, content
 
 
 def _from_tar(archive: bytes, largest: int) -> Iterator[_Member]:
-    for magic, unpack in _PACKED.items():
+    for magic, unpack in _DECOMPRESSORS.items():
         if archive.startswith(magic):
             with unpack(io.BytesIO(archive)) as stream:
-                archive = _bounded(stream, largest)
+                archive = _read_bounded(stream, largest)
     if len(archive) > largest:
         raise _too_large()
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as file:
         for number, member in enumerate(file):
-            _count(number)
+            _check_count(number)
             if member.issparse() or not (member.isfile() or member.isdir() or member.issym()):
                 raise DataError(f"{member.name!r} in the archive is neither a file, nor a folder, nor a symbolic link")
             content = file.extractfile(member) if member.isfile() else None
             yield member, content.read() if content else b""
 
 
-def _bounded(stream: IO[bytes], largest: int) -> bytes:
+def _read_bounded(stream: IO[bytes], largest: int) -> bytes:
     content = stream.read(largest + 1)
     if len(content) > largest:
         raise _too_large()
@@ -86,20 +90,20 @@ def _bounded(stream: IO[bytes], largest: int) -> bytes:
 
 
 def _too_large() -> DataError:
-    return DataError("the archive holds more than may be unpacked")
+    return DataError("the unpacked archive is larger than allowed")
 
 
-def _count(number: int) -> None:
-    if number >= MOST_MEMBERS:
-        raise DataError(f"the archive has more than {MOST_MEMBERS} members")
+def _check_count(number: int) -> None:
+    if number >= MAX_MEMBERS:
+        raise DataError(f"the archive has more than {MAX_MEMBERS} members")
 
 
 def _parts(name: str) -> tuple[str, ...]:
     return tuple(part for part in PurePosixPath(name).parts if part != ".")
 
 
-def _check(member: tarfile.TarInfo, links: set[tuple[str, ...]]) -> None:
-    """A member lies inside, and so does what it points to, whatever order things are made in."""
+def _check_member(member: tarfile.TarInfo, links: set[tuple[str, ...]]) -> None:
+    """Raise unless a member and the target of a link lie inside, in whatever order members are unpacked."""
     parts = _parts(member.name)
     if PurePosixPath(member.name).is_absolute() or ".." in parts or "\0" in member.name:
         raise DataError(f"{member.name!r} in the archive leaves its directory")
@@ -113,8 +117,8 @@ def _check(member: tarfile.TarInfo, links: set[tuple[str, ...]]) -> None:
             at = at[:-1] if part == ".." else [*at, part]
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nothing of a member but what may be taken over."""
+def _strip_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member with only the attributes that are safe to keep."""
     plain = tarfile.TarInfo("/".join(_parts(member.name)) or ".")
     plain.type, plain.size, plain.linkname = member.type, member.size, member.linkname
     plain.mode, plain.mtime = member.mode & 0o777, member.mtime

@@ -1,4 +1,4 @@
-"""What a box is given, and how one that has just been started is handed over."""
+"""Configuration of a shell sandbox, and constants of its inside."""
 
 import subprocess
 from collections.abc import Mapping
@@ -8,41 +8,43 @@ from pathlib import Path
 from antiphon.sandbox.base import Limits
 
 WORK = "/box"
-CONTROL = "/run/antiphon"  # where a box sees the pipes that its controller made
-USER = 1000  # inside
+CONTROL = "/run/antiphon"  # where a sandbox sees the pipes that its controller created
+USER = 1000  # user and group inside
 VARIABLES = {"HOME": WORK, "USER": "box", "LANG": "C.UTF-8", "TERM": "dumb"}
-PATH = "/usr/local/bin:/usr/bin:/bin"  # of the commands of this machine
-RESERVED = 16  # processes that only the keeper may add, so that a session can be started in a box that is full of them
+PATH = "/usr/local/bin:/usr/bin:/bin"  # for the commands of this machine
+RESERVED = (
+    16  # processes reserved for the keeper, so that it can start a session when the sandbox is at its process limit
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSandboxConfig:
-    """What a box is given."""
+    """Limits, mounts, network and image of a shell sandbox."""
 
     limits: Limits = field(
         default_factory=lambda: Limits(
             seconds=60, cpu_seconds=3600, memory=2 << 30, file_size=512 << 20, disk=512 << 20, processes=256
         )
     )
-    """`seconds` and `output` are of one command, `cpu_seconds` and `file_size` of one process, the others of the box. `disk` is
-    the size of the work directory, of /tmp and of /dev/shm, each; they lie in memory, and count as memory of the box."""
+    """`seconds` and `output` hold for one command, `cpu_seconds` and `file_size` for one process, the others for the sandbox.
+    `disk` is the size of each of the work directory, /tmp and /dev/shm; they lie in memory and count towards `memory`."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
-    """More of this machine that can be read in the box: path there -> path here."""
+    """Further files that can be read inside: path inside -> path on this machine."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables, or other values of those that every box has."""
+    """Further environment variables, or other values for the default ones."""
     network: tuple[str, ...] = ()
-    """What can be reached from the box, by HTTP and HTTPS through a proxy, each as `host:port`; nothing else can."""
+    """Hosts, each as `host:port`, that can be reached by HTTP and HTTPS through a proxy. Nothing else can be reached."""
     image: str = ""
-    """A docker image of this machine whose commands the box has; without one it has those of this machine."""
+    """Local docker image whose commands the sandbox has; without one, it has those of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A box that has been started, and in which nothing has been done yet."""
+    """A sandbox that has just been started and runs nothing yet."""
 
     process: "subprocess.Popen[bytes]"
-    """Of this machine; it ends after the box."""
+    """Process of this machine that ends after the sandbox."""
     first: int
-    """The number, here, of the box's process 1, the keeper."""
+    """Process number on this machine of the sandbox's process 1, the keeper."""
     held: int | None = None
-    """A descriptor; the keeper begins when it is closed. None: it has begun."""
+    """Descriptor upon whose closing the keeper starts; None if it has started."""

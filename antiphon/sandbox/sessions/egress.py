@@ -1,8 +1,8 @@
-"""The way out of a box: none, or to the hosts and ports that are named.
+"""Network access of a shell sandbox: none, or HTTP and HTTPS to a list of hosts and ports.
 
-A box has no network but its own loopback. Where something is allowed, a proxy here listens on a socket of the file system
-that the box can see, and a forwarder inside listens on the loopback and passes bytes on to it; `http_proxy` and `https_proxy`
-name the forwarder. The proxy connects to what is on the list, by the very name that stands there, and refuses all else.
+A sandbox has no network but its own loopback. If hosts are allowed, a proxy outside listens on a Unix socket that the sandbox
+can see, and a forwarder inside listens on the loopback and passes bytes on to it; `http_proxy` and `https_proxy` name the
+forwarder. The proxy connects only to hosts on the list, by exactly the name on the list, and refuses all others.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 from antiphon.core.errors import ConfigError
 
-PORT = 3128  # of the forwarder, inside
-PROXIES = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}")  # variables of the box
-LONGEST_HEAD = 1 << 15  # bytes of a request's line and headers
-HEAD_SECONDS = 30.0  # for them to arrive, and for a connection to be made
-IDLE_SECONDS = 300.0  # for the next bytes, after which a connection is closed
+PORT = 3128  # of the forwarder inside
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}")  # environment variables inside
+LONGEST_HEAD = 1 << 15  # bytes of a request line and headers
+HEAD_SECONDS = 30.0  # for the head to arrive and the connection to be made
+IDLE_SECONDS = 300.0  # without new bytes, after which a connection is closed
 MOST_CONNECTIONS = 32  # at once
 
-# What the box runs: it returns as soon as it listens, and goes on in a process of its own.
+# The forwarder's program. It returns as soon as it listens, and continues in a process of its own.
 FORWARDER = r"""
 import os, socket, threading
 server = socket.create_server(("127.0.0.1", {port}))
@@ -46,23 +46,23 @@ while True:
 """
 
 
-def targets(allowed: Sequence[str]) -> frozenset[tuple[str, int]]:
-    """What `host:port` each names; `ConfigError` if one is something else."""
+def parse_hosts(allowed: Sequence[str]) -> frozenset[tuple[str, int]]:
+    """Return the (host, port) of each `host:port`; raise `ConfigError` if one is malformed."""
     found = set()
     for text in allowed:
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536 or set(host) & set("/@* "):
-            raise ConfigError(f"network: {text!r} is not a host and a port, as example.org:443")
+            raise ConfigError(f"network: {text!r} is not a host and a port such as example.org:443")
         found.add((host.strip("[]").lower(), int(port)))
     return frozenset(found)
 
 
 class Egress:
-    """The proxy of one box."""
+    """The proxy of one sandbox."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        """`allowed`: each as `host:port`."""
-        self._allowed = targets(allowed)
+        """Allow these hosts, each as `host:port`."""
+        self._allowed = parse_hosts(allowed)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -88,11 +88,11 @@ class Egress:
         connection.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: consumes a request, and then bytes both ways, until either end is silent for too long."""
+        """Serve one connection: read the request, then copy bytes both ways until an end closes or is silent too long."""
         out: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(HEAD_SECONDS):
-                host, port, head = _understand(await reader.readuntil(b"\r\n\r\n"))
+                host, port, head = _parse_request(await reader.readuntil(b"\r\n\r\n"))
                 if (host, port) not in self._allowed:
                     await _answer(writer, f"403 {host}:{port} is not allowed from this sandbox")
                     return
@@ -104,7 +104,7 @@ class Egress:
             await asyncio.gather(_copy(reader, out), _copy(back, writer))
         except ValueError as error:
             await _answer(writer, f"400 {error}")
-        except (OSError, EOFError, asyncio.LimitOverrunError):  # either end is gone, or silent
+        except (OSError, EOFError, asyncio.LimitOverrunError):  # one end is gone or silent
             pass
         finally:
             for end in (writer, out):
@@ -112,16 +112,20 @@ class Egress:
                     end.close()
 
 
-def _understand(head: bytes) -> tuple[str, int, bytes]:
-    """Host, port, and what to send there first: nothing for CONNECT. `ValueError` for what is no request to a proxy."""
+def _parse_request(head: bytes) -> tuple[str, int, bytes]:
+    """Return host, port, and the bytes to send there first (none for CONNECT).
+
+    Raises:
+        ValueError: This is not a request to a proxy.
+    """
     line, *headers = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, protocol = [*line.split(" "), "", ""][:3]
     if not protocol.startswith("HTTP/1."):
-        raise ValueError("only HTTP/1 is understood")
+        raise ValueError("only HTTP/1 is supported")
     url = urlsplit(f"//{target}" if method == "CONNECT" else target)
     port = url.port or (80 if url.scheme == "http" else 0)
     if not url.hostname or not port or url.scheme not in ("", "http") or (method != "CONNECT" and not url.scheme):
-        raise ValueError("a proxy is asked by CONNECT, or for http://host/path")
+        raise ValueError("the request must be CONNECT, or name http://host/path")
     if method == "CONNECT":
         return url.hostname, port, b""
     path = url._replace(scheme="", netloc="", fragment="").geturl() or "/"

@@ -1,7 +1,7 @@
-"""Python for boxes: the interpreter that runs here with its standard library, the packages that are asked for, and no other.
+"""Gives shell sandboxes a Python: the interpreter that runs here, its standard library, and selected packages only.
 
-What a box sees of them are links to the files of this machine, or copies where they lie on another disk: whoever is in the box
-need not be allowed to pass through the directories that lead to them.
+A sandbox sees hard links to the files of this machine, or copies if they lie on another disk. Its user therefore needs no
+access to the directories that hold the originals.
 """
 
 import os
@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.sandbox.isolation import levels
-from antiphon.sandbox.isolation.forked_python import locate
+from antiphon.sandbox.isolation.packages import locate_packages
 from antiphon.sandbox.sessions.config import PATH, ShellSandboxConfig
 
-OPTIONAL = "/opt"  # where a box finds the commands and the packages
-SYSTEM = "/usr"  # every box has it
+OPTIONAL = "/opt"  # where a sandbox finds the commands and the packages
+SYSTEM = "/usr"  # every sandbox has it
 
 _LEFT_OUT = shutil.ignore_patterns(
     "*-packages", "test", "idlelib", "ensurepip", "tkinter", "lib2to3", "turtledemo", "config-*"
@@ -24,12 +24,20 @@ _COMMANDS = {"pytest": '#!/bin/sh\nexec python -m pytest "$@"\n'}
 
 
 def with_python(config: ShellSandboxConfig, directory: Path, packages: tuple[str, ...]) -> ShellSandboxConfig:
-    """`config` with `python` as a command that can import installed `packages` and what they require. `directory` is filled
-    with what that takes, and must last as long as the boxes do. `ConfigError` for a package that is not installed."""
-    optional, nothing = directory / "optional", directory / "nothing"
-    nothing.mkdir(parents=True)
+    """Return `config` with a command `python` that can import `packages` and their requirements.
+
+    Args:
+        config: The configuration to extend.
+        directory: Filled with the files; it must last as long as the sandboxes.
+        packages: Installed distributions.
+
+    Raises:
+        ConfigError: A package is not installed.
+    """
+    optional, empty = directory / "optional", directory / "nothing"
+    empty.mkdir(parents=True)
     _fill_optional(optional, packages)
-    mounts = {OPTIONAL: optional, **{str(place): nothing for place in _packages_of_the_system()}}
+    mounts = {OPTIONAL: optional, **{str(place): empty for place in _system_package_dirs()}}
     if not _below(sys.base_prefix, SYSTEM):
         mounts[sys.base_prefix] = directory / "python"
         for path in levels.python_sources():
@@ -46,12 +54,12 @@ def _fill_optional(optional: Path, packages: tuple[str, ...]) -> None:
     for name, script in _COMMANDS.items():
         (optional / "bin" / name).write_text(script, encoding="ascii")
         (optional / "bin" / name).chmod(0o755)
-    for name, path in locate(packages).items():
+    for name, path in locate_packages(packages).items():
         _link(Path(path), optional / "packages" / name)
 
 
-def _packages_of_the_system() -> set[Path]:
-    """Directories that every box sees and in which packages are installed."""
+def _system_package_dirs() -> set[Path]:
+    """Return the directories with installed packages that every sandbox would see."""
     return {
         place.resolve()
         for parent in (SYSTEM, f"{SYSTEM}/local")
@@ -65,7 +73,7 @@ def _below(path: str, directory: str) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A file or tree at another place."""
+    """Link a file or tree to another place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, ignore=_LEFT_OUT, copy_function=_link_file)

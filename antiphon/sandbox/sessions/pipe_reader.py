@@ -1,4 +1,4 @@
-"""What a command writes: the reading end of a named pipe that the command alone got."""
+"""The reading end of a named pipe that takes the output of one command."""
 
 import asyncio
 import fcntl
@@ -9,17 +9,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-CHUNK = 1 << 16  # bytes that are read at once, which is what a pipe holds
-PAUSE_SECONDS = 0.002  # after each chunk that nobody wants: a flood must not keep the controller busy
+CHUNK = 1 << 16  # bytes read at once, which is the capacity of a pipe
+PAUSE_SECONDS = 0.002  # after each chunk that is dropped, so that a flood of output does not keep the controller busy
 
 
 class PipeReader:
-    """Reads a pipe as its writers fill it, so that no writer ever waits for long."""
+    """Reads a pipe while its writers fill it, so that no writer is blocked for long."""
 
     def __init__(self, path: Path, receive: Callable[[bytes], bool]) -> None:
-        """Create the pipe, and call `receive` on the event loop with all that arrives; it says whether that was of use."""
+        """Create the pipe and start reading.
+
+        Args:
+            path: Where to create it.
+            receive: Called on the event loop with everything that arrives; returns False if it dropped the bytes.
+        """
         os.mkfifo(path)
-        path.chmod(0o622)  # who is inside writes
+        path.chmod(0o622)  # processes inside the sandbox write to it
         self._receive: Callable[[bytes], bool] | None = receive
         self._pause: asyncio.TimerHandle | None = None
         self._path = path
@@ -29,23 +34,25 @@ class PipeReader:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody writes, or can write, any more."""
+        """True if no process can write to the pipe any more."""
         return self._descriptor < 0
 
-    def settle(self) -> None:
-        """Take what has been written up to now, exactly. From here on the pipe is read, so that a job in the background can go
-        on, and nothing is kept."""
+    def take_available(self) -> None:
+        """Pass on exactly the bytes written so far.
+
+        Later bytes are read and dropped, so that a background job that writes them can continue.
+        """
         left = 0 if self.closed else struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0" * 4))[0]
         while left > 0 and (count := self._read(min(left, CHUNK))):
             left -= count
         self._receive = None
         if not self.closed:
-            self._read(CHUNK)  # closes it, if nobody writes any more
+            self._read(CHUNK)  # closes the pipe if it has no writer left
         with suppress(FileNotFoundError):
             self._path.unlink()
 
     def close(self) -> None:
-        """Read no more: whoever writes is sent SIGPIPE."""
+        """Stop reading. A process that still writes gets SIGPIPE."""
         if self._pause is not None:
             self._pause.cancel()
         if not self.closed:

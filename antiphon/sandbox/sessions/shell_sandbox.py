@@ -1,15 +1,14 @@
-"""A box: a machine of its own, as far as those inside can tell, made by bubblewrap or docker.
+"""A sandbox for shell sessions, made by bubblewrap or docker.
 
-The box has every namespace of its own, a root of its own that cannot be written, no capabilities, no network, and a uid that is
-root neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and
-`/dev/shm`. The machine outside never opens a path of the box; it takes in bytes, through pipes that it made itself. When
-the first process of the box ends, all others do, and with the last one all that they wrote. In boxes of bubblewrap Landlock
-says once more what can be written; containers have none, for it is not docker's to give.
+The sandbox has namespaces of its own of every kind, a read-only root, no capabilities, no network, and a user that is root
+neither inside nor outside. What can be written lies in memory and is bounded: the work directory `/box`, `/tmp` and `/dev/shm`.
+The machine outside never opens a path inside; it only reads bytes from pipes that it created. When the first process ends, all
+others end, and everything that they wrote is gone. With bubblewrap, Landlock restricts writing as well; docker cannot apply it.
 
-    controller -- bwrap or docker -- keeper (process 1) -- one parent a session -- bash (session.py)
+    controller -- bwrap or docker -- keeper (process 1) -- one parent per session -- bash (session.py)
 
-The keeper cannot be signalled from inside. It starts a session when it is told to, through a pipe; the parent of a session
-says how its shell ended. The box is the wall: those inside share a uid and can disturb one another, but not get out.
+Processes inside cannot signal the keeper. It starts a session on request, through a pipe, and the parent of a session reports
+how its shell ended. Processes inside share a user and can disturb one another, but they cannot get out.
 """
 
 import asyncio
@@ -34,11 +33,14 @@ from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 
 T = TypeVar("T")
 
-ROUND_SECONDS, MOST_ROUNDS = (0.005, 0.1), 20  # between two rounds of kills: at first, and at most; and how many
-START_SECONDS = 60.0  # for a shell that starts in milliseconds, on a machine that may be loaded
+ROUND_SECONDS, MAX_ROUNDS = (
+    (0.005, 0.1),
+    20,
+)  # between two rounds of kills: first and longest pause; and the number of rounds
+START_SECONDS = 60.0  # a shell starts in milliseconds, but the machine may be loaded
 
-# Process 1. Each line it reads names a session. The parent of a session keeps the reports open, so their end is its end; it
-# reports its number first, so that it can be killed if a program has stopped it.
+# The program of process 1. Each line that it reads names a session. The parent of a session keeps the reports open, so they end
+# with it. It reports its process number first, so that it can be killed if a program has stopped it.
 _KEEPER = r"""
 set -m
 trap : HUP INT QUIT TERM ALRM USR1 USR2
@@ -58,58 +60,68 @@ done < {control}/keeper
 
 
 class ShellSandbox:
-    """One box. Use as `async with await Box.start(...)`; leaving it leaves nothing behind."""
+    """One sandbox. Use it as `async with await ShellSandbox.start(...)`; leaving the block ends everything inside."""
 
     level = Level.ISOLATED
 
-    def __init__(self, rooms: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> None:
-        """See `start`."""
+    def __init__(self, runtime_dirs: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> None:
+        """Create the sandbox's directory; `start` does the rest."""
         self._egress = Egress(config.network)
         self.config = config
         self.deadlines = deadlines
         self.ended = asyncio.get_running_loop().create_future()
-        self.room, self._group = rooms.make(config.limits.memory)
-        self._rooms = rooms
+        self.directory, self._group = runtime_dirs.make(config.limits.memory)
+        self._runtime_dirs = runtime_dirs
         self._launched: Launched | None = None
         self._names = itertools.count(1)
-        self._keeper = self._first = -1  # descriptors: of the pipe to the keeper, and of the keeper itself
+        self._keeper = self._first = -1  # descriptors of the pipe to the keeper, and of the keeper's process
 
     @classmethod
-    async def start(cls, rooms: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> Self:
-        """A new box. `UnsupportedError` where there is no bubblewrap or docker, `SandboxError` if it fails."""
-        box = cls(rooms, config, deadlines)
+    async def start(cls, runtime_dirs: RuntimeDirs, config: ShellSandboxConfig, deadlines: Deadlines) -> Self:
+        """Start a sandbox.
+
+        Args:
+            runtime_dirs: Holds the sandbox's pipes and control group.
+            config: Limits, mounts, network and image.
+            deadlines: Times everything that the sandbox is asked to do.
+
+        Raises:
+            UnsupportedError: There is no bubblewrap or docker here.
+            SandboxError: The start failed.
+        """
+        sandbox = cls(runtime_dirs, config, deadlines)
         try:
             if config.network:
-                await box._egress.start(box.room / "proxy")
-            os.mkfifo(box.room / "keeper")
-            (box.room / "keeper").chmod(0o644)
+                await sandbox._egress.start(sandbox.directory / "proxy")
+            os.mkfifo(sandbox.directory / "keeper")
+            (sandbox.directory / "keeper").chmod(0o644)
             launch = docker.launch if config.image else bubblewrap.launch
-            keeper = _keeper(config, each=not config.image and box._group is None)
-            box._begin(await box.wait(launch(config, box.room, keeper), "start"))
+            keeper = _keeper_program(config, per_process=not config.image and sandbox._group is None)
+            sandbox._attach(await sandbox.wait(launch(config, sandbox.directory, keeper), "start"))
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
-        return box
+        return sandbox
 
     async def wait(self, awaitable: Awaitable[T], name: str, seconds: float = START_SECONDS) -> T:
-        """Wait for something that the box is to do; `StallError` if it has not done it in time."""
-        box = f"box {self.room.name}"
-        return await self.deadlines.wait(awaitable, name=name, owner="the sandbox", on=box, deadline=seconds)
+        """Wait for something that the sandbox is to do; raise `StallError` if it takes too long."""
+        sandbox = f"sandbox {self.directory.name}"
+        return await self.deadlines.wait(awaitable, name=name, owner="the sandbox", on=sandbox, deadline=seconds)
 
     def new_name(self) -> str:
-        """A name that nothing in the box has."""
+        """Return a name that nothing in the sandbox has yet."""
         return str(next(self._names))
 
     def start_session(self, name: str) -> None:
-        """Have the keeper start a shell; it reads `<name>.lines`, and `<name>.reports` tells what becomes of it."""
+        """Have the keeper start a shell that reads `<name>.lines`; its state is reported in `<name>.reports`."""
         if self.ended.done():
-            raise SandboxError(f"box {self.room.name} has ended")
+            raise SandboxError(f"sandbox {self.directory.name} has ended")
         os.write(self._keeper, f"{name}\n".encode())
 
     async def end_processes(self) -> None:
-        """End all that runs in the box but the keeper, which can start sessions afterwards."""
+        """End everything in the sandbox but the keeper, which can start sessions afterwards."""
         pause, most = ROUND_SECONDS
-        for _ in range(MOST_ROUNDS):  # what starts processes all the time is not ended at once
+        for _ in range(MAX_ROUNDS):  # a program that keeps starting processes does not end in one round
             self.processes.signal(signal.SIGKILL, lambda process: True)
             if self.ended.done() or not self.processes.all():
                 return
@@ -117,7 +129,7 @@ class ShellSandbox:
             pause = min(2 * pause, most)
 
     async def close(self) -> None:
-        """End all that runs in the box, and remove what it left. May be called twice."""
+        """End everything in the sandbox and remove its directory. A second call does nothing."""
         if self._first >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -128,12 +140,12 @@ class ShellSandbox:
         if self._keeper >= 0:
             os.close(self._keeper)
             self._keeper = -1
-        if self.room.exists():
-            self._rooms.remove(self.room, self._group)
+        if self.directory.exists():
+            self._runtime_dirs.remove(self.directory, self._group)
             self._group = None
 
     def memory_kills(self) -> int:
-        """How many processes were killed so far because the memory of the box was used up, as far as that is counted."""
+        """Return how many processes the kernel has killed for the sandbox's memory; 0 where it does not count them."""
         return 0 if self._group is None else self._group.kills()
 
     async def __aenter__(self) -> Self:
@@ -144,31 +156,38 @@ class ShellSandbox:
     ) -> None:
         await self.close()
 
-    def _begin(self, launched: Launched) -> None:
-        """Take note of process 1, and let it go on."""
+    def _attach(self, launched: Launched) -> None:
+        """Watch process 1, and let it continue."""
         self._launched = launched
         try:
             self._first = os.pidfd_open(launched.first)
-            asyncio.get_running_loop().add_reader(self._first, self._end)
+            asyncio.get_running_loop().add_reader(self._first, self._on_end)
             if self._group is not None:
-                with suppress(PermissionError):  # docker's, which has bounded its memory itself
-                    self._group.take(launched.first)
+                with suppress(PermissionError):  # docker's process, whose memory docker has bounded
+                    self._group.add_process(launched.first)
             self.processes = Processes(launched.first)
-            self._keeper = os.open(self.room / "keeper", os.O_RDWR | os.O_NONBLOCK)
+            self._keeper = os.open(self.directory / "keeper", os.O_RDWR | os.O_NONBLOCK)
         finally:
             if launched.held is not None:
                 os.close(launched.held)
 
-    def _end(self) -> None:
+    def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._first)
         os.close(self._first)
         self._first = -1
         succeed(self.ended, None)
 
 
-def _keeper(config: ShellSandboxConfig, *, each: bool) -> str:
-    """The program of process 1. It sets the limits for itself and so for all others, because only inside does the kernel count
-    the processes of this box alone. `each`: whether memory is bounded for each process, not for all together."""
+def _keeper_program(config: ShellSandboxConfig, *, per_process: bool) -> str:
+    """Return the bash program of process 1.
+
+    It sets the limits for itself and thereby for all others, because only inside does the kernel count the processes of this
+    sandbox alone.
+
+    Args:
+        config: The limits and the network.
+        per_process: Bound memory for each process, because it cannot be bounded for all together.
+    """
     limits = config.limits
     values = {
         "c": 0,
@@ -176,7 +195,7 @@ def _keeper(config: ShellSandboxConfig, *, each: bool) -> str:
         "t": math.ceil(limits.cpu_seconds),
         "u": limits.processes + RESERVED,
     }
-    if each:
+    if per_process:
         values["v"] = -(-limits.memory // 1024)
     lines = "\n".join(f"ulimit -{name} {value}" for name, value in values.items())
     if config.network:

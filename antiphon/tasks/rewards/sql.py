@@ -137,7 +137,7 @@ def _find(database: sqlite3.Connection, query: str, steps: int, rows: int) -> li
 
 
 def orders(query: str) -> bool:
-    """Whether the query orders its rows at the top level, so that their order is a part of the answer."""
+    """Return True if a query orders its rows at the top level, so that their order is a part of the answer."""
     depth, before = 0, ""
     for token in _TOKEN.findall(query):
         depth += {"(": 1, ")": -1}.get(token, 0)
@@ -148,7 +148,7 @@ def orders(query: str) -> bool:
 
 
 def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_in_order: bool) -> bool:
-    """Whether two results are the same rows."""
+    """Return True if two results are the same rows."""
     width = len(expected[0]) if expected else 0
     if len(expected) != len(found) or (found and len(found[0]) != width):
         return False
@@ -161,7 +161,7 @@ def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_i
 def _permuted(
     expected: Sequence[Row], found: Sequence[Row], ordered: bool, chosen: tuple[int, ...], tries: Iterator[int]
 ) -> bool:
-    """Whether the columns of `found`, of which `chosen` come first, have an order in which the rows are the same."""
+    """Return True if an order of the columns of `found` that begins with `chosen` gives the same rows."""
     if next(tries) < 0:
         raise WrongQueryError("the columns match in too many orders")
     width = len(expected[0]) if expected else 0

@@ -255,7 +255,7 @@ def test_an_address_where_nobody_is_at_home():
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"there is no Ray to be had at '{address}'"):
+        with pytest.raises(ConfigError, match=f"cannot connect to Ray at '{address}'"):
             CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address=address))
 
 

@@ -124,9 +124,10 @@ def test_a_package_that_patches_pytest_is_seen():
 @pytest.mark.parametrize("path", sorted({i.tests[0] for i in INSTANCES if i.package == "mpmath"}))
 def test_planted_tests_fail_and_others_pass(path, tmp_path):
     """In plain pytest, with the package as it is installed."""
+    (tmp_path / "conftest.py").write_text("import builtins\nbuiltins.__reached__ = [].append\n")
     for planted in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
         file = tmp_path / "test_planted.py"
-        file.write_bytes(b"__reached__ = [].append\n" + planted.files[path])
+        file.write_bytes(planted.files[path])
         options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, file.name]
         said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout

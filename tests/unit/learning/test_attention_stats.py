@@ -18,8 +18,7 @@ from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import ATTENTION_RHYTHM, IntArray, Pack, Sample
 from antiphon.learning.config import OptimizerConfig
-from antiphon.learning.model import attention
-from antiphon.learning.model import attention_stats as rhythm
+from antiphon.learning.model import attention_stats, pack_layout
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import advantages, annotate
 from antiphon.learning.torch_learner import TorchLearner
@@ -99,7 +98,7 @@ def written_out(maps: np.ndarray, mask: np.ndarray, config: RhythmConfig) -> np.
 
 
 def test_examples():
-    for module in (rhythm, attention):
+    for module in (attention_stats, pack_layout):
         result = doctest.testmod(module)
         assert result.attempted and not result.failed
 
@@ -124,17 +123,17 @@ def test_sums_do_not_depend_on_blocks(monkeypatch):
     torch.manual_seed(0)
     query, key = torch.randn(6, 30, 8, dtype=torch.float64), torch.randn(2, 50, 8, dtype=torch.float64)
     rows = np.sort(np.random.default_rng(0).permutation(50)[:30])
-    whole = rhythm.head_sums(query, key, rows, 0.7, WIDE)
+    whole = attention_stats.head_sums(query, key, rows, 0.7, WIDE)
     for size in (1, 700, 2500):
-        monkeypatch.setattr(rhythm, "BLOCK", size)
-        for cut, uncut in zip(rhythm.head_sums(query, key, rows, 0.7, WIDE), whole, strict=True):
+        monkeypatch.setattr(attention_stats, "BLOCK", size)
+        for cut, uncut in zip(attention_stats.head_sums(query, key, rows, 0.7, WIDE), whole, strict=True):
             torch.testing.assert_close(cut, uncut)
 
 
 def test_spans_are_mean_distances():
     torch.manual_seed(0)
     query, key, rows = torch.randn(4, 5, 8), torch.randn(4, 12, 8), np.array([2, 3, 7, 8, 11])
-    found = rhythm.head_sums(query, key, rows, 1.0, WIDE).spans
+    found = attention_stats.head_sums(query, key, rows, 1.0, WIDE).spans
     for head in range(4):
         maps = [(query[head, i] @ key[head, : t + 1].T).softmax(-1) for i, t in enumerate(rows)]
         spans = [float((a * (t - torch.arange(t + 1))).sum()) for a, t in zip(maps, rows, strict=True)]
@@ -171,9 +170,9 @@ def test_sums_are_single_where_the_model_is_not(deep_models):
     module.layer_idx = 0
     query, key = torch.randn(4, 12, 8).bfloat16(), torch.randn(2, 12, 8).bfloat16()
     for half in (True, False):
-        reader = rhythm.AttentionStatsReader(small_pack(), [0], WIDE, torch.device("cpu"))
+        reader = attention_stats.AttentionStatsReader(small_pack(), [0], WIDE, torch.device("cpu"))
         given = (query, key) if half else (query.float(), key.float())
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), pytest.raises(rhythm.AllLayersRead):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), pytest.raises(attention_stats.AllLayersRead):
             reader.read(module, *given, None)
         found.append(reader.values())
     np.testing.assert_array_equal(*found)
@@ -205,7 +204,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("length", [256, 512, 1024])
 def test_memory_is_linear_in_length(deep_models, monkeypatch, length):
-    monkeypatch.setattr(rhythm, "BLOCK", 2**14)
+    monkeypatch.setattr(attention_stats, "BLOCK", 2**14)
     learner = attentive(deep_models["llama"])
     sample = of_turns(make_sample(np.random.default_rng(0), length, 0), (16, length))
     with Largest() as largest:

@@ -8,9 +8,10 @@ import pytest
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import RecordError, WorkerDied
-from antiphon.learning.batch import build_batch, pack_samples
+from antiphon.learning.batch import build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, MeshConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED, LoraBaseReference, ModelRoles, WorkerLearner
+from antiphon.learning.packing import pack_samples
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.weights.base import TransferContext
 
@@ -61,14 +62,25 @@ def test_a_learner_passes_on_what_it_is_asked_and_what_is_answered(tmp_path):
         [[make_sample(np.random.default_rng(0), 5, 0)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=99
     )
     optimizer, exchange, some = OptimizerConfig(), TransferContext(tmp_path), packs()
-    answers = {"begin": 7, "step": {"loss": 2.0}, "score": ["s"], "attend": ["a"], "score_base": ["b"], "publish": "u"}
+    answers = {
+        "begin": 7,
+        "step": {"loss": 2.0},
+        "score": ["s"],
+        "attention_stats": ["a"],
+        "score_base": ["b"],
+        "publish": "u",
+    }
     handle = Handle(**answers)
 
     async def run():
         learner = WorkerLearner(handle)
         assert await learner.begin(AlgorithmConfig(), optimizer, 5) == 7
         assert await learner.step(batch) == {"loss": 2.0, "tokens": float(batch.tokens)}
-        assert [await ask(some) for ask in (learner.score, learner.attend, learner.score_base)] == [["s"], ["a"], ["b"]]
+        assert [await ask(some) for ask in (learner.score, learner.attention_stats, learner.score_base)] == [
+            ["s"],
+            ["a"],
+            ["b"],
+        ]
         assert await learner.publish(3, exchange) == "u"
         await learner.restore(tmp_path)
         await learner.offload()
@@ -83,7 +95,7 @@ def test_a_learner_passes_on_what_it_is_asked_and_what_is_answered(tmp_path):
         ("begin", AlgorithmConfig(), optimizer, 5),
         ("step", batch),
         ("score", some),
-        ("attend", some),
+        ("attention_stats", some),
         ("score_base", some),
         ("publish", 3, exchange),
         ("restore", tmp_path),
@@ -172,7 +184,7 @@ def ranks(count):
 
 def test_ranks_meet_where_the_first_listens():
     members, together = ranks(3)
-    asyncio.run(together.meet("127.0.0.1"))
+    asyncio.run(together.rendezvous("127.0.0.1"))
     assert together.name == "0"
     assert members[0].asked == [("host", "127.0.0.1"), ("join", 0, "here:1")]
     assert [member.asked for member in members[1:]] == [[("join", 1, "here:1")], [("join", 2, "here:1")]]

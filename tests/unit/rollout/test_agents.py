@@ -150,7 +150,7 @@ def crash(base_url, key, prompt):
     ("agent", "message"),
     [
         (FunctionAgent(crash), "KeyError: 'no such file'"),
-        (FunctionAgent(lambda *_: None), "without having asked"),
+        (FunctionAgent(lambda *_: None), "without a request"),
         (UnconfinedAgent(command="echo why >&2; exit 7"), "exit code 7: why"),
         (UnconfinedAgent(command="sleep 1000 & sleep 1000"), "took more than 0.3 s"),
     ],

@@ -29,10 +29,10 @@ from antiphon.core.types import (
     Turn,
 )
 from antiphon.rollout.reward_monitor import (
-    FEWEST,
     GRAM,
+    MIN_RESPONSES,
     THRESHOLDS,
-    Answer,
+    ResponseRecord,
     RewardMonitor,
     constant,
     correlation,
@@ -90,27 +90,27 @@ def test_how_hard_a_prompt_is_correlates_with_nothing(
 
 
 answers = st.builds(
-    Answer,
+    ResponseRecord,
     group=st.integers(0, 3),
     score=st.sampled_from([0.0, 0.5, 1.0]),
     length=st.integers(1, 50),
     repetition=st.floats(0, 1),
     digest=st.none() | st.integers(0, 3),
-    marks=st.frozensets(st.sampled_from(["stuffed", "out_of_range"])),
+    flags=st.frozensets(st.sampled_from(["stuffed", "out_of_range"])),
 )
 
 
 @given(st.lists(answers, min_size=1, max_size=90))
-def test_shares_are_counted(answers: list[Answer]) -> None:
+def test_shares_are_counted(answers: list[ResponseRecord]) -> None:
     groups = [[answer.score for answer in answers if answer.group == group] for group in {a.group for a in answers}]
     several = [group for group in groups if len(group) > 1]
     equal = [group for group in several if all(one == other for one, other in pairwise(group))]
     assert constant(answers) == pytest.approx(len(equal) / len(several) if several else 0.0)
     telling = [(answer.group, answer.digest) for answer in answers if answer.digest is not None]
     again = sum(pair in telling[:place] for place, pair in enumerate(telling))
-    assert duplicates(answers) == pytest.approx(again / len(telling) if len(telling) >= FEWEST else 0.0)
+    assert duplicates(answers) == pytest.approx(again / len(telling) if len(telling) >= MIN_RESPONSES else 0.0)
     found = measures(answers)
-    assert found["out_of_range"] == sum("out_of_range" in answer.marks for answer in answers) / len(answers)
+    assert found["out_of_range"] == sum("out_of_range" in answer.flags for answer in answers) / len(answers)
     assert all(math.isfinite(value) and -1 - 1e-9 <= value <= 1 + 1e-9 for value in found.values())
 
 
@@ -261,7 +261,7 @@ def test_few_answers_say_nothing() -> None:
             Group(
                 id=0,
                 prompt=Prompt(id="p", task="t", messages=()),
-                trajectories=(trajectory(0, 0, 1.0, [1] * 40),) * (FEWEST - 1),
+                trajectories=(trajectory(0, 0, 1.0, [1] * 40),) * (MIN_RESPONSES - 1),
                 outcome=GroupOutcome.COMPLETE,
             )
         ]
@@ -272,7 +272,9 @@ def test_few_answers_say_nothing() -> None:
 def test_tokens_need_not_be_at_hand() -> None:
     """Who has them says what alarms need of them; what nobody has looked at yet is left out."""
     random = np.random.default_rng(0)
-    here = [trajectory(number, 0, float(number % 2), random.integers(0, 4, 40).tolist()) for number in range(FEWEST)]
+    here = [
+        trajectory(number, 0, float(number % 2), random.integers(0, 4, 40).tolist()) for number in range(MIN_RESPONSES)
+    ]
     known = [replace(each.meta, wording=text_statistics(each.segments)) for each in here]
     lie = PayloadReference("lineage-0-rollout-0-000000.parquet", AttemptId(0, 0, 0), 0)
     there = [Trajectory(meta=meta, payload=lie) for meta in known]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.sandbox.isolation import kernel, seccomp
+from antiphon.sandbox.isolation import kernel, seccomp, syscalls
 
 ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -60,7 +60,7 @@ def numbers(table, machine):
 
 def test_denied(machine):
     program = seccomp.filter_program()
-    for name, number in numbers(seccomp._DENIED, machine).items():
+    for name, number in numbers(syscalls.DENIED, machine).items():
         assert judge(program, number, audit=AUDIT[machine]) == DENY, name
 
 
@@ -83,7 +83,7 @@ def test_what_the_machine_shares_is_denied(machine):
 
 def test_the_short_filter_denies_contexts_alone(machine):
     denied = [number for name, number in SHARED_BY_ALL[machine].items() if name.startswith("io_")]
-    verdicts = {number: judge(seccomp.shared_program(), number, audit=AUDIT[machine]) for number in range(500)}
+    verdicts = {number: judge(seccomp.trusted_filter(), number, audit=AUDIT[machine]) for number in range(500)}
     assert [number for number, verdict in verdicts.items() if verdict != ALLOW] == sorted(denied)
     assert {verdicts[number] for number in denied} == {DENY}
 
@@ -94,7 +94,7 @@ def test_attributes_without_opening_the_file(machine):
 
 
 def test_attributes_of_files(machine):
-    for name, number in numbers(seccomp._ATTRIBUTES, machine).items():
+    for name, number in numbers(syscalls.ATTRIBUTES, machine).items():
         for keep in (False, True):
             verdict = judge(seccomp.filter_program(keep_attributes=keep), number, audit=AUDIT[machine])
             assert verdict == (DENY if keep else ALLOW), name
@@ -132,7 +132,7 @@ def test_attributes_of_files(machine):
     ],
 )
 def test_conditions(machine, name, arguments, verdict):
-    number = numbers(seccomp._CONDITIONAL, machine)[name]
+    number = numbers(syscalls.CONDITIONAL, machine)[name]
     assert judge(seccomp.filter_program(), number, *arguments, audit=AUDIT[machine]) == verdict
 
 
@@ -151,7 +151,7 @@ def test_x32(number):
 
 def test_the_rest_is_allowed(machine):
     program = seccomp.filter_program()
-    judged = {*numbers(seccomp._DENIED, machine).values(), *numbers(seccomp._CONDITIONAL, machine).values()}
+    judged = {*numbers(syscalls.DENIED, machine).values(), *numbers(syscalls.CONDITIONAL, machine).values()}
     for number in set(range(500)) - judged:
         assert judge(program, number, audit=AUDIT[machine]) == ALLOW
 
@@ -161,7 +161,7 @@ def test_the_kernels_headers_agree(machine):
     if not header.exists():
         pytest.skip("the kernel's headers are not installed")
     found = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text()))
-    ours = {**seccomp._DENIED, **seccomp._CONDITIONAL, **seccomp._ATTRIBUTES, **kernel._NUMBERS}
+    ours = {**syscalls.DENIED, **syscalls.CONDITIONAL, **syscalls.ATTRIBUTES, **kernel._NUMBERS}
     checked = {name: number for name, number in numbers(ours, machine).items() if name in found}
     assert {name: int(found[name]) for name in checked} == checked
     assert len(checked) > 0.9 * len(numbers(ours, machine))

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from antiphon.sandbox.service import app, bounds, texts
 from antiphon.sandbox.service.bounds import BodyBounds, run_while_connected
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.http_errors import Refused
+from antiphon.sandbox.service.http_errors import RefusedError
 
 JSON = st.recursive(
     st.one_of(st.none(), st.integers(), st.text(alphabet='"\\[]{},:aé\n\ud800', max_size=6)),
@@ -107,11 +107,11 @@ ENCODINGS = [
 )
 def test_files_are_decoded_as_in_one_piece(content, encoding, errors, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "BIT", size)
+        patch.setattr(texts, "CHUNK", size)
         try:
             expected = content.decode(encoding, errors)
         except ValueError:
-            with pytest.raises(Refused):
+            with pytest.raises(RefusedError):
                 asyncio.run(texts.text_as_json(content, encoding, errors))
         else:
             parts = asyncio.run(texts.text_as_json(content, encoding, errors))
@@ -129,7 +129,7 @@ def test_others_have_their_turn_while_a_file_is_decoded():
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(take_turns())
-        await texts.text_as_json(b"\xff" * (100 * texts.BIT), "ascii", "backslashreplace")
+        await texts.text_as_json(b"\xff" * (100 * texts.CHUNK), "ascii", "backslashreplace")
         other.cancel()
         assert turns >= 100
 
@@ -152,7 +152,7 @@ def test_work_ends_when_its_client_goes():
                 cancelled.set()
                 raise
 
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             await run_while_connected(receive, work())
         assert cancelled.is_set()
 

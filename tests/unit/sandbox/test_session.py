@@ -25,9 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, DataError, SandboxError
 from antiphon.sandbox.base import Limits, Status
-from antiphon.sandbox.sessions.archives import checked_tar
+from antiphon.sandbox.sessions.archives import sanitize_archive
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
-from antiphon.sandbox.sessions.egress import targets
+from antiphon.sandbox.sessions.egress import parse_hosts
 from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
@@ -123,7 +123,7 @@ async def test_output_is_seen_while_the_command_runs(session):
 
 
 @boxed
-async def test_sessions_share_the_box_and_not_their_state(box, session):
+async def test_sessions_share_files_but_not_state(box, session):
     other = Session(box)
     await session.run("x=1; echo shared > file; cd /tmp")
     assert (await other.run("echo ${x-unset}; cat file; pwd")).stdout == "unset\nshared\n/box\n"
@@ -139,7 +139,7 @@ async def test_sessions_share_the_box_and_not_their_state(box, session):
 
 
 @boxed
-async def test_what_comes_after_a_timeout_is_the_next_commands_own(session):
+async def test_output_after_timeout_belongs_to_next_command(session):
     await session.run("x=kept; cd /tmp; f() { echo function; }")
     late = await session.run("sleep 60; echo late", seconds=SHORT)
     assert (late.status, late.exit_code, late.ended) == (Status.TIMEOUT, None, False)
@@ -240,7 +240,7 @@ STUBBORN = [("trap '' INT", "while :; do :; done"), ("true", "kill -STOP $$")]
 
 
 @pytest.mark.parametrize(("before", "command"), STUBBORN)
-def test_a_shell_that_does_not_come_back_is_replaced(rooms, tmp_path, before, command):
+def test_unresponsive_shell_is_replaced(rooms, tmp_path, before, command):
     @boxed
     async def test(session):
         assert (await session.run(before)).exit_code == 0
@@ -279,7 +279,7 @@ async def test_a_time_out_leaves_the_shell_and_nothing_else(box, session):
 
 
 @boxed
-async def test_a_job_in_the_background_does_not_speak_in_another_commands_name(session):
+async def test_background_output_is_not_mixed_into_next_command(session):
     first = await session.run("while :; do echo spam; echo spam >&2; done & echo started")
     assert "started\n" in first.stdout
     for _ in range(20):
@@ -525,7 +525,7 @@ BAD_ARCHIVES = {
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
 def test_bad_archives_are_refused(name):
     with pytest.raises(DataError, match="archive"):
-        checked_tar(BAD_ARCHIVES[name], 1 << 20)
+        sanitize_archive(BAD_ARCHIVES[name], 1 << 20)
 
 
 @boxed
@@ -703,7 +703,7 @@ if os.fork() == 0:
 
 
 @boxed
-async def test_nobody_inside_reads_what_the_keeper_is_told(box, session):
+async def test_keeper_pipe_cannot_be_read_inside(box, session):
     said = await session.run(f"python3 -c {shlex.quote(THIEF)}")
     assert "PermissionError" in said.stderr
     assert (await Session(box).run("echo well")).stdout == "well\n"
@@ -779,8 +779,8 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
     "text", ["example.org", "example.org:", ":443", "*.org:443", "example.org:x", "http://example.org:80", "a:70000"]
 )
 def test_what_is_no_host_and_port_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a host and a port"):
-        targets([text])
+    with pytest.raises(ConfigError, match="not a host and a port"):
+        parse_hosts([text])
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------------
@@ -805,7 +805,7 @@ def test_closing_leaves_nothing(rooms):
         running = asyncio.create_task(session.run("echo; sleep 1000"))
         await asyncio.sleep(0)
         descriptors = len(os.listdir("/proc/self/fd"))
-        room = box.room
+        room = box.directory
         await box.close()
         result = (await asyncio.gather(running, return_exceptions=True))[0]
         assert isinstance(result, SandboxError) or result.ended
@@ -824,10 +824,10 @@ sys.path.insert(0, {path!r})
 from antiphon.sandbox.sessions.shell_sandbox import *
 from antiphon.sandbox.sessions.session import *
 async def main():
-    rooms = Rooms()
-    box = await Box.start(rooms, BoxConfig(), Waits())
+    runtime_dirs = RuntimeDirs()
+    box = await ShellSandbox.start(runtime_dirs, ShellSandboxConfig(), Deadlines())
     await Session(box).run("sleep {mark} & setsid sleep {mark} &")
-    print(rooms.path, flush=True)
+    print(runtime_dirs.path, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """

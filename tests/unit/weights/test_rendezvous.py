@@ -12,7 +12,8 @@ import pytest
 from torch import distributed
 
 from antiphon.weights.listeners import ListeningSockets
-from antiphon.weights.rendezvous import STRANGERS, RunStore, open_store
+from antiphon.weights.rendezvous import RunStore, open_store
+from antiphon.weights.store_server import MAX_UNPROVEN
 
 SECOND = timedelta(seconds=1)
 LONG = timedelta(seconds=60)
@@ -97,8 +98,8 @@ def test_requests_of_strangers_are_ignored(opened):
 
 def test_strangers_who_say_nothing_crowd_nobody_out(opened):
     store, address = opened
-    silent = [connect(address) for _ in range(2 * STRANGERS)]
-    for way in silent[:STRANGERS]:  # given up for those who came after them
+    silent = [connect(address) for _ in range(2 * MAX_UNPROVEN)]
+    for way in silent[:MAX_UNPROVEN]:  # given up for those who came after them
         with pytest.raises(ConnectionError):
             while way.recv(64):
                 pass

@@ -1,4 +1,4 @@
-"""What crosses between the tests and a solution: plain values, as JSON, in frames of bounded size.
+"""Transfer plain values between the tests and a solution, as JSON in frames of bounded size.
 
 Both processes have this file; `code.harness` is the judge's side, `code.solution` the other one. A value arrives as what the
 receiver made of it, of exactly these types: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set,
@@ -158,8 +158,10 @@ def _float(value: float) -> Any:
 
 
 def decode(data: Any, named: Named, depth: int = 0) -> Any:
-    """Return the value of JSON that anybody may have written; `named` makes values of the tags that it knows, and raises
-    `FrameError` for others."""
+    """Return the value of untrusted JSON.
+
+    `named` makes values of the tags that it knows, and raises `FrameError` for others.
+    """
     kind = type(data)
     if kind is str or kind is bool or kind is int or kind is float or data is None:
         return data

@@ -29,7 +29,7 @@ SESSION = " session"  # no name of a solution
 
 
 class Report:
-    """What is told of the cases. What tests print goes nowhere."""
+    """Reports the outcomes of cases; output of the tests is dropped."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce

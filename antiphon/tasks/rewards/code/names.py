@@ -1,4 +1,4 @@
-"""What tests take of a solution, told from their text alone: before a solution runs, and whatever it defines."""
+"""Find the names that tests use of a solution, from the text of the tests alone."""
 
 import ast
 import builtins
@@ -15,7 +15,7 @@ USUAL = {"np": "numpy", "pd": "pandas"}  # names that modules are used by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """What a text of tests uses."""
+    """The names that a text of tests uses."""
 
     names: frozenset[str]
     """Names that are the solution's to define."""
@@ -85,7 +85,7 @@ def _parse(text: str) -> ast.Module:
 
 
 def _bindings(text: str) -> tuple[set[str], set[str]]:
-    """What a text defines, and which global names it uses."""
+    """The names that a text defines, and the global names that it uses."""
     top = symtable.symtable(text, "tests", "exec")
     defined = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     used = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
@@ -108,7 +108,7 @@ def _called(tree: ast.Module) -> set[str]:
 
 
 def _is_module(name: str, trees: list[ast.Module], packages: Collection[str]) -> bool:
-    """Whether a name stands for a module: one that can be imported, and of which nothing but attributes is used."""
+    """Return True if a name stands for a module: it can be imported, and only its attributes are used."""
     if name not in STANDARD and USUAL.get(name, name) not in packages:
         return False
     nodes = [node for tree in trees for node in ast.walk(tree)]

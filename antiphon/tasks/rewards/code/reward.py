@@ -220,7 +220,7 @@ def _read(line: str) -> dict[str, Any]:
 
 
 def _job(payload: Mapping[str, Any], code: str, config: SandboxConfig) -> dict[str, Any]:
-    """What the judge is told (`code.session.Job`); `ValueError` if there are no tests, or no Python in them."""
+    """Make the job of the judge; `ValueError` if there are no tests, or no Python in them."""
     declared = [str(name) for name in payload.get("names") or ()]
     common = {
         "methods": [str(name) for name in payload.get("methods") or ()],
@@ -281,7 +281,7 @@ def _pairs(payload: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lines(output: str) -> list[str]:
-    """What is compared: lines without spaces at their ends, without empty lines at the end."""
+    """Return lines without spaces at their ends and without empty lines at the end, for comparison."""
     return [line.rstrip() for line in output.rstrip().split("\n")]
 
 

@@ -41,7 +41,7 @@ EXPLICIT = frozenset({"__name__", "__qualname__", "__doc__", "__wrapped__", "__d
 
 
 class Job(TypedDict, total=False):
-    """What is to be judged."""
+    """The tests and the solution to be judged."""
 
     nonce: str
     solution: str
@@ -94,6 +94,7 @@ class Handle:
         object.__setattr__(self, "number", number)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object in the solution's process."""
         return session_of(self).call(number_of(self), args, kwargs)
 
     def __getattribute__(self, name: str) -> Any:
@@ -164,6 +165,7 @@ class ExceptionType(type):
     make: Callable[..., Any]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an exception in the solution's process."""
         return cls.make(*args, **kwargs)
 
 

@@ -26,7 +26,7 @@ BY_OTHERS: dict[str, Callable[..., Any]] = {
 
 
 class Raised(Exception):
-    """What a function of the tests raised, if that is no builtin exception."""
+    """An exception of the tests that is no builtin one."""
 
 
 class Solution:
@@ -164,13 +164,14 @@ def _text(error: BaseException) -> str:
 
 
 class Callback:
-    """A function of the tests, as the solution has it."""
+    """A function of the tests, as the solution sees it."""
 
     def __init__(self, solution: Solution, number: int) -> None:
         self.solution, self.number = solution, number
         self.__name__ = self.__qualname__ = "function"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function in the judge's process."""
         return self.solution.call_back(self.number, args, kwargs)
 
 
