@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.rewards import weights
+from antiphon.algorithms.rewards import trajectory_weights
 from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
@@ -251,7 +251,7 @@ def test_what_is_truncated(options, truncated):
     assert trajectory.meta.status is AttemptStatus.FINISHED, trajectory.meta.failure
     assert trajectory.meta.truncated is truncated and seen == [truncated]
     group = [trajectory.meta, replace(trajectory.meta, truncated=False)]
-    masked, whole = weights([group], LossWeightConfig(mask_truncated=True))[0]
+    masked, whole = trajectory_weights([group], LossWeightConfig(mask_truncated=True))[0]
     assert (masked, whole) == ((0.0, 1.0) if truncated else (1.0, 1.0))
 
 
