@@ -1,15 +1,15 @@
-"""Defects that users found, and the tests that notice them: each must fail on the code before, and pass on the code of now.
+"""Count the user-reported defects whose test failed before they were mended and passed afterwards.
 
-    python benchmarks/mended.py [--base a1d33c9] [--only "part of a name"]
+    python benchmarks/mended.py [--before a1d33c9] [--after bf9c551] [--only "part of a name"]
 
-The code before is a checkout of the base commit with the tests of now. A test counts as failing there only if it was collected
-and ran: a module that cannot be imported proves nothing. The table of defects is `benchmarks/mended/defects.yaml`.
+Both sides are checkouts of commits; the one before gets the tests of the one after. A test counts as failing only if it was
+collected and ran: a module that cannot be imported proves nothing. `benchmarks/mended/defects.yaml` lists the defects with
+their tests, under the names that these had in the commit after.
 """
 
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,14 +21,15 @@ from _common import ROOT, table, write_result
 
 MEASURES: tuple[str, ...] = ()  # of the history alone
 
-BASE = "a1d33c9"
+BEFORE, AFTER = "a1d33c9", "bf9c551"
 DEFECTS = ROOT / "benchmarks" / "mended" / "defects.yaml"
-OF_NOW = ("tests", "pyproject.toml")  # what the code before is tested with
+TESTS = ("tests", "pyproject.toml")  # taken from the commit after
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--base", default=BASE, help="commit before the defects were mended")
+    parser.add_argument("--before", default=BEFORE, help="commit before the defects were mended")
+    parser.add_argument("--after", default=AFTER, help="commit after it, whose tests are run")
     parser.add_argument("--only", default="", help="defects whose description contains this")
     options = parser.parse_args()
     defects: dict[str, list[str]] = yaml.safe_load(DEFECTS.read_text(encoding="utf-8"))
@@ -36,30 +37,28 @@ def main() -> None:
     tests = sorted({test for tests in chosen.values() for test in tests})
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # boxes of other users read the code
-        before = run_tests(check_out(options.base, Path(folder) / "before"), tests)
-    now = run_tests(ROOT, tests)
+        after_code = check_out(options.after, Path(folder) / "after")
+        before_code = check_out(options.before, Path(folder) / "before")
+        for name in TESTS:
+            subprocess.run(["rm", "-r", before_code / name], check=True)
+            subprocess.run(["cp", "-r", after_code / name, before_code / name], check=True)
+        before, after = run_tests(before_code, tests), run_tests(after_code, tests)
     rows, failing = [], 0
     for name, names in chosen.items():
         failed_before = any(before.get(test) == "FAILED" for test in names)
-        passes_now = all(now.get(test) == "PASSED" for test in names)
-        failing += failed_before and passes_now
-        rows.append([name, _outcomes(before, names), _outcomes(now, names)])
-    print(table(["defect", "before", "now"], rows))
+        passes_after = all(after.get(test) == "PASSED" for test in names)
+        failing += failed_before and passes_after
+        rows.append([name, _outcomes(before, names), _outcomes(after, names)])
+    print(table(["defect", "before", "after"], rows))
     if not options.only:
         print(write_result("mended", {"findings": len(chosen), "with_failing_test_before": failing}, measures=MEASURES))
 
 
 def check_out(commit: str, folder: Path) -> Path:
-    """Write the files of `commit` to `folder`, with the tests of now."""
+    """Write the files of `commit` to `folder`, and return it."""
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     folder.mkdir()
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
-    for name in OF_NOW:
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, folder / name)
     return folder
 
 

@@ -158,7 +158,7 @@ def test_the_token_comes_as_clients_send_it(server):
     assert httpx.get(f"{server.url.replace('//', f'//rock:{TOKEN}@')}/metrics").status_code == 200
 
 
-def test_a_page_of_another_site_cannot_use_the_token_of_the_browser(server):
+def test_cross_site_requests_are_refused(server):
     answer = server.client.post(f"{SANDBOX}/stop", json={"sandbox_id": "x"}, headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 403
 
@@ -173,7 +173,7 @@ def test_a_token_must_be_one(tmp_path):
 # --- sandboxes ---------------------------------------------------------------------------------------------------------
 
 
-def test_commands_that_leave_nothing_to_the_next(server, sandbox):
+def test_execute_keeps_no_shell_state(server, sandbox):
     def execute(command, **body):
         result = server.result("/execute", sandbox_id=sandbox, command=command, **body)
         return result["stdout"], result["stderr"], result["exit_code"]
@@ -453,7 +453,7 @@ def test_a_service_that_runs_no_programs_is_named(server, monkeypatch):
         SandboxConfig(service="http://127.0.0.1:1", image="x")
 
 
-def test_programs_get_no_more_than_the_service_gives(monkeypatch):
+def test_program_limits_are_capped_by_the_service(monkeypatch):
     monkeypatch.setenv("ANTIPHON_SANDBOX_TOKEN", TOKEN)
     with serving("python.limits.seconds=0.5", "commands=1") as server:
         sandbox = open_sandbox(SandboxConfig(service=server.url))
@@ -537,7 +537,7 @@ def test_nothing_outlives_a_service_that_is_killed():
 # --- several workers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_command_of_a_million_numbers_is_refused_in_a_few_words(server, sandbox):
+def test_huge_command_is_refused_with_a_short_message(server, sandbox):
     answer = server.post("/execute", sandbox_id=sandbox, command=[1] * 1_000_000)
     assert answer.status_code == 413 and len(answer.content) < 1000
 

@@ -84,7 +84,7 @@ def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
     ],
     ids=["disaggregated", "overlapping", "co-located", "with another model"],
 )
-def test_engines_are_lent_where_something_trains(roles, lent):
+def test_engines_share_devices_with_training_roles(roles, lent):
     workers = {"learner": 1, "reference": 1, "engine": 1 if roles["engine"] == "cpu:1" else 2}
     found = placed(SMALL, workers, **roles)
     assert [number for number in range(workers["engine"]) if found.shares_devices("engine", number)] == lent
@@ -125,7 +125,7 @@ def test_rewards_have_all_their_gpus_in_one_place():
         ({"reward": "gpu:3-4"}, r"placement.reward: node0.gpu:3, node1.gpu:0 "),
     ],
 )
-def test_what_cannot_be_is_said_with_role_device_and_conflict(roles, message):
+def test_conflicts_name_role_and_device(roles, message):
     with pytest.raises(ConfigError, match=message):
         placed(**roles)
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_said_with_role_device_and_conflict(roles, message):
         ({"engine": "with judge", "judge": "with engine"}, r"judge must have devices of its own"),
     ],
 )
-def test_what_no_machine_has(roles, message):
+def test_invalid_placements_are_refused(roles, message):
     ((_, problem), *_) = find_problems(PlacementConfig(**roles))
     with pytest.raises(ConfigError, match=message):
         raise ConfigError(problem)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.rewards import weights
+from antiphon.algorithms.rewards import trajectory_weights
 from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
@@ -33,7 +33,7 @@ from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
-from antiphon.rollout.gateway.capture import Counts
+from antiphon.rollout.gateway.capture import CaptureCounts
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -251,7 +251,7 @@ def test_what_is_truncated(options, truncated):
     assert trajectory.meta.status is AttemptStatus.FINISHED, trajectory.meta.failure
     assert trajectory.meta.truncated is truncated and seen == [truncated]
     group = [trajectory.meta, replace(trajectory.meta, truncated=False)]
-    masked, whole = weights([group], LossWeightConfig(mask_truncated=True))[0]
+    masked, whole = trajectory_weights([group], LossWeightConfig(mask_truncated=True))[0]
     assert (masked, whole) == ((0.0, 1.0) if truncated else (1.0, 1.0))
 
 
@@ -348,7 +348,7 @@ def test_impossible_logprob_fails_the_attempt_of_an_agent():
     segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
 
     async def agent(prompt, attempt, started, sampling, *, priority):
-        captured = CapturedAttempt((segment,), PROMPT.messages, Counts(turns=1))
+        captured = CapturedAttempt((segment,), PROMPT.messages, CaptureCounts(turns=1))
         return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
 
     trajectory, _ = play(agents={"t": agent})

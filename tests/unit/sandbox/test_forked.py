@@ -123,7 +123,7 @@ def test_input_and_files(sandbox):
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../b", ""])
-def test_files_outside_are_a_mistake_of_the_caller(sandbox, name):
+def test_files_outside_the_directory_raise(sandbox, name):
     with pytest.raises(ValueError, match="relative to the working directory"):
         sandbox.run("", files={name: b""})
 
@@ -209,7 +209,7 @@ def test_closing_ends_what_runs(own):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_nothing_outlives_the_process_that_asks(level, tmp_path):
+def test_no_process_outlives_the_client(level, tmp_path):
     script = f"""
         import threading, time
         from antiphon.sandbox.base import Level, Limits

@@ -40,7 +40,7 @@ def test_level(capabilities, level):
     assert capabilities.level == level
 
 
-def test_refusal_says_what_is_missing_and_how_to_go_on(monkeypatch):
+def test_refusal_names_missing_features_and_remedy(monkeypatch):
     here = without(namespaces=False, landlock=0, problems={"namespaces": "unshare: Operation not permitted"})
     monkeypatch.setattr(levels, "probe", lambda: here)
     with pytest.raises(UnsupportedError) as refused:
@@ -69,7 +69,7 @@ def test_probing_leaves_no_process_and_changes_nothing_here():
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not probe().seccomp, reason="needs root")
-def test_what_the_kernel_refuses_is_found_out():
+def test_denied_namespaces_lower_the_level():
     """As in a container that may make no namespaces: tried under a filter that denies it."""
     program = (
         "from antiphon.sandbox.isolation import kernel, seccomp, levels; kernel.forbid_privileges();"

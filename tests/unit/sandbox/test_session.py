@@ -123,7 +123,7 @@ async def test_output_is_seen_while_the_command_runs(session):
 
 
 @boxed
-async def test_sessions_share_the_box_and_not_their_state(box, session):
+async def test_sessions_share_files_but_not_state(box, session):
     other = Session(box)
     await session.run("x=1; echo shared > file; cd /tmp")
     assert (await other.run("echo ${x-unset}; cat file; pwd")).stdout == "unset\nshared\n/box\n"
@@ -139,7 +139,7 @@ async def test_sessions_share_the_box_and_not_their_state(box, session):
 
 
 @boxed
-async def test_what_comes_after_a_timeout_is_the_next_commands_own(session):
+async def test_output_after_timeout_belongs_to_next_command(session):
     await session.run("x=kept; cd /tmp; f() { echo function; }")
     late = await session.run("sleep 60; echo late", seconds=SHORT)
     assert (late.status, late.exit_code, late.ended) == (Status.TIMEOUT, None, False)
@@ -240,7 +240,7 @@ STUBBORN = [("trap '' INT", "while :; do :; done"), ("true", "kill -STOP $$")]
 
 
 @pytest.mark.parametrize(("before", "command"), STUBBORN)
-def test_a_shell_that_does_not_come_back_is_replaced(rooms, tmp_path, before, command):
+def test_unresponsive_shell_is_replaced(rooms, tmp_path, before, command):
     @boxed
     async def test(session):
         assert (await session.run(before)).exit_code == 0
@@ -279,7 +279,7 @@ async def test_a_time_out_leaves_the_shell_and_nothing_else(box, session):
 
 
 @boxed
-async def test_a_job_in_the_background_does_not_speak_in_another_commands_name(session):
+async def test_background_output_is_not_mixed_into_next_command(session):
     first = await session.run("while :; do echo spam; echo spam >&2; done & echo started")
     assert "started\n" in first.stdout
     for _ in range(20):
@@ -703,7 +703,7 @@ if os.fork() == 0:
 
 
 @boxed
-async def test_nobody_inside_reads_what_the_keeper_is_told(box, session):
+async def test_keeper_pipe_cannot_be_read_inside(box, session):
     said = await session.run(f"python3 -c {shlex.quote(THIEF)}")
     assert "PermissionError" in said.stderr
     assert (await Session(box).run("echo well")).stdout == "well\n"

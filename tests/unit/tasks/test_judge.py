@@ -83,7 +83,7 @@ def test_what_keeps_the_judge_from_replying_is_infrastructure(address: str) -> N
     assert all("Timeout" in score.detail and "3 tries" in score.detail for score in hanging)
     assert "HTTP 429" in scores["status=429"].detail and "3 tries" in scores["status=429"].detail
     assert "HTTP 401" in scores["status=401"].detail and "1 tries" in scores["status=401"].detail
-    assert "no chat completion" in scores["garbage"].detail
+    assert "not a chat completion" in scores["garbage"].detail
 
 
 def test_what_passes_is_tried_again(address: str) -> None:
