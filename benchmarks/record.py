@@ -46,12 +46,12 @@ def nothing_written() -> None:
 
 def train(arguments: list[str], without: bool) -> None:
     """`antiphon train`, perhaps with nothing written."""
-    from antiphon.cli.app import app as cli
+    from antiphon.cli import main
 
     if without:
         nothing_written()
     sys.argv = ["antiphon", "train", *arguments]
-    cli.main()
+    main()
 
 
 def control(without: bool) -> None:
@@ -203,7 +203,8 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
 
 def crash(place: Path) -> tuple[float, float]:
     """Seconds of generation lost in a crash: with the ledger, and with the checkpoint alone."""
-    arm = "import sys; from antiphon import cli, points; points.arm('ledger.committed', 58); cli.main()"
+    arm = "from antiphon.core import failpoints; failpoints.arm('ledger.committed', 58)"
+    arm += "; from antiphon.cli import main; main()"
     order = [
         str(TINY),
         "name=crash",

@@ -76,13 +76,13 @@ PARTS = """
 CONTROLLER = """
 import json, sys
 from pathlib import Path
-from antiphon.cli.app import app as cli
+from antiphon.cli import main
 from antiphon.core import failpoints as points
 orders = json.loads(Path(sys.argv[1]).read_text())
 if "controller" in orders:
     points.arm(*orders["controller"])
 sys.argv = ["antiphon", *sys.argv[2:]]
-cli.main()
+main()
 """
 
 # Where whom can die: the point, and how often it is reached in a life at most before that. The controller ends the run, and a

@@ -19,11 +19,11 @@ from antiphon.record import trajectories
 
 KILLED = """
 import sys
-from antiphon.cli.app import app as cli
+from antiphon.cli import main
 from antiphon.core import failpoints as points
 points.arm(sys.argv[1], int(sys.argv[2]))
 sys.argv = ["antiphon", *sys.argv[3:]]
-cli.main()
+main()
 """
 
 

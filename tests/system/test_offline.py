@@ -18,9 +18,9 @@ from antiphon.core.errors import ConfigError, DataError, StallError
 from antiphon.core.types import Message, Prompt
 from antiphon.learning.objectives.distill import Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
+from antiphon.offline import run as offline
 from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.offline.run import batches
-from antiphon.offline.run import run as offline
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from antiphon.tasks.base import Transcript
