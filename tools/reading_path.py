@@ -17,7 +17,7 @@ TOLERANCE = 3  # lines that a function may have grown or shrunk by before the pa
 
 ROW = re.compile(r"\| \d+ \| `(?P<file>[\w/.]+\.py)` \|(?P<functions>[^|]*)\|")
 FUNCTION = re.compile(r"`(?P<name>[\w.]+)` (?P<lines>\d+)")
-TOTAL = re.compile(r"(?P<lines>[\d,]+) lines in (?P<files>\d+) files")
+TOTAL = re.compile(r"`(?P<lines>\d+)` lines in (?P<files>\d+) files")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def find_errors(text: str) -> list[str]:
         or abs(int(said["lines"].replace(",", "")) - total) > TOLERANCE * 5
         or int(said["files"]) != len(files)
     ):
-        errors.append(f'the page must say "{total:,} lines in {len(files)} files"')
+        errors.append(f'the page must say "`{total}` lines in {len(files)} files"')
     return errors
 
 
@@ -100,7 +100,7 @@ def update(text: str) -> str:
     text = ROW.sub(update_row, text)
     total = sum(entry.lines for entry in read_page(text))
     files = len(list(ROW.finditer(text)))
-    return TOTAL.sub(f"{total:,} lines in {files} files", text)
+    return TOTAL.sub(f"`{total}` lines in {files} files", text)
 
 
 def main() -> None:

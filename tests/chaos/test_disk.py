@@ -103,7 +103,7 @@ def test_a_disk_that_takes_no_more_ends_an_offline_run_that_begins_again_when_it
     run, model = load(path, model=RewardModelConfig), disk.folder / "run" / "model"
 
     def refused():
-        with pytest.raises(RecordError, match=rf"{disk.folder}/run.* cannot be written.*begins again with --overwrite"):
+        with pytest.raises(RecordError, match=rf"{disk.folder}/run.* cannot be written.*--overwrite"):
             reward_model(run, overwrite=True)
         assert not model.exists()
 
