@@ -348,7 +348,7 @@ def test_the_deadline_is_of_each_grading_not_of_its_batch(tmp_path: Any) -> None
 def test_what_broke_a_pool_first_is_what_is_told() -> None:
     async def body(grading: GradingPool) -> None:
         for name in ("the first", "the second"):
-            grading._break(WorkerDied(name))
+            grading._fail(WorkerDied(name))
         with pytest.raises(WorkerDied, match="the first"):
             await grading.score(prompt(1), EMPTY)
 
