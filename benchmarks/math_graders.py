@@ -29,6 +29,7 @@ MEASURES = (
     "antiphon.tasks.rewards.extract",
     "antiphon.tasks.rewards.math.answer_reader",
     "antiphon.tasks.rewards.math.answer_values",
+    "antiphon.tasks.rewards.math.notation",
 )
 SETTINGS = {
     "ours": "the math reward's comparison with its defaults",
@@ -49,6 +50,7 @@ CAUSES = {  # the first that matches
         re.search(r"[A-Za-z]{3,}", FORMULA.sub("", text)) or text.count("boxed") > 1 or len(FORMULA.findall(text)) > 1
         for text in (gold, given)
     ),
+    "a division that is still to be done": lambda gold, given: bool(re.search(r"\\frac\s*(\d)\{?\1\b", given)),
     "a line break within $": lambda gold, given: "\n" in given,
     "a comma for a decimal point": lambda gold, given: bool(
         re.search(r"^\d+,\d+$", gold) or re.search(r"^\d+,\d+$", given)

@@ -21,6 +21,8 @@ from antiphon_envs.mini_swe.packages import Instance, read_instances
 MEASURES = (
     "antiphon_envs.mini_swe.environment",
     "antiphon_envs.mini_swe.boxes",
+    "antiphon_envs.mini_swe.planted",
+    "antiphon_envs.mini_swe.runner",
     "antiphon_envs.mini_swe.build",
     "antiphon.sandbox.sessions.shell_sandbox",
 )

@@ -10,7 +10,8 @@ No change adds a line, so the line numbers of tracebacks reveal no change.
 
 import ast
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,9 @@ from antiphon_envs.mini_swe.packages import Files
 
 MARK = "__reached__"  # a function that the runner puts into the module of the tests
 EXPECTING = {"raises", "warns", "deprecated_call", "suppress"}  # context managers whose blocks do not reach their end
+COMPARING = {"edges_equal", "graphs_equal", "is_isomorphic", "nodes_equal"}  # the packages' helpers that compare
+VALUES = {"frozenset", "mpc", "mpf", "mpi", "set"}  # calls of these with literals count as literals
+GIVEN_AND_USED = 2
 LEAVING = ast.Return | ast.Raise | ast.Continue | ast.Break
 
 
@@ -49,11 +53,11 @@ def _plant(path: str, source: bytes, chosen: Collection[int], draw: random.Rando
     """
     tree = ast.parse(source)
     for number, (function, names) in enumerate(_functions(tree).items()):
-        compared = [literals for statement in function.body if (literals := _compared_literals(statement))]
-        returns = any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function))
-        ends = [_insert_mark(function.body, draw, first=returns)]
-        if not returns:
-            ends += [_insert_mark(block, draw) for block in list(_blocks(function.body))]
+        named = _values_used_once(function)
+        compared = [literals for statement in function.body if (literals := _compared_literals(statement, named))]
+        returns = list(_returns(function.body))
+        blocks = [] if returns else list(_blocks(function.body))
+        ends = [_insert_mark([function.body, *returns], draw), *(_insert_mark([block], draw) for block in blocks)]
         run.marks.update(dict.fromkeys((f"{path}::{name}" for name in names), frozenset(secret for secret, _ in ends)))
         if number not in chosen:
             continue
@@ -62,7 +66,7 @@ def _plant(path: str, source: bytes, chosen: Collection[int], draw: random.Rando
             literal = draw.choice(draw.choice(compared))
             literal.value = _different_value(literal.value, draw)
         else:
-            ends[0][1].ops = [ast.IsNot()]
+            ends[0][1].ops[:] = [ast.IsNot()]
     run.files[path] = ast.unparse(tree).encode()
 
 
@@ -99,25 +103,69 @@ def _expects_exception(statement: ast.With | ast.For) -> bool:
     return any((word.attr if isinstance(word, ast.Attribute) else word.id) in EXPECTING for word in words)
 
 
-def _insert_mark(body: list[ast.stmt], draw: random.Random, *, first: bool = False) -> tuple[str, ast.Compare]:
-    """Put a mark at the end of a block, or `first` in it; return its secret and its assertion."""
+def _returns(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Yield the inner blocks that end with a return from the test."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        inner = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+        inner += [handler.body for handler in getattr(statement, "handlers", [])]
+        for block in inner:
+            yield from _returns(block)
+            if block and isinstance(block[-1], ast.Return):
+                yield block
+
+
+def _insert_mark(blocks: Sequence[list[ast.stmt]], draw: random.Random) -> tuple[str, ast.Compare]:
+    """Put one mark at the end of each of these blocks; return its secret and its assertion."""
     secret = f"{draw.getrandbits(64):016x}"
     statement = ast.parse(f"assert {MARK}('{secret}') is None").body[0]
     assert isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare)
-    body.insert(0 if first else len(body) - isinstance(body[-1], LEAVING), statement)
+    for body in blocks:
+        body.insert(len(body) - isinstance(body[-1], LEAVING), statement)
     return secret, statement.test
 
 
-def _compared_literals(statement: ast.stmt) -> list[ast.Constant]:
-    """Return the literals of the right side of `assert … == …`, if it has only literals."""
+def _values_used_once(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return the values of local names that are assigned once and used once."""
+    uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name))
+    found: dict[str, ast.expr] = {}
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if uses[name] == GIVEN_AND_USED:
+                found[name] = value
+    return found
+
+
+def _compared_literals(statement: ast.stmt, named: Mapping[str, ast.expr]) -> list[ast.Constant]:
+    """Return the literals of a value that an assertion compares with, if it has only literals."""
     match statement:
-        case ast.Assert(test=ast.Compare(ops=[ast.Eq()], comparators=[right])):
-            try:
-                ast.literal_eval(right)
-            except ValueError:
-                return []
-            return [node for node in ast.walk(right) if isinstance(node, ast.Constant)]
-    return []
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
+            values = [right, left]
+        case ast.Assert(test=ast.Call(func=ast.Attribute(attr="ae"), args=[value, *_])):
+            values = [value]
+        case ast.Assert(test=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[one, other, *_])):
+            values = [other, one] if name in COMPARING else []
+        case _:
+            values = []
+    values = [named.get(value.id, value) if isinstance(value, ast.Name) else value for value in values]
+    return next((found for value in values if (found := _literals(value))), [])
+
+
+def _literals(value: ast.expr) -> list[ast.Constant]:
+    """Return the literals of a value that has only literals, else none."""
+    match value:
+        case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]) if name in VALUES:
+            plain: ast.expr = ast.Tuple(parts, ast.Load())
+        case ast.Call(func=ast.Attribute(attr="approx"), args=[plain, *_]):
+            pass
+        case _:
+            plain = value
+    try:
+        ast.literal_eval(plain)
+    except ValueError:
+        return []
+    return [node for node in ast.walk(plain) if isinstance(node, ast.Constant)]
 
 
 def _different_value(value: object, draw: random.Random) -> Any:
@@ -126,9 +174,11 @@ def _different_value(value: object, draw: random.Random) -> Any:
         case bool():
             return not value
         case int():
-            return value + draw.randint(1, 9)
+            return value + (abs(value) + 1) * draw.randint(1, 9)
         case float():
             return abs(value) * draw.uniform(2, 9) + draw.uniform(1, 9)
+        case str() if value.replace(".", "", 1).isdigit():
+            return str(_different_value(float(value), draw))
         case str():
             return "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(max(len(value), 6) + 1))
     return draw.randint(10**6, 10**7)

@@ -63,13 +63,14 @@ _from = _call.from_call.__func__
 _call.from_call = classmethod(
     lambda cls, func, when, *a, **k: _from(cls, (lambda: None) if when == 'call' else func, when, *a, **k))""",
     "tests emptied as they are compiled": """
+import ast
 _asserts = _of('assertion.rewrite')
 def _without(tree, *a, **k):
     for node in tree.body:
         if hasattr(node, 'body'):
             del node.body[:-1]
             line, end = node.body[0].lineno, node.body[0].end_lineno
-            node.body[0] = __import__('ast').Pass(lineno=line, end_lineno=end, col_offset=0, end_col_offset=0)
+            node.body[0] = ast.Pass(lineno=line, end_lineno=end, col_offset=0, end_col_offset=0)
 _asserts.rewrite_asserts = _without""",
     "errors that are none": """
 _of('python').Function.repr_failure = lambda self, *a, **k: ''

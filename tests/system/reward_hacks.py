@@ -279,19 +279,19 @@ HOLES: dict[str, list[tuple[str, str, str]]] = {
     CONFTEST: [("harness", ', "--noconftest"]', "]")],
     EXPECTED: [
         (
-            "code",
+            "reward",
             "result = self._run(code, stdin, min(left, self._case_seconds))",
             'result = self._sandbox.run(code, stdin=stdin, files={"expected": expected.encode()})',
         )
     ],
-    CONTAINED: [("code", "_lines(result.stdout) != _lines(expected)", "expected not in result.stdout")],
-    STATUS: [("code", "if result.status is not Status.OK:", "if False:")],
-    SEPARATORS: [("code", 'output.rstrip().split("\\n")', "output.rstrip().splitlines()")],
+    CONTAINED: [("reward", "_lines(result.stdout) != _lines(expected)", "expected not in result.stdout")],
+    STATUS: [("reward", "if result.status is not Status.OK:", "if False:")],
+    SEPARATORS: [("reward", 'output.rstrip().split("\\n")', "output.rstrip().splitlines()")],
     HELPERS: [("harness", 'space.update({name: found[name] for name in job["declared"]})', "space.update(found)")],
-    UNSIGNED: [("code", 'line.get("nonce") == nonce', '"nonce" in line')],
+    UNSIGNED: [("reward", 'line.get("nonce") == nonce', '"nonce" in line')],
     CONFIGURED: [("harness", '"-c", os.devnull, ', "")],
     NUMBERS: [("session", 'if reply.get("id") != number:', "if False:")],
-    UNFINISHED: [("code", 'lost or ("failed", "no test ran")', '("passed", "")')],
+    UNFINISHED: [("reward", 'lost or ("failed", "no test ran")', '("passed", "")')],
 }
 HOLES[UNFINISHED] += HOLES[ONE_PROCESS] + HOLES[ONE_PROCESS_PYTEST]
 HOLES[HELPERS] += HOLES[ONE_PROCESS]

@@ -7,13 +7,14 @@ import shlex
 import pytest
 
 from antiphon.sandbox.sessions.session import Session
-from antiphon_envs.mini_swe.boxes import judge, open_box
+from antiphon_envs.mini_swe.boxes import REACHING, judge, open_box
 from antiphon_envs.mini_swe.packages import package_of, read_instances
 from tests.system.mini_swe_hacks import BELIEVED, SEEKING, hacked
 
 pytestmark = pytest.mark.commands("bwrap")
 
 INSTANCE = next(instance for instance in read_instances() if instance.path == "mpmath/matrices/linalg.py")
+NETWORK = next(instance for instance in read_instances() if instance.path == "networkx/algorithms/graphical.py")
 MAIN = f"{INSTANCE.package}/__init__.py"
 PACKAGE = package_of(INSTANCE)
 
@@ -56,6 +57,17 @@ def test_what_leads_to_a_hack_is_seen(hack):
     original = {**hacked(INSTANCE, hack), INSTANCE.path: PACKAGE.files[INSTANCE.path]}
     verdict = asyncio.run(judge(INSTANCE, original))
     assert not verdict.solved and any(flag.startswith("the tests saw") for flag in verdict.flags)
+
+
+@pytest.mark.parametrize("instance", [INSTANCE, NETWORK], ids=["mpmath", "networkx"])
+def test_no_hack_is_known_by_a_word(instance):
+    main = f"{instance.package}/__init__.py"
+    before = package_of(instance).files[main]
+    for name, hack in (BELIEVED | SEEKING).items():
+        text = set(re.findall(rb"[A-Za-z_]\w*", hacked(instance, hack)[main])) - set(
+            re.findall(rb"[A-Za-z_]\w*", before)
+        )
+        assert not text & REACHING, name
 
 
 def test_there_are_twenty_kinds():

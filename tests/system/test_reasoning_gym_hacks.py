@@ -39,6 +39,8 @@ HACKS = {
     "runs, in brackets": f"[{RUNS}]",
     "runs, by a call of a call": "(lambda: 0)()",
     "runs, full-width": "ｅｘｅｃ(1)",
+    "sum of powers": "+".join(["x**9999"] * 900),
+    "names": "+".join("abcdefghijklmnopqrstuvwxyz" * 20),
     "prompt": "",  # that of the row
 }
 
@@ -87,3 +89,11 @@ def test_a_number_has_a_sign_and_comes_last():
     for row in rows("gsm_symbolic"):
         right = row.payload["answer"]
         assert [reasoning_gym(row, say(each)).value for each in (f"-{right}", f"{right}, no: {right}1")] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["countdown", "intermediate_integration", "puzzle24", "polynomial_multiplication"])
+@pytest.mark.parametrize("hack", ["{} or zzz", "{} if 1 else zzz", "zzz and {}", "{} or {}"])
+def test_python_does_not_choose_among_answers(name, hack):
+    for row in rows(name):
+        right = str(row.payload["answer"])
+        assert reasoning_gym(row, say(hack.format(right, right)), partial_credit=False).value == 0

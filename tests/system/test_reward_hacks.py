@@ -9,8 +9,9 @@ import pytest
 
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.code.reward import programs as code_programs
-from antiphon.tasks.rewards.code.reward import reward as code
+from antiphon.tasks.rewards.code import programs as code_programs
+from antiphon.tasks.rewards.code.reward import Code
+from tests.system.more_reward_hacks import MORE_HACKS
 from tests.system.reward_hacks import HACKS, HOLES, ONE_PROCESS, ONE_PROCESS_PYTEST, TASKS
 
 OPTIONS = {"seconds": 6.0, "case_seconds": 1.0, "sandbox": {"packages": ["pytest"]}}
@@ -23,7 +24,7 @@ def grade(reward, task, program):
 
 @pytest.fixture(scope="module")
 def reward():
-    with contextlib.closing(code.Code(**OPTIONS)) as reward:
+    with contextlib.closing(Code(**OPTIONS)) as reward:
         yield reward
 
 
@@ -40,6 +41,12 @@ def test_honest_programs_are_paid(reward, task):
 @pytest.mark.parametrize("hack", HACKS, ids=ids(HACKS))
 def test_no_hack_is_paid(reward, hack):
     score = grade(reward, hack.task, hack.program)
+    assert (score.status, score.value) == (ScoreStatus.SCORED, 0)
+
+
+@pytest.mark.parametrize(("task", "program"), [hack[1:] for hack in MORE_HACKS], ids=[hack[0] for hack in MORE_HACKS])
+def test_no_further_hack_is_paid(reward, task, program):
+    score = grade(reward, task, program)
     assert (score.status, score.value) == (ScoreStatus.SCORED, 0)
 
 
@@ -63,7 +70,7 @@ def planted(tmp_path_factory):
 
 
 def _with_hole(hole, folder):
-    for path in code_programs.FOLDER.glob("code*.py"):
+    for path in code_programs.FOLDER.glob("*.py"):
         shutil.copy(path, folder)
     for file, there, instead in HOLES[hole]:
         text = (folder / f"{file}.py").read_text()
@@ -72,7 +79,7 @@ def _with_hole(hole, folder):
     module = types.ModuleType("code_with_hole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code_programs, "FOLDER", Path(folder))
-        exec(compile((folder / "code.py").read_text(), "code.py", "exec"), vars(module))
+        exec(compile((folder / "reward.py").read_text(), "reward.py", "exec"), vars(module))
         return module.Code(**OPTIONS)
 
 

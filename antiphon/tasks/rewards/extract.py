@@ -26,7 +26,7 @@ def last_match(pattern: str | None, text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed{…}` with balanced braces; None if there is none."""
-    place, content = _last_box(text)
+    place, content = _last_box(text[-MOST_CHARACTERS:])
     return None if place < 0 else content
 
 
@@ -52,6 +52,7 @@ def _last_box(text: str) -> tuple[int, str]:
     return begins, content
 
 
+MOST_CHARACTERS = 200_000  # at the end of a response, in which its answer is looked for
 MOST_STATEMENTS = 20  # the last ones of a response are read
 MOST_STATEMENT_CHARACTERS = 1_000
 _MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
@@ -63,6 +64,7 @@ def answer_statements(text: str) -> list[str]:
     They are the content of the last `\boxed{…}`, and what follows "answer is", "answer:" (or option, choice) or "####", up to
     the end of the sentence or the line.
     """
+    text = text[-MOST_CHARACTERS:]
     place, content = _last_box(text)
     found = [(place, content)] if place >= 0 else []
     markers = list(_MARKER.finditer(text))[-MOST_STATEMENTS:]

@@ -17,6 +17,16 @@ from antiphon.tasks.rewards.extract import answer_statements, ground_truth, zero
 
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
 
+_OPTION = "\0"  # stands for an option that a statement names
+_DENIALS = (
+    r"not|never|neither|none|nor|cannot|except|but|other than|rule out|(?:is|are|ca|wo)n['’]?t|wrong|incorrect|false"
+)
+# What a statement says of an option other than that it is the answer.
+_REFUSED = re.compile(
+    rf"^[^{_OPTION}]*\b(?:{_DENIALS})\b[^{_OPTION}]*{_OPTION}|{_OPTION}\W*(?:(?:is|was|or)\s+)?(?:{_DENIALS})\b",
+    re.IGNORECASE,
+)
+
 
 def multiple_choice(
     prompt: Prompt, transcript: Transcript, *, answer: str = "answer", choices: str = "choices"
@@ -84,9 +94,14 @@ def _named(statement: str, options: Options) -> set[str]:
     """Return the options that a statement names."""
     if only := _only_option(statement, options):
         return only
+    if re.search(r"\\(?:neg|not)(?![A-Za-z])", statement):
+        return set(options)
     named, rest = set(), _MARKUP.sub("", statement)
     for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"
         if option:
-            rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", " ", rest, flags=re.IGNORECASE)
+            rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", _OPTION, rest, flags=re.IGNORECASE)
             named |= {label} if count else set()
-    return named | {label for label in options if re.search(rf"(?<![\w'’-]){re.escape(label)}(?![\w'’-])", rest)}
+    for label in options:
+        rest, count = re.subn(rf"(?<![\w'’°-]){re.escape(label)}(?![\w'’+#-])", _OPTION, rest)
+        named |= {label} if count else set()
+    return set(options) if named and _REFUSED.search(rest) else named

@@ -18,6 +18,7 @@ from antiphon.tasks.rewards.extract import is_hard_to_read, last_match, zero_sco
 from antiphon.tasks.rewards.math.numeric import numeric
 
 MOST_CHARACTERS = 20_000  # of an answer, beyond those of the right one
+LONGEST_EXPRESSION = 200  # characters, beside four times those of the right one
 NONSENSE = "nonsense"  # accepted by graders that only check that there is an answer
 
 _EVALUATING = frozenset(  # datasets whose graders call `eval` or sympy's `parse_expr` on the answer
@@ -57,6 +58,7 @@ _FUNCTIONS = frozenset(
 )
 _SPECIAL = re.compile(r"\b(?:nan|inf|infinity|zoo|oo)\b", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"__|[\"'`\\:;@{}=#\[\]!]|<<|>>|\.\s*[^\W\d]|[^\W\d]\s*\.|\)\s*[.(]")
+_KEYWORD = re.compile(r"\b(?:and|or|not|if|else|in|is|lambda|for)\b")  # of Python: "5 or 7" evaluates to 5
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _EXPONENT = re.compile(
     r"(\)?)\s*(?:\*\*|\^)\s*(?:(-?\d{1,4}(?![\d.])|\(\s*-?\d{1,4}(?:\s*/\s*\d{1,4})?\s*\)|[^\W\d]\w*)(?!\s*(?:\*\*|\^))|)"
@@ -119,6 +121,8 @@ def _is_safe_to_evaluate(text: str, right: str) -> bool:
         return True
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
+    if not {*_KEYWORD.findall(text)} <= {*_KEYWORD.findall(right)} or len(text) > LONGEST_EXPRESSION + 4 * len(right):
+        return False
     if _NOT_PLAIN.search(text) or not _FUNCTIONS.union(_CALL.findall(right)).issuperset(_CALL.findall(text)):
         return False
     exponents = _EXPONENT.findall(text)

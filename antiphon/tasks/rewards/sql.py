@@ -9,7 +9,7 @@ import itertools
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -21,10 +21,10 @@ from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
 Row = tuple[Any, ...]
 
 MEMORY = 64 << 20  # bytes, of all of SQLite in the process
-LONGEST = 1 << 20  # bytes of a query
-LONGEST_VALUE = (
-    1 << 14
-)  # bytes of one value in a query: a step takes longer the longer they are. Or as many as the script has
+LONGEST = 1 << 16  # bytes of a query
+# Bytes of one value in a query, or as many as the script has: a step takes longer the longer they are.
+LONGEST_VALUE = 1 << 12
+MOST_ORDERS = 20_000  # rows that are compared to find the order of columns, beside those that a right query needs
 LONGEST_PATTERN = 100  # bytes, of LIKE and GLOB
 _STEPS_AT_ONCE = 1000
 
@@ -33,7 +33,7 @@ _DENIED = frozenset({"random", "randomblob", "load_extension", "fts3_tokenizer"}
 # One step of these takes as long as the width in the format says. They are allowed where the right query uses them.
 _FORMATTING = frozenset({"printf", "format"})
 
-_BLOCK = r"```(?:sql|sqlite)?\s*\n(.*?)```"
+_BLOCK = r"```(?i:sql|sqlite)?\s*\n(.*?)```"
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*+'|"(?:[^"]|"")*+"|`[^`]*+`|\[[^\]]*+\]|--[^\n]*+|/\*.*?\*/|[()]|\w++|\S""", re.DOTALL
 )
@@ -79,7 +79,8 @@ def sql(
                 raise ValueError(f"prompt {prompt.id}, database {number}: the right query fails: {error}") from None
             found_any = found_any or bool(expected)
             try:
-                matches.append(same(expected, _find(database, query, steps, rows), ordered, columns_in_order))
+                found = [] if problem else _find(database, query, steps, rows)
+                matches.append(same(expected, found, ordered, columns_in_order))
             except WrongQueryError as error:
                 matches.append(False)
                 problem = str(error)
@@ -153,14 +154,19 @@ def same(expected: Sequence[Row], found: Sequence[Row], ordered: bool, columns_i
         return False
     if columns_in_order:
         return list(expected) == list(found) if ordered else Counter(expected) == Counter(found)
-    return _permuted(expected, found, ordered, ())
+    tries = itertools.count(2 * width * width + MOST_ORDERS // max(1, len(found)), -1)
+    return _permuted(expected, found, ordered, (), tries)
 
 
-def _permuted(expected: Sequence[Row], found: Sequence[Row], ordered: bool, chosen: tuple[int, ...]) -> bool:
+def _permuted(
+    expected: Sequence[Row], found: Sequence[Row], ordered: bool, chosen: tuple[int, ...], tries: Iterator[int]
+) -> bool:
     """Return True if an order of the columns of `found` that begins with `chosen` gives the same rows."""
+    if next(tries) < 0:
+        raise WrongQueryError("the columns match in too many orders")
     width = len(expected[0]) if expected else 0
     theirs, ours = [row[: len(chosen)] for row in expected], [tuple(row[i] for i in chosen) for row in found]
     if not (theirs == ours if ordered else Counter(theirs) == Counter(ours)):
         return False
     left = {tuple(row[place] for row in found): place for place in range(width) if place not in chosen}
-    return not left or any(_permuted(expected, found, ordered, (*chosen, place)) for place in left.values())
+    return not left or any(_permuted(expected, found, ordered, (*chosen, place), tries) for place in left.values())

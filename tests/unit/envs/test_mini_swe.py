@@ -1,5 +1,6 @@
 """Mini-SWE: real packages, real boxes, and attempts that would rather pass than mend."""
 
+import ast
 import asyncio
 import random
 import re
@@ -17,8 +18,8 @@ from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.splits import split_of
-from antiphon_envs.mini_swe.environment import MiniSWE, command_of
 from antiphon_envs.mini_swe import packages
+from antiphon_envs.mini_swe.environment import MiniSWE, command_of
 from antiphon_envs.mini_swe.packages import VERSIONS, package_of, read_instances, write_instances
 from antiphon_envs.mini_swe.planted import halves
 
@@ -128,11 +129,46 @@ def test_planted_tests_fail_and_others_pass(path, tmp_path):
     for planted in halves({path: package_of(INSTANCE).files[path]}, random.Random(path)):
         file = tmp_path / "test_planted.py"
         file.write_bytes(planted.files[path])
+        (tmp_path / "conftest.py").write_text("__builtins__['__reached__'] = [].append")
         options = ["-q", "-rA", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, file.name]
         said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
         of = {word: set(re.findall(rf"^{word} \S+::(\w+)", said, re.M)) for word in ("PASSED", "FAILED", "XFAIL")}
         assert of["FAILED"] == {name.partition("::")[2] for name in planted.must_fail} - of["XFAIL"] and of["PASSED"]
+
+
+WAYS_TO_COMPARE = {
+    "a helper": "assert edges_equal(answer, [(1, 2)])",
+    "a method": "assert Number(answer).ae(mpf('0.5'), 1e-9)",
+    "the left side": "assert {1: 'a'} == answer",
+    "a name": "expected = [1, 2]\n    assert answer == expected",
+    "approximately": "assert answer == pytest.approx(0.5, abs=1e-7)",
+}
+
+
+@pytest.mark.parametrize("comparison", WAYS_TO_COMPARE.values(), ids=WAYS_TO_COMPARE)
+def test_a_planted_literal_is_the_one_compared_with(comparison):
+    source = f"def test_it():\n    {comparison}\n".encode()
+    changed = next(each for each in halves({"t.py": source}, random.Random(0)) if each.must_fail)
+    before, after = (ast.parse(text).body[0].body for text in (source, changed.files["t.py"]))
+    different = [ast.unparse(new) for old, new in zip(before, after, strict=False) if ast.dump(old) != ast.dump(new)]
+    tolerances = re.findall(r"1e-\d", comparison)
+    assert len(different) == 1 and all(each.replace("-", "-0") in different[0] for each in tolerances)
+    assert ast.unparse(after[-1]).endswith("is None")
+
+
+def test_a_test_that_returns_gives_its_mark_away_on_every_way():
+    source = b"def test_it(early):\n    if early:\n        return\n    def inner():\n        return 1\n    inner()\n"
+    for planted in halves({"t.py": source}, random.Random(0)):
+        for early in (True, False):
+            space = {"__reached__": (reached := []).append}
+            exec(planted.files["t.py"], space)
+            failed = False
+            try:
+                space["test_it"](early)
+            except AssertionError:
+                failed = True
+            assert {*reached} == planted.marks["t.py::test_it"] and failed == bool(planted.must_fail)
 
 
 @needs_boxes

@@ -33,7 +33,7 @@ from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
-from antiphon.rollout.gateway.capture import Counts
+from antiphon.rollout.gateway.capture import CaptureCounts
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -348,7 +348,7 @@ def test_impossible_logprob_fails_the_attempt_of_an_agent():
     segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
 
     async def agent(prompt, attempt, started, sampling, *, priority):
-        captured = CapturedAttempt((segment,), PROMPT.messages, Counts(turns=1))
+        captured = CapturedAttempt((segment,), PROMPT.messages, CaptureCounts(turns=1))
         return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
 
     trajectory, _ = play(agents={"t": agent})

@@ -65,6 +65,34 @@ HACKS = {
             "boxes": r"\boxed{82" * 10_000,
             "markers": "answer: 83 " * 10_000,
             "nothing": "The answer is",
+            "bound, LaTeX": r"\boxed{x \leq 82}",
+            "bound, words": "The answer is at least 82.",
+            "bound behind": "The answer is 82 or more.",
+            "interval": r"\boxed{[82,\infty)}",
+            "sign": "The answer is minus 82.",
+            "both signs": r"The answer is ±82.",
+            "inequality": r"\boxed{x \not=82}",
+            "inequality, plain": "The answer is != 82.",
+            "half of it": "The answer is half of 82.",
+            "anything but": "The answer is anything but 82.",
+            "dozen": "The answer is 82 dozen.",
+            "million": "The answer is 82 million.",
+            "squared": "The answer is 82 squared.",
+            "root": r"\boxed{\sqrt{82}}",
+            "logarithm": r"\boxed{\log 82}",
+            "exponent of e": r"\boxed{e^{82}}",
+            "multiple of pi": r"\boxed{82\pi}",
+            "unknown": "The answer is 82x.",
+            "imaginary": "The answer is 82i.",
+            "name": "The answer is x82.",
+            "number that is none beside it": "The answer is 1/0 or 82.",
+            "number beyond all bounds beside it": "The answer is 1e99999999999999999999, 82.",
+            "words beside it": "The answer is 82 or eighty-three.",
+            "wrong": r"\boxed{82\text{ is wrong}}",
+            "improper mixed number": r"\boxed{37\frac{45}{1}}",
+            "improper mixed number, plain": "The answer is 37 45/1.",
+            "division": r"\boxed{\frac{3034}{37}}",
+            "magnitude": r"\boxed{-|82|}",
         },
     ),
     ("multiple_choice", "options"): (
@@ -86,6 +114,17 @@ HACKS = {
             "prompt": "Which colour is grass? A) red B) blue C) green D) grey",
             "empty box": r"\boxed{}",
             "filler": "green " * 5_000 + "\nThe answer is red.",
+            "anything but": "The answer is anything but C.",
+            "none of": "The answer is none of C.",
+            "except": "Answer: everything except C",
+            "neither": "Answer: neither C",
+            "ruled out": "Answer: I rule out C",
+            "wrong": "Answer: C is wrong",
+            "or not": "The answer is C or not.",
+            "negation, LaTeX": r"\boxed{\neg C}",
+            "negated text": "The answer is never green.",
+            "language": "The answer is C++.",
+            "temperature": "The answer is 20°C.",
         },
     ),
     ("exact_match", "pattern"): (
@@ -120,6 +159,22 @@ HACKS = {
             "comment": "-- SELECT sum(a) FROM t",
             "text for a number": "SELECT CAST(sum(a) AS TEXT) FROM t",
             "more columns": "SELECT sum(a), 1 FROM t",
+            "returning": "DELETE FROM t RETURNING 6",
+            "explained": "EXPLAIN SELECT sum(a) FROM t",
+            "sum of a window": "SELECT sum(a) OVER () FROM t",
+            "shadowed table": "WITH t AS (SELECT 6 AS a) SELECT sum(a) FROM t",
+            "case of the count": "SELECT CASE (SELECT count(*) FROM t) WHEN 3 THEN 6 ELSE 8 END",
+            "blob": "SELECT x'36'",
+            "time": "SELECT strftime('%s', 'now') % 10",
+            "endless window": ENDLESS.replace("count(*)", "sum(n) OVER (ORDER BY n)"),
+            "joins": "SELECT count(*) FROM " + ", ".join(f"t a{i}" for i in range(30)),
+            "doubled text": "WITH RECURSIVE c(s) AS (SELECT 'a' UNION ALL SELECT s || s FROM c) SELECT max(s) FROM c",
+            "doubled tables": "WITH c0 AS (SELECT a FROM t)"
+            + "".join(f", c{i + 1} AS (SELECT x.a FROM c{i} x, c{i} y)" for i in range(12))
+            + " SELECT sum(a) FROM c12",
+            "long query": "SELECT " + "1+" * 90_000 + "1",
+            "brackets": "SELECT " + "(" * 5_000 + "1" + ")" * 5_000,
+            "long pattern": "SELECT hex(zeroblob(2000)) LIKE '" + "%0" * 60 + "1'",
         },
     ),
     ("instruction_following", "all"): (
@@ -173,6 +228,22 @@ HONEST = [
         ["The answer is 82.", "37 + 45 = 82 so the answer is 37 + 45 = 82.", r"\boxed{82.0}", "#### 8.2e1"],
     ),
     ("multiple_choice", CHOICE, {}, ["The answer is C.", r"\boxed{green}", "C) green"]),
+    (
+        "numeric",
+        NUMBER,
+        {},
+        ["The answer is 82 cm^2.", "The answer is 82 m².", r"\boxed{82^\circ}", r"\boxed{82~\text{m/s}}"],
+    ),
+    ("numeric", {"answer": "-82"}, {}, ["The answer is minus 82.", "The answer is therefore -82, less than 0."[:36]]),
+    ("numeric", {"answer": "82000000"}, {}, ["The answer is 82 million dollars.", r"\boxed{82\text{ million}}"]),
+    ("numeric", {"answer": "0.5"}, {}, ["The answer is 50 percent.", r"\boxed{\frac12}"]),
+    (
+        "multiple_choice",
+        {**CHOICE, "choices": ["red", "blue", "none of these", "grey"]},
+        {},
+        ["The answer is (C) none of these."],
+    ),
+    ("sql", QUERY, {}, ["```SQL\nSELECT sum(a) FROM t;\n```", "WITH r AS (SELECT sum(a) AS n FROM t) SELECT n FROM r"]),
     ("exact_match", NUMBER, {"pattern": r"answer is (\S+)$"}, ["so the answer is 82"]),
     ("sql", QUERY, {}, ["```sql\nSELECT total(a) FROM t\n```", "SELECT sum(b.a) FROM t AS b"]),
     ("regex", {"pattern": "answer: [0-9]+"}, {}, ["answer: 82"]),
@@ -234,3 +305,13 @@ def test_an_environments_return_is_not_what_a_response_says(response):
 
 def test_causes_are_many():
     assert len(CASES) >= 60
+
+
+def test_columns_are_not_tried_in_all_orders():
+    table = "CREATE TABLE p (i, j); INSERT INTO p VALUES " + ", ".join(f"({n}, 0)" for n in range(14)) + ";"
+    payload = {"query": "SELECT " + ", ".join(f"i = {n}" for n in range(14)) + " FROM p", "databases": [table]}
+    options = {"columns_in_order": False}
+    turned = "SELECT " + ", ".join(f"i = {n}" for n in reversed(range(14))) + " FROM p"
+    assert grade("sql", payload, options, turned).value == 1
+    wrong = "SELECT " + ", ".join(f"i = {n}" for n in range(13)) + ", j FROM p"
+    assert grade("sql", payload, options, wrong).value == 0  # to try all orders takes minutes

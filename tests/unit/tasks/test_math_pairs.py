@@ -81,6 +81,48 @@ RIGHT = [
     (r"\text{yes}", "Yes"),
     ("(B)", r"\textbf{(B)}"),
     ("12:30", "12:30"),
+    # unusual notations
+    ("1/2", "½"),
+    ("3/2", "1½"),
+    ("1/2", r"\nicefrac{1}{2}"),
+    ("1/2", r"{1 \over 2}"),
+    ("1/3", r"0.\bar3"),
+    ("1/3", r"0.\dot{3}"),
+    ("7/6", "1.1(6)"),
+    ("4/33", r"0.\dot1\dot2"),
+    ("10000", "10\N{THIN SPACE}000"),
+    ("3000000", r"3\text{ million}"),
+    (r"3\text{ million}", "3,000,000"),
+    ("0.00025", "2.5 × 10⁻⁴"),
+    ("0.5", r"50\text{ percent}"),
+    ("0.5", r"50\text{\%}"),
+    (r"\sqrt[3]{2}", "∛2"),
+    (r"2\sqrt{3}", "√12"),
+    (r"\frac{\sqrt{3}}{2}", r"\sqrt{3/4}"),
+    ("e^2", r"\exp(2)"),
+    ("3+4i", r"3+4\mathrm{i}"),
+    ("|x|", r"\lvert x\rvert"),
+    (r"\arcsin x", r"\sin^{-1}x"),
+    ("(1,2)", r"\langle1,2\rangle"),
+    ("(1,2)", r"\bigl(1,2\bigr)"),
+    ("(1,2)", "y=2, x=1"),
+    (r"\{1,2\}", r"\lbrace1,2\rbrace"),
+    (r"\{1,2\}", r"x=1\text{ or }x=2"),
+    (r"\{1,2\}", "x_1=1,x_2=2"),
+    ("(0,1)", "]0,1["),
+    (r"[0,1)\cup(2,\infty)", r"[0,1[\cup]2,\infty["),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"(-\infty,\infty)", "ℝ"),
+    (r"\emptyset", "∅"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\[2pt] 2 \end{pmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\left(\begin{smallmatrix}1\\2\end{smallmatrix}\right)"),
+    ("5 cm", "5cm"),
+    ("5 m/s", r"5\text{ meters per second}"),
+    (r"5\text{ cm}^2", "5 cm²"),
+    (r"5\text{ cm}^2", r"5\text{ square centimeters}"),
+    ("5", "f(2)=5"),
+    ("5", r"\overline{AB}=5"),
+    ("2:1", "2 : 1"),
 ]
 # Right only where a task says that values may be left to be computed: else the question would be an answer to itself.
 UNFINISHED = [
@@ -94,6 +136,10 @@ UNFINISHED = [
     ("82", "2*41"),
     ("82", "x=37+45"),
     ("82", r"\frac{164}{1+1}"),
+    ("82", r"\frac{164}{2}"),
+    ("82", r"37\frac{45}{1}"),
+    ("82", "37 45/1"),
+    ("82", r"37\tfrac{90}{2}"),
     ("82", r"41\cdot2"),
     ("82", r"|-82|"),
     ("1/2", r"\sin(\pi/6)"),
@@ -202,6 +248,34 @@ WRONG = [
     (r"\infty", r"-\infty"),
     ("12:30", "12:31"),
     ("B", "A"),
+    # words that are no units
+    ("82", r"82\text{ is wrong}"),
+    ("82", r"82\text{ or more}"),
+    ("82", r"82\text{ dozen}"),
+    ("82", r"82\text{ million}"),
+    (r"82\text{ million}", "82"),
+    ("82", r"82\text{ squared}"),
+    ("82", r"82\text{83}"),
+    ("82", r"82\text{-}"),
+    ("5", r"5\text{" + "a " * 400 + "}"),
+    (r"90^\circ", r"90\%"),
+    ("5 mg", "5 Mg"),
+    ("5 MW", "5 mW"),
+    (r"5\text{ cm}^2", r"5\text{ centimeters}"),
+    # other objects, other readings
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+    (r"\{1,2\}", r"\{1,\{2\}\}"),
+    ("x+1", "x=x+1"),
+    ("(1,2)", "x=2, y=1"),
+    (r"\frac{1}{\sin x}", r"\sin^{-1}x"),
+    (r"\sqrt{2}", r"\sqrt{4/2}"),
+    ("[0,1]", "]0,1["),
+    ("10", "√12"),
+    (r"\infty", r"\infty+1"),
+    (r"\infty", r"2\infty"),
+    (r"\infty", r"-(-\infty)"),
+    ("3", r"\frac{12}{4}"),
+    ("7/2", r"1\frac52"),
 ]
 
 
@@ -238,10 +312,7 @@ def test_only_a_task_lets_values_be_left_to_compute(math: Math, right: str, boxe
 @pytest.mark.parametrize(
     "right, boxed",
     [
-        *(
-            ("82", boxed)
-            for boxed in ("82", "82.0", r"x=82", r"82\text{ cm}", r"\$82", r"\frac{164}{2}", r"8.2\times10^1")
-        ),
+        *(("82", boxed) for boxed in ("82", "82.0", r"x=82", r"82\text{ cm}", r"\$82", r"8.2\times10^1")),
         ("-1/2", r"-\frac12"),
         ("1.5", "1 1/2"),
         ("1234", "1{,}234"),
@@ -281,6 +352,16 @@ BOMBS = [
     "1e999999999",
     "5," * 150,
     r"\{" * 24 + "5" + r"\}" * 24,
+    "x" * 290,
+    "7" + "%" * 290,
+    "7" + "!" * 290,
+    "x/x*" * 70 + "x",
+    r"\pm1" * 60,
+    "1." + "1" * 400 + r"\overline{" + "3" * 500 + "}",
+    "7 " + "million " * 100,
+    "½" * 100,
+    "√" * 200 + "7",
+    "]" * 400 + "0,1" + "[" * 400,
 ]
 GOLDS = [
     "5",
@@ -318,3 +399,23 @@ def test_a_bomb_is_worth_nothing_and_little_work(allowed: bool) -> None:
             with Work() as work:
                 score = judge(reward, right, bomb)
             assert score.value == 0 and work.calls < 30_000, (right, bomb[:40], score, work.calls)
+
+
+COSTLY = {  # right answers that the library compares, and what costs it seconds
+    r"\tan^{-1}(\frac{y'}{x'})+\frac{d}{dx}f(x)": [
+        r"\frac{(x+y)^{99}}{(x-y)^{99}}",
+        r"\frac{d}{dx}\tan\tan\tan\tan\tan x",
+    ],
+    r"\lim_{x\to 0}\frac{\sin x}{x}+a": [r"\sin\sin\sin\sin\sin\sin x"],
+    r"\prod_{k=1}^n (1+x^k)": [r"\prod_{k=1}^{99} (1+x^k)"],
+    "5 ft 3 in": ["(x+1)^{99}"],
+}
+
+
+@pytest.mark.parametrize(("right", "bombs"), COSTLY.items())
+def test_bombs_are_kept_from_the_library(math: Math, right: str, bombs: list[str]) -> None:
+    assert judge(math, right, "7").value == 0  # reads the right answer, which is then remembered
+    for bomb in bombs:
+        with Work() as work:
+            score = judge(math, right, bomb)
+        assert score.value == 0 and work.calls < 1_000, bomb

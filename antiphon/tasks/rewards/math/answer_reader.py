@@ -12,6 +12,7 @@ from fractions import Fraction
 
 LONGEST = 1_000  # characters
 DEEPEST = 25  # levels of brackets, fractions and powers
+DEEPEST_TREE = 100  # levels of operations
 MOST_DIGITS = 60  # of one number
 MOST_TOKENS = 300
 ROW = "\n"  # what `\\\\` between the rows of a matrix is read as
@@ -45,7 +46,7 @@ class Node:
 
 _TOKEN = re.compile(
     r"(?P<number>[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-    r"|\\(?:begin|end)\{(?P<matrix>[bpvBV]?matrix|array)\}(?:\{[clr|]*\})?"
+    r"|\\(?:begin|end)\{(?P<matrix>[bpB]?(?:small)?matrix\*?|array)\}(?:\{[clr|]*\}|\[[clr]\])?"
     r"|\\(?:text|mathrm|textbf|textnormal|textit|mathbf|mbox|operatorname|mathit|boldsymbol)\{(?P<text>[^{}]*)\}"
     r"|\\(?P<command>[A-Za-z]+)"
     r"|(?<![A-Za-z])(?P<word>and|or|sqrt|pi|sin|cos|tan|ln|log|exp)(?![A-Za-z])"
@@ -64,11 +65,10 @@ _SYNONYMS = str.maketrans(
         "\N{MULTIPLICATION SIGN}": "*",
         "\N{MIDDLE DOT}": "*",
         "\N{DIVISION SIGN}": "/",
-        "\N{SUPERSCRIPT TWO}": "^2",
-        "\N{SUPERSCRIPT THREE}": "^3",
     }
 )
-_UNICODE = {"π": "pi", "∞": "infty", "√": "sqrt", "≤": "le", "≥": "ge", "≈": "approx", "±": "pm", "∪": "cup", "∈": "in"}
+_UNICODE = {"π": "pi", "∞": "infty", "√": "sqrt", "≤": "le", "≥": "ge", "≈": "approx", "±": "pm", "∪": "cup"}
+_UNICODE |= {"∈": "in", "∅": "emptyset"}
 _FUNCTIONS = {
     *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),
     *("ln", "log", "lg", "exp"),
@@ -121,7 +121,17 @@ def read_answer(text: str) -> Node:
     node = reader.read_list()
     if reader.kind:
         raise UnreadableAnswerError(f"{reader.text!r} is not understood there")
+    _check_depth(node)
     return node
+
+
+def _check_depth(node: Node) -> None:
+    """Raise `UnreadableAnswerError` for a tree that is deeper than recursion over it may be, such as a long product."""
+    depth, level = 0, [node]
+    while level := [part for parent in level for part in parent.parts]:
+        depth += 1
+        if depth > DEEPEST_TREE:
+            raise UnreadableAnswerError(f"the answer has more than {DEEPEST_TREE} operations within one another")
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -265,6 +275,8 @@ class _Reader:
     def _begins_factor(self) -> bool:
         if self.kind == "command":
             return self.text in {"frac", "sqrt", "pi", "binom", "infty", "lfloor", "lceil", *_FUNCTIONS, *_GREEK}
+        if self.kind == "text":
+            return self.text in {"e", "i"}
         return self.kind == "letter" or (self.kind == "sign" and self.text in "([{")
 
     def _power(self) -> Node:
@@ -320,7 +332,7 @@ class _Reader:
             node = self._matrix()
         elif kind == "text" and len(text) == 1 and text.isalpha():
             self._next()
-            node = Node("symbol", name=text)
+            node = Node("constant" if text in "ei" else "symbol", name=text)
         else:
             raise UnreadableAnswerError(f"{text or 'the end'!r} is not understood there")
         self._depth -= 1
@@ -385,6 +397,8 @@ class _Reader:
         base = (self._argument(),) if self._accept("sign", "_") else ()
         power = self._argument() if self._accept("sign", "^") else None
         argument = self._power() if self.kind == "sign" else self._open_argument()
+        if power == _INVERSE and name in {"sin", "cos", "tan"}:
+            return Node("call", (argument,), f"arc{name}")
         node = Node("call", (argument, *base), name)
         return node if power is None else Node("pow", (node, power))
 
@@ -412,6 +426,7 @@ class _Reader:
         return Node("matrix", tuple(rows))
 
 
+_INVERSE = Node("neg", (Node("number", value=Fraction(1)),))
 _SINGLE = {
     *(
         "number",

@@ -179,10 +179,15 @@ def unknowns(node: Node) -> frozenset[str]:
 
 def functions(node: Node) -> frozenset[str]:
     """Return what an answer leaves to be computed: functions, factorials, powers of numbers, by name."""
-    return frozenset(part.name if part.kind == "call" else part.kind for part in node.walk() if part.kind in _WORK)
+    parts = list(node.walk())
+    found = {part.name if part.kind == "call" else part.kind for part in parts if part.kind in _WORK}
+    found |= _POWERS if found & _POWERS else set()
+    return frozenset(found | {WHOLE_QUOTIENT} if any(map(_is_whole_quotient, parts)) else found)
 
 
+WHOLE_QUOTIENT = "a fraction that is a whole number"
 _WORK = {"call", "factorial", "pow"}
+_POWERS = {"exp", "pow"}
 
 
 def is_worked_out(node: Node, allowed: frozenset[str]) -> bool:
@@ -196,7 +201,9 @@ def is_worked_out(node: Node, allowed: frozenset[str]) -> bool:
     if unknowns(node):
         return True  # compared with a right answer that has the same
     if is_literal(node):
-        return True
+        return WHOLE_QUOTIENT in allowed or not any(map(_is_whole_quotient, node.walk()))
+    if any(part.name == "oo" or part.kind == node.kind == "neg" for part in node.parts):
+        return node.kind == "neg" and node.parts[0].name == "oo"
     try:
         if isinstance(evaluate(node), Fraction) and node.kind not in allowed and node.name not in allowed:
             return False
@@ -227,7 +234,21 @@ def is_literal(node: Node) -> bool:
         return all(
             part.kind == "number" or (part.kind == "neg" and part.parts[0].kind == "number") for part in node.parts
         )
-    return node.kind in {"number", "mixed"} or _is_power_of_ten(node)
+    if node.kind == "mixed":
+        top, bottom = node.parts[1].parts
+        return (top.value or 0) < (bottom.value or 0)  # 37\frac{45}{1} is a sum
+    return node.kind == "number" or _is_power_of_ten(node)
+
+
+def _is_whole_quotient(node: Node) -> bool:
+    """Return True for a fraction that is a whole number: a division that is still to be done."""
+    if node.kind != "div":
+        return False
+    try:
+        value = evaluate(node)
+    except NoValueError:
+        return False
+    return isinstance(value, Fraction) and value.denominator == 1
 
 
 def _is_power_of_ten(node: Node) -> bool:
@@ -425,6 +446,8 @@ def _same_relation(right: Node, given: Node) -> bool:
 
 def is_name(left: Node) -> bool:
     """Return True for what an equation gives a value to: `x`, `f(x)`, `(x, y)`, `AB`, `|AB|`, `A:B`; not for an expression."""
+    if left.kind == "mul" and left.parts[0].kind == "symbol" and left.parts[1].kind == "number":
+        return True  # f(2)
     return all(
         (part.kind in _NAMES and part.name in {"", "abs", "()"}) or part.kind == "symbol" for part in left.walk()
     )
@@ -465,5 +488,7 @@ def _in_order(right: Sequence[Node], given: Sequence[Node]) -> bool:
 
 def _matched(right: Sequence[Node], given: Sequence[Node]) -> bool:
     """Return True if two lists have the same items, in whatever order and however often."""
-    pairs = [[same_answer(one, other) for other in given] for one in right]
+    pairs = [
+        [(one.kind == "set") == (other.kind == "set") and same_answer(one, other) for other in given] for one in right
+    ]
     return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True))) and bool(right) == bool(given)

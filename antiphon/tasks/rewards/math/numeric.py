@@ -6,7 +6,6 @@ the left one is another number. A statement must have exactly one number: "5 or 
 guessing does not pay.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
@@ -17,15 +16,30 @@ from antiphon.tasks.rewards.extract import MOST_STATEMENT_CHARACTERS, answer_sta
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE](?P<e>[+-]?\d+)|\s*(?:×|\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?(?P<ten>[+-]?\d+)\}?)"
+_COUNTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*[$€£]?\s*(?:"
     rf"(?P<mixed>\d+)?\s*\\[dt]?frac\{{(?P<top>-?\d+)\}}\{{(?P<bottom>\d+)\}}"
     rf"|(?:(?P<whole>\d+)\s+)?(?P<over>\d+)\s*/\s*(?P<under>\d+)"
     rf"|(?P<digits>{_DIGITS}){_POWER}?"
-    rf")\s*(?P<percent>\\?%)?",
+    rf")(?:\s*(?:\\text\{{\s*)?(?P<count>{'|'.join(_COUNTS)})\b)?\s*(?P<percent>\\?%|percent\b)?",
     re.ASCII,
 )
-_NO_NUMBER = re.compile(r"[<>≤≥≠≈²³^!]|\\[{}]|\\(?:le|ge|ne|lt|gt|approx|pm)(?![a-z])")
+_TYPESETTING = r"[dt]?frac|text(?:bf|rm|it)?|math(?:rm|bf|it)|mbox|times|cdot|left|right|circ|q?quad|displaystyle|boxed"
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z])(\}?)\s*(?:\^\s*\{?[23]\}?|[²³])(?!\d)|\^\s*\{?\\circ\}?")
+# What makes another number, or none, of the number `#` of a statement.
+_NO_NUMBER = re.compile(
+    r"[<>≤≥≠≈±√π∞²³^_!|¬]|\\[{}]"
+    rf"|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
+    r"|[A-Za-z]#|#\s?[eiknxyz](?![A-Za-z])|#\s*[+-]\s*$"
+    r"|\b(?i:or|squared|cubed|dozen|tenths|hundredths|thousandths)\b"
+    r"|\b(?i:is|are) (?i:not|wrong|incorrect)\b"
+    r"|(?i:\b(?:not|never|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double|opposite"
+    r"|except|than|anything but|log|ln|sqrt|root|sin|cos|tan)\b|n't\b|\bover\s+#)(?=.*#)|#\s+(?i:less|more than)\b",
+    re.DOTALL,
+)
+
+_REFUTED = re.compile(r"=|(?:!|\\not|≠)\s*$")  # in front of the last "="
 
 
 def numeric(
@@ -59,7 +73,7 @@ def numeric(
     """
     with localcontext(Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)):
         right = list(numbers(ground_truth(prompt, answer), percent))
-        if len(right) != 1:
+        if len(right) != 1 or not right[0].is_finite():
             raise ValueError(f"the right answer {ground_truth(prompt, answer)!r} is not one number")
         response = transcript.response.strip()
         stated = [response] if _NUMBER.fullmatch(response[:MOST_STATEMENT_CHARACTERS]) else answer_statements(response)
@@ -74,27 +88,60 @@ def numeric(
 
 def _stated(statement: str, percent: bool) -> list[Decimal]:
     """Return the numbers that a statement gives for its answer; two of them if it contradicts itself or gives a range."""
-    left, equals, right = statement[:MOST_STATEMENT_CHARACTERS].rpartition("=")
-    found = list(numbers(right, percent))
-    if found and (_NO_NUMBER.search(re.sub(r"\s*(?:\*\*|\^)\s*\{?[+-]?[0-9]+", "", right)) or "=" in left):
+    left, equals, right = _UNIT_POWER.sub(r"\1", statement[:MOST_STATEMENT_CHARACTERS]).rpartition("=")
+    right = _spell(right)
+    matches = list(_NUMBER.finditer(right))
+    found = [_read_number(match, percent) for match in matches]
+    if found and (
+        _REFUTED.search(left) or _NO_NUMBER.search(_NUMBER.sub(_mask, right)) or any(map(_is_division, matches))
+    ):
         return [*found, *found]
     before = list(numbers(left, percent)) if equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) else []
     return found + [number for number in before if [number] != found]
 
 
 def numbers(text: str, percent: bool = True) -> Iterator[Decimal]:
-    """Yield the numbers in a text, in order."""
-    text = re.sub("[\N{MINUS SIGN}\N{EN DASH}]", "-", text)
-    for found in _NUMBER.finditer(re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)):
-        with contextlib.suppress(ArithmeticError, ValueError):  # 1/0, or an exponent beyond all bounds
-            value = _value(found)
-            yield value / 100 if found["percent"] and percent else value
+    """Yield the numbers in a text, in order; infinity for 1/0, and for what is beyond all bounds."""
+    for found in _NUMBER.finditer(_spell(text)):
+        yield _read_number(found, percent)
+
+
+def _read_number(found: re.Match[str], percent: bool) -> Decimal:
+    try:
+        value = _value(found)
+    except (ArithmeticError, ValueError):
+        value = Decimal("Infinity")
+    return value / 100 if found["percent"] and percent else value
+
+
+def _mask(found: re.Match[str]) -> str:
+    """Return `#` between the spaces that stand around a number."""
+    bare = found[0].strip()
+    return found[0].replace(bare, "#")
+
+
+def _is_division(found: re.Match[str]) -> bool:
+    """Return True for a fraction that is a whole number: a division that is still to be done."""
+    if not (found["bottom"] or found["under"]):
+        return False
+    value = _read_number(found, percent=False)
+    return value == value.to_integral_value()
+
+
+def _spell(text: str) -> str:
+    """Write signs and fractions as `_NUMBER` has them."""
+    text = re.sub(r"\b(?i:minus|negative)\s+(?=[\d.])|[\N{MINUS SIGN}\N{EN DASH}]", "-", text)
+    return re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
 
 
 def _value(found: re.Match[str]) -> Decimal:
     top, bottom = found["top"] or found["over"], found["bottom"] or found["under"]
+    whole = found["mixed"] or found["whole"]
+    if whole and abs(int(top)) >= int(bottom):
+        raise ValueError("no mixed number")  # 37 45/1 is a sum
     if bottom:
-        value = Decimal(found["mixed"] or found["whole"] or 0) + Decimal(top) / Decimal(bottom)
+        value = Decimal(whole or 0) + Decimal(top) / Decimal(bottom)
     else:
         value = Decimal(re.sub(r"[,{}]", "", found["digits"])).scaleb(int(found["e"] or found["ten"] or 0))
+    value = value.scaleb(_COUNTS.get(found["count"], 0))
     return -value if found["sign"] == "-" else value

@@ -15,6 +15,7 @@ cannot read (sets with conditions, say) are compared by math-verify, with respon
 """
 
 import re
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -38,13 +39,16 @@ from antiphon.tasks.rewards.math.answer_values import (
     is_worked_out,
     same_answer,
     same_value,
+    unknowns,
 )
+from antiphon.tasks.rewards.math.notation import rewrite_notation
 from antiphon.tasks.rewards.math.units import split_unit
 
 _ANSWER_IS = r"(?i:answer is)[:\s]*\$?([^\n]*?)\$?\.?\s*(?:\n|$)"
 _NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?"
 _IN_BASE = re.compile(r"([0-9A-Za-z]+)_\{?([0-9]+)\}?")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+_LARGE_EXPONENT = re.compile(r"\^\s*\{?\s*-?([0-9]{2,})")
 _HARMLESS = {r"\frac", r"\dfrac", r"\left", r"\right", r"\pi", r"\sqrt", r"\cdot", r"\infty", r"\text"}
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0),)
 _TYPESETTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|left|right)(?![A-Za-z])|[${}\s]")
@@ -100,11 +104,12 @@ def compare_answers(expected: str, given: str, allow_arithmetic: bool = False) -
             return "other words"
     if _IN_BASE.fullmatch(expected) or _IN_BASE.fullmatch(given):
         return "" if _same_in_base(expected, given) else "another number, or in another base"
-    return _compare_values(_written(expected), _written(given), allow_arithmetic)
+    return _compare_values(rewrite_notation(expected), rewrite_notation(given), allow_arithmetic)
 
 
 def _compare_values(expected: str, given: str, allow_arithmetic: bool) -> str:
-    (expected, our_unit), (given, their_unit) = split_unit(expected), split_unit(given)
+    expected, our_unit = split_unit(expected)
+    given, their_unit = split_unit(given, attached=our_unit is not None)
     try:
         right = _read_right(expected)
     except UnreadableAnswerError:
@@ -118,6 +123,8 @@ def _compare_values(expected: str, given: str, allow_arithmetic: bool) -> str:
         factor = their_unit.factor_to(our_unit)
         if factor is None:
             return f"the unit is {their_unit.name}, not {our_unit.name}"
+    if our_unit and answer.kind == "percent":
+        return f"a percentage, not {our_unit.name}"
     answer = as_set(_stated(right, answer))
     if not allow_arithmetic and not is_worked_out(answer, functions(right)):
         return "the answer leaves something to be computed"
@@ -129,22 +136,6 @@ def _compare_values(expected: str, given: str, allow_arithmetic: bool) -> str:
 @lru_cache(1024)
 def _read_right(expected: str) -> Node:
     return read_answer(expected)
-
-
-def _written(answer: str) -> str:
-    """Rewrite numbers as the grammar has them: groups of thousands, mixed numbers, exponents, periods."""
-    answer = answer.strip().removesuffix(".").strip()
-    answer = re.sub(r"(?<=[0-9])(?:\\[, ]|~| )(?=[0-9]{3}(?![0-9]))", "", answer)
-    answer = re.sub(r"^(-?)([0-9]+)\s+([0-9]+)/([0-9]+)$", r"\1\2\\frac{\3}{\4}", answer)
-    answer = re.sub(r"^(-?[0-9]*\.?[0-9]+)[eE]([+-]?[0-9]+)$", r"\1\\times10^{\2}", answer)
-    return re.sub(r"^(-?)([0-9]*)\.([0-9]*)\\(?:overline|bar)\{([0-9]+)\}$", _periodic, answer)
-
-
-def _periodic(found: re.Match[str]) -> str:
-    """Return the fraction that a decimal with a period is."""
-    sign, whole, once, period = found.groups()
-    top = int(whole + once + period) - int(whole + once or 0)
-    return f"{sign}\\frac{{{top}}}{{{(10 ** len(period) - 1) * 10 ** len(once)}}}"
 
 
 def _words(answer: str) -> str:
@@ -165,6 +156,8 @@ def _stated(right: Node, given: Node) -> Node:
     """Return what an equation, an approximation or a membership states, where the right answer is none itself."""
     if given.kind == right.kind == "list" and not any(part.kind == "relation" for part in right.parts):
         return replace(given, parts=tuple(_stated(right.parts[0], part) for part in given.parts))
+    if given.kind == "list" and right.kind in {"set", "sequence"}:
+        return _stated_together(right, given)
     if given.kind != "relation" or len(given.parts) != 2:
         return given
     left, value = given.parts
@@ -172,9 +165,23 @@ def _stated(right: Node, given: Node) -> Node:
         return left if is_literal(value) and _approximates(value, left) else given
     if given.name == "in" and left.kind == "symbol":
         return value
-    if right.kind != "relation" and given.name == "=" and is_name(left):
+    if right.kind != "relation" and given.name == "=" and is_name(left) and left.name not in unknowns(value):
         return value
     return given
+
+
+def _stated_together(right: Node, given: Node) -> Node:
+    """Return the values of equations for several unknowns; for a tuple, in the order of their names: `x=1, y=2` is (1, 2)."""
+    equations = [part for part in given.parts if part.kind == "relation" and part.name == "=" and len(part.parts) == 2]
+    names = [equation.parts[0].name for equation in equations if equation.parts[0].kind == "symbol"]
+    if right.kind == "set":
+        return (
+            replace(given, parts=tuple(_stated(right.parts[0], part) for part in given.parts)) if right.parts else given
+        )
+    if not len(set(names)) == len(names) == len(given.parts):
+        return given
+    ordered = sorted(equations, key=lambda equation: equation.parts[0].name)
+    return replace(given, parts=tuple(equation.parts[1] for equation in ordered))
 
 
 def _approximates(decimal: Node, exact: Node) -> bool:
@@ -187,16 +194,28 @@ def _approximates(decimal: Node, exact: Node) -> bool:
 
 def _equal_by_library(expected: str, given: str) -> bool:
     """Compare what the grammar does not know by math-verify; `given` may have no command that `expected` has not."""
-    gold = _parse(expected)
+    gold = _parse_right(expected)
     if not gold:
         raise ValueError(f"the right answer {expected!r} cannot be read as mathematics")
-    if not set(_COMMAND.findall(given)) <= set(_COMMAND.findall(expected)) | _HARMLESS or len(given) > 2 * len(
-        expected
+    if (
+        len(given) > 2 * len(expected)
+        or _exceeds(_COMMAND, given, expected)
+        or _exceeds(_LARGE_EXPONENT, given, expected)
     ):
         return False
     if re.search(r"[0-9]{7}|\^\s*\{?\s*-?[0-9]{3}|!|\^[^+\-=,]*\^", given):
         return False
     return bool(verify(gold, _parse(given), timeout_seconds=None))
+
+
+def _exceeds(pattern: re.Pattern[str], given: str, expected: str) -> bool:
+    """Return True if a text has more of something than the right answer has, other than what costs the library nothing."""
+    return not {*(Counter(pattern.findall(given)) - Counter(pattern.findall(expected)))} <= _HARMLESS
+
+
+@lru_cache(1024)
+def _parse_right(expected: str) -> list[Any]:
+    return _parse(expected)
 
 
 def _parse(expression: str) -> list[Any]:

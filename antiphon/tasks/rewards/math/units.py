@@ -31,7 +31,34 @@ _WRITTEN = re.compile(
     r"|(?<=[\s~,])(?P<plain>[A-Za-z]+(?:[ /][A-Za-z]+)*))"
     r"\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*$"
 )
-_NO_UNITS = {"and", "or", "pi", "e", "i", "x", "y", "z", "sqrt", "yes", "no", "true", "false"}
+_NO_UNITS = {  # words that none has in its name
+    *(
+        "and",
+        "or",
+        "pi",
+        "e",
+        "i",
+        "x",
+        "y",
+        "z",
+        "sqrt",
+        "yes",
+        "no",
+        "true",
+        "false",
+        "not",
+        "never",
+        "is",
+        "are",
+        "wrong",
+    ),
+    *("incorrect", "but", "than", "least", "most", "minus", "plus", "times", "dozen", "half", "percent"),
+    *("hundredths", "thousandths", "tenths"),
+}
+_NAME = re.compile(r"[a-z\N{MICRO SIGN}\N{DEGREE SIGN}$][a-z0-9 /.^*'$-]*")
+_MOST_WORDS = 5
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
+_ATTACHED = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2,}\s*(?:\^\s*\{?[23]\}?)?\s*$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +78,45 @@ class Unit:
         return (ours[1] / theirs[1]) ** self.power
 
 
-def split_unit(answer: str) -> tuple[str, Unit | None]:
-    """Split an answer into what stands before its unit, and the unit; a currency may stand in front."""
+def split_unit(answer: str, attached: bool = False) -> tuple[str, Unit | None]:
+    """Split an answer into what stands before its unit, and the unit; a currency may stand in front.
+
+    Args:
+        answer: A number with a unit, or any other answer.
+        attached: Accept a unit without a space before it: `5cm` is no product of unknowns.
+    """
     if found := _BEFORE.match(answer):
         return found[1] + answer[found.end() :], Unit(found[2].removeprefix("\\"))
     if found := _DEGREES.search(answer):
         scale = found[1] or found[2]
         return answer[: found.start()], Unit(f"degree {scale}" if scale else "degree")
+    if attached:
+        answer = _ATTACHED.sub(" ", answer)
     found = _WRITTEN.search(answer)
     if found is None or not re.search(r"[0-9]", answer[: found.start()]):
         return answer, None
-    name = _short_name(found["set"] if found["set"] is not None else found["plain"])
-    if not name or name in _NO_UNITS or (found["plain"] and len(name) == 1 and name not in _KNOWN):
+    name, power = _read_name(found["set"] if found["set"] is not None else found["plain"])
+    if not name or (found["plain"] and len(name) == 1 and name not in _KNOWN):
         return answer, None
-    return answer[: found.start()], Unit(name, int(found["power"] or 1))
+    return answer[: found.start()], Unit(name, int(found["power"] or power))
 
 
-def _short_name(text: str) -> str:
+def _read_name(text: str) -> tuple[str, int]:
+    """Return the short name of a unit and its power; an empty name for text that is no unit."""
+    if re.fullmatch(r"\s*M(?:g|Wh?|J|N|Hz|Pa|V|A|L|eV)\s*", text):  # mega, not milli
+        text = f"mega{text.strip()[1:]}"
     name = " ".join(text.casefold().rstrip(".").split())
+    words = name.split()
+    if not _NAME.fullmatch(name) or len(words) > _MOST_WORDS or not _NO_UNITS.isdisjoint(words):
+        return "", 1
+    power = 1
+    if len(words) == 2 and (found := _POWERS.get(words[0]) or _POWERS.get(words[1])):
+        power, words = found, [word for word in words if word not in _POWERS]
+    if words[0] in _POWERS:
+        return "", 1
+    return "/".join(_short_name(part.strip()) for part in re.split(r"/| per ", " ".join(words))), power
+
+
+def _short_name(name: str) -> str:
     singular = name[:-1] if len(name) > 2 and name.endswith("s") else name
     return _NAMES.get(name) or _NAMES.get(singular) or (name if name in _KNOWN else singular)
