@@ -69,7 +69,7 @@ class RolloutConfig(Config):
     on_update: OnUpdate = OnUpdate.KEEP
     """Treatment of requests in flight when new weights arrive."""
     filter: str | None = None
-    """Filter of complete groups before training: `spread` drops groups whose scores are all equal; or package.module:function."""
+    """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function."""
     sampler: str | None = None
     """Your own way to sample a group, package.module:function; see `rollout.sampling_loop`."""
     max_attempts: int = Field(3, gt=0)
