@@ -57,7 +57,7 @@ def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]
 def children() -> set[int]:
     """Process ids of the graders among our child processes; other tests leave fork servers and trackers behind."""
     found = psutil.Process().children()
-    return {child.pid for child in found if "grading_worker" in " ".join(_command(child))}
+    return {child.pid for child in found if "antiphon.tasks.grading.worker" in " ".join(_command(child))}
 
 
 def _command(process: psutil.Process) -> list[str]:
