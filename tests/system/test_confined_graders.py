@@ -61,7 +61,7 @@ async def score(graders: RewardRouter, name: str, payload: object, response: str
 
 def workers() -> list[psutil.Process]:
     """The processes below this one that grade: at level 3 the child of the one that was started."""
-    started = [each for each in psutil.Process().children() if "grading_worker" in " ".join(each.cmdline())]
+    started = [each for each in psutil.Process().children() if "tasks.grading.worker" in " ".join(each.cmdline())]
     return [(each.children() or [each])[0] for each in started]
 
 
