@@ -15,7 +15,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test release commands alone chaos parity coverage mutation bench format lint types floors figures unit vllm clean
+.PHONY: help demo check test release commands alone chaos parity coverage mutation bench format lint types floors figures house unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -23,8 +23,8 @@ help:  ## the targets
 demo: $(VENV)/.installed  ## from an empty machine to a rising reward, in minutes
 	antiphon train recipes/tiny_arithmetic/config.yaml --overwrite
 
-check: $(VENV)/.installed-dev  ## lint, types, floors, figures and unit tests: 2 minutes
-	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors figures
+check: $(VENV)/.installed-dev  ## lint, types, floors, figures, limits of the code and unit tests: 2 minutes
+	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors figures house
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) -p no:randomly --durations=10 $(SUITES) tests/unit/cluster
@@ -72,6 +72,10 @@ floors: $(VENV)/.installed-dev
 
 figures: $(VENV)/.installed-dev  ## numbers of README and docs against results; results older than what they measured
 	python tools/figures.py
+
+house: $(VENV)/.installed-dev  ## limits on the size and wording of the code and on the reading of its main path
+	python tools/house.py
+	python tools/reading_path.py
 
 release: check  ## what a release needs beside: no result is older than what it measured
 	python tools/figures.py --release

@@ -1,7 +1,6 @@
 """Small groups of samples, to try an advantage by hand."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -40,21 +39,8 @@ def example(
         states: State keys of its first turns.
     """
 
-    def first(given: Sequence[Any], place: int) -> Any:
-        return given[place] if place < len(given) else None
-
-    def sample(group: int, sibling: int, reward: float) -> Sample:
+    def make_sample(group: int, sibling: int, reward: float) -> Sample:
         version, blank = PolicyVersion(0, 0), np.zeros(tokens + 1, np.float32)
-        turns = (
-            Turn(
-                start=i + 1,
-                stop=i + 2,
-                sampling=Sampling(max_tokens=1),
-                reward=first(paid, i),
-                state_key=first(states, i),
-            )
-            for i in range(tokens)
-        )
         return Sample(
             meta=TrajectoryMeta(
                 id=AttemptId(group, sibling, 0),
@@ -70,7 +56,7 @@ def example(
                 loss_mask=np.arange(tokens + 1) > 0,
                 logprobs=blank,
                 versions=blank.astype(np.int32),
-                turns=tuple(turns),
+                turns=_make_turns(tokens, paid, states),
             ),
             streams=Streams(
                 {StreamSpec("values", "float64", (1,)): np.array([[0.0], *([value] for value in values)])}
@@ -82,4 +68,18 @@ def example(
             reward=reward,
         )
 
-    return [[sample(number, n, reward) for n, reward in enumerate(group)] for number, group in enumerate(groups)]
+    return [[make_sample(number, n, reward) for n, reward in enumerate(group)] for number, group in enumerate(groups)]
+
+
+def _make_turns(tokens: int, paid: Sequence[float], states: Sequence[str]) -> tuple[Turn, ...]:
+    """Return one turn for each sampled token; later turns have no reward or state where these sequences end."""
+    return tuple(
+        Turn(
+            start=i + 1,
+            stop=i + 2,
+            sampling=Sampling(max_tokens=1),
+            reward=paid[i] if i < len(paid) else None,
+            state_key=states[i] if i < len(states) else None,
+        )
+        for i in range(tokens)
+    )

@@ -132,7 +132,7 @@ class Deadlines:
         return self._spent[owner, name]
 
     def table(self, now: float) -> str:
-        """Who waits for whom, one line each, longest first."""
+        """Format the open waits as a table: owner, awaited party and seconds, one line each, longest first."""
         rows = sorted(self._open.values(), key=lambda wait: wait.since)
         return (
             "\n".join(f"  {w.owner} waits for {w.on} ({w.name}) since {now - w.since:.1f} s" for w in rows)

@@ -30,8 +30,8 @@ class ServerOptions(Config):
     key: str = ""
     """The environment variable that holds the API key."""
     directory: str = ""
-    """Where weights are handed over: the same directory for us and for the servers; by default in this machine's shared
-    memory."""
+    """Directory in which weights are passed to the servers, under the same path for both sides; by default in this machine's
+    shared memory."""
 
 
 class EngineKind(Config):
@@ -59,7 +59,7 @@ class EngineKind(Config):
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
     mixture of experts, in the native engine."""
     options: dict[str, Any] = {}
-    """What is special to this kind of engine: of `vllm`, fields of its EngineArgs; of `server`: urls, flavour, model, key,
+    """Options of this kind of engine: for `vllm`, fields of its EngineArgs; for `server`: urls, flavour, model, key,
     directory."""
 
     @property

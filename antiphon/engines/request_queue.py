@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """How far a running request is."""
+    """Progress of a running request."""
 
     sampled: bool  # it has tokens beyond its prompt
     cached: bool  # the KV cache holds some of its tokens
 
 
 class Continuation(Enum):
-    """How a running request goes on under new weights."""
+    """Ways to continue a running request under new weights."""
 
     KEEP_CACHE = auto()
     """With the cache that older weights computed; its later tokens are flagged as mixed."""
@@ -87,7 +87,7 @@ class RequestQueue(Generic[T]):
 
     @property
     def running(self) -> Mapping[str, T]:
-        """What the engine keeps of each running request, by id."""
+        """The engine's state of each running request, by id."""
         return self._running
 
     @property

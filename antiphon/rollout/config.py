@@ -11,7 +11,7 @@ from antiphon.core.types import OnUpdate, Sampling
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn in rollouts."""
+    """Sampling of tokens in rollouts."""
 
     max_tokens: int = Field(gt=0)
     """Most tokens of one completion."""
@@ -67,9 +67,9 @@ class RolloutConfig(Config):
     on_expiry: Literal["abort", "wait"] = "abort"
     """A group that would become too old is dropped, or the step waits for it."""
     on_update: OnUpdate = OnUpdate.KEEP
-    """What happens to requests in flight when weights arrive."""
+    """Treatment of requests in flight when new weights arrive."""
     filter: str | None = None
-    """Which complete groups are trained on: `spread` drops groups whose scores are all equal; or package.module:function."""
+    """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function."""
     sampler: str | None = None
     """Your own way to sample a group, package.module:function; see `rollout.sampling_loop`."""
     max_attempts: int = Field(3, gt=0)
@@ -96,11 +96,11 @@ class RolloutConfig(Config):
     episode_seconds: float = Field(0.0, ge=0.0)
     """Seconds after which no further turn of an episode begins; it is then judged as it is. 0 means no limit."""
     samples: Literal["trajectory", "turn", "joined"] = "trajectory"
-    """What an episode of several turns becomes. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
+    """Samples made of an episode of several turns. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
     sample a turn, whose prompt is the conversation as the chat template renders it anew. `joined`: as `turn`, but turns whose
     prompt goes on exactly where the last ended are one sample."""
     tool_format: str = "hermes"
-    """How the policy writes calls of tools to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
+    """Format in which the policy writes tool calls to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
     history: int | None = Field(None, ge=0)
     """Turns before the present one that a prompt shows, after the messages of the task; null means all. Fewer than all are
     for samples: turn, or joined."""

@@ -23,7 +23,7 @@ LoadWeights = Callable[[InferenceEngine], Awaitable[None]]  # loads the newest w
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How a pool starts engines while the load needs them, and closes them afterwards."""
+    """Settings by which a pool starts engines while the load needs them, and closes them afterwards."""
 
     max_engines: int
     idle_seconds: float  # after which an engine may be closed
@@ -32,7 +32,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSupply:
-    """How a pool gets engines besides its first."""
+    """Source of the engines that a pool starts in addition to its first ones."""
 
     start: Callable[[], Awaitable[InferenceEngine]]
     target: int = 0  # engines that the pool should have; more than its first are started as soon as they can be

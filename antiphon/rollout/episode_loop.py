@@ -31,7 +31,7 @@ EnvironmentFactory = Callable[[Prompt], Environment]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeContext:
-    """What all episodes of a run share."""
+    """Objects and settings shared by all episodes of a run."""
 
     encoder: PromptEncoder
     generate: Generate
@@ -42,7 +42,7 @@ class EpisodeContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptInputs:
-    """What one attempt starts from."""
+    """Inputs of one attempt."""
 
     prompt: Prompt
     attempt: AttemptId

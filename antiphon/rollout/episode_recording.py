@@ -63,7 +63,7 @@ class SegmentBuilder:
 
 @dataclass(slots=True)
 class EpisodeRecording:
-    """What an episode has come to so far."""
+    """State of an episode so far: messages, segments and measurements."""
 
     messages: list[Message]
     builders: list[SegmentBuilder] = field(default_factory=list)

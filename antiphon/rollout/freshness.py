@@ -1,4 +1,4 @@
-"""Which groups a training step may take, by their age. Pure functions.
+"""Selects the groups that a training step may take, by their age. Pure functions.
 
 Groups are given in the order of their admission, which is also the order of the versions they were admitted at. So groups
 that may be too old are a prefix, and no function looks at all groups.

@@ -19,7 +19,7 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What the scheduler has to do after an event."""
+    """Actions for the scheduler after an event."""
 
     abort: tuple[AttemptId, ...] = ()  # running attempts that ended here
     retry: AttemptId | None = None  # a new attempt to start

@@ -1,4 +1,4 @@
-"""Which prompt the next group gets: one of a group that a resume restores, a deferred one, or the next of the mixture."""
+"""Chooses the prompt of the next group: one of a group that a resume restores, a deferred one, or the next of the mixture."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

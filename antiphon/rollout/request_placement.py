@@ -1,4 +1,4 @@
-"""Which engine gets which request: the queue of requests that wait for one, and the rules that place them.
+"""Assigns requests to engines: the queue of requests that wait for one, and the rules that place them.
 
 The most urgent request goes first, then the oldest, to an engine that holds the version it asks for: to the one that has
 the longest prefix of it if there is room, else to the least loaded. What no engine may take now keeps its place.

@@ -1,4 +1,4 @@
-"""How a run ends early: by an error of any part, or by Ctrl-C."""
+"""Early ends of a run: by an error of any part, or by Ctrl-C."""
 
 import asyncio
 import gc

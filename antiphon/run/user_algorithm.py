@@ -1,4 +1,4 @@
-"""What a user's own advantage and loss declare, taken into the configuration of their run.
+"""Copies the declarations of a user's own advantage and loss into the configuration of the run.
 
 Reading a configuration imports no code that it names, so these declarations are read when the run starts.
 """

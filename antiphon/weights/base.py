@@ -27,7 +27,7 @@ CHANNELS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class TransferContext:
-    """What the sending end of a channel needs to know of the run."""
+    """Settings of the run that the sending end of a channel needs."""
 
     directory: Path  # for files that learner and engines see
     channel: str = "shared_memory"

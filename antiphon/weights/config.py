@@ -6,14 +6,14 @@ from antiphon.core.config import Config
 
 
 class WeightSyncConfig(Config):
-    """How weights travel from the learner to engines."""
+    """Transfer of weights from the learner to engines."""
 
     channel: str = "shared_memory"
     """`shared_memory`: files that both ends see; `device_memory`: that of the GPU which learner and engines share, by CUDA IPC,
     where the weights are once more then; `distributed`: broadcast by torch.distributed; `object_store`: Ray's, with
     `cluster.kind: ray`; or package.module:attribute."""
     directory: str = ""
-    """Of the files; by default in the shared memory of this machine."""
+    """Directory of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"
     """Address at which a learner that broadcasts is reached, and where its ranks meet; it listens there."""
     timeout: float = Field(3600.0, gt=0.0)

@@ -150,62 +150,26 @@ def stand_in(test: FunctionType) -> Callable[..., None]:
     return new
 
 
-def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, tuple[Any, ...]], None]:  # noqa: C901
+Args = tuple[Any, ...]  # of an audit event
+Judge = tuple[Callable[[str, Args], str], Callable[[Args], bool], Callable[[str, Args, str, str], bool]]
+
+
+def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, Args], None]:  # noqa: C901
     """Return an audit hook that ends the process when code cheats.
 
     It ends the process, and writes the reason to the descriptor `tell`, when anyone looks at the code of a test (by `secret`
     identities), and when code of the package in `work`, or code without a file, does what only cheating needs. Tests, pytest
-    and this file (`mine`) may do anything. All names are bound in here, and no method of an object of the package is called.
+    and this file (`mine`) may do anything. The hook looks up no global name, all it uses is bound in closures before the
+    package is imported, and it calls no method of an object of the package.
     """
     frame_of, thread, leave, write = sys._getframe, __import__("_thread").get_ident, os._exit, os.write
-    always, watched = ALWAYS, (*ALWAYS, "sys._getframe", "object.__", "open", "compile", "import")
-    code, frames, hidden, writing = CODE, FRAMES, NOT_TO_BE_READ, os.O_WRONLY | os.O_RDWR
-    text, data, number, function, frame_type, busy = str, bytes, int, FunctionType, FrameType, set()
-    one_of, kind, identity, plain, decode, both, error_type = (
-        isinstance,
-        type,
-        id,
-        str.__str__,
-        bytes.decode,
-        int.__and__,
-        BaseException,
-    )
-
-    def of_a_test(args: tuple[Any, ...]) -> bool:
-        if kind(args[0]) is function:
-            return identity(args[0]) in secret
-        return kind(args[0]) is frame_type and identity(args[0].f_globals) in secret
-
-    def opens(args: tuple[Any, ...], name: str) -> bool:
-        if name.startswith("/") and not name.startswith((work, "/proc")) and ".." not in name:
-            return False
-        if one_of(args[2], number) and both(args[2], writing):
-            return True
-        for word in hidden:  # noqa: SIM110 - any() may be another one by now
-            if word in f"/{name}":
-                return True
-        return False
-
-    def suspicious(event: str, args: tuple[Any, ...], caller: str, name: str) -> bool:
-        if event.startswith(always):
-            return True
-        if event == "import":
-            return name == "_posixsubprocess"
-        if event == "sys._getframe":
-            return caller.startswith((work, "<")) or caller.endswith(("/inspect.py", "/traceback.py"))
-        if event.startswith("object.__"):
-            return name in frames and (name != "__code__" or identity(args[0].__globals__) in secret)
-        if event == "compile":
-            return one_of(args[1], text) and not name.startswith("<") and not caller.startswith("<frozen importlib")
-        return event == "open" and one_of(args[0], (text, data)) and opens(args, name)
-
-    def named(event: str, args: tuple[Any, ...]) -> str:
-        found: Any = args[1] if event.startswith("object.__") or event == "compile" else args[0] if args else ""
-        return plain(found) if one_of(found, text) else decode(found, "utf-8", "replace") if one_of(found, data) else ""
+    watched, code, busy = (*ALWAYS, "sys._getframe", "object.__", "open", "compile", "import"), CODE, set()
+    identity, error_type, status = id, BaseException, REACHED
+    named, of_a_test, suspicious = judge_of_events(work, secret)
 
     def end(event: str, name: str, where: str) -> None:
         write(tell, f"\nREACHED {event} {name!r} in {where!r}\n".encode("utf-8", "replace"))
-        leave(REACHED)
+        leave(status)
 
     def look(event: str, args: tuple[Any, ...]) -> None:
         name = named(event, args)
@@ -240,6 +204,50 @@ def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, t
                 end(event, "", "an event that nobody raises")
 
     return hook
+
+
+def judge_of_events(work: str, secret: set[int]) -> Judge:  # noqa: C901
+    """Return three functions of the hook: an event's name, whether it reads a test's code, and whether it is suspicious.
+
+    As in `watch`, these functions look up no global name.
+    """
+    always, frames, hidden, writing = ALWAYS, FRAMES, NOT_TO_BE_READ, os.O_WRONLY | os.O_RDWR
+    text, data, number, function, frame_type = str, bytes, int, FunctionType, FrameType
+    one_of, kind, identity, plain, decode, both = isinstance, type, id, str.__str__, bytes.decode, int.__and__
+
+    def of_a_test(args: tuple[Any, ...]) -> bool:
+        if kind(args[0]) is function:
+            return identity(args[0]) in secret
+        return kind(args[0]) is frame_type and identity(args[0].f_globals) in secret
+
+    def opens(args: tuple[Any, ...], name: str) -> bool:
+        if name.startswith("/") and not name.startswith((work, "/proc")) and ".." not in name:
+            return False
+        if one_of(args[2], number) and both(args[2], writing):
+            return True
+        for word in hidden:  # noqa: SIM110 - any() may be another one by now
+            if word in f"/{name}":
+                return True
+        return False
+
+    def suspicious(event: str, args: tuple[Any, ...], caller: str, name: str) -> bool:
+        if event.startswith(always):
+            return True
+        if event == "import":
+            return name == "_posixsubprocess"
+        if event == "sys._getframe":
+            return caller.startswith((work, "<")) or caller.endswith(("/inspect.py", "/traceback.py"))
+        if event.startswith("object.__"):
+            return name in frames and (name != "__code__" or identity(args[0].__globals__) in secret)
+        if event == "compile":
+            return one_of(args[1], text) and not name.startswith("<") and not caller.startswith("<frozen importlib")
+        return event == "open" and one_of(args[0], (text, data)) and opens(args, name)
+
+    def named(event: str, args: tuple[Any, ...]) -> str:
+        found: Any = args[1] if event.startswith("object.__") or event == "compile" else args[0] if args else ""
+        return plain(found) if one_of(found, text) else decode(found, "utf-8", "replace") if one_of(found, data) else ""
+
+    return named, of_a_test, suspicious
 
 
 def run(package: str, seconds: float, paths: list[str]) -> None:

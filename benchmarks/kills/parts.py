@@ -161,7 +161,7 @@ def _has_role(process: psutil.Process, role: str, folder: str) -> bool:
         if role == CONTROLLER:
             return "antiphon train" in command and process.cwd() == folder
         if role == GRADER:
-            return "grading_worker" in command and process.cwd() == folder
+            return "tasks.grading.worker" in command and process.cwd() == folder
         log = _output(process.pid)
         ours = log.is_relative_to(folder) and log.stem.partition("-")[0] == role
         return ours and log != _output(process.ppid())  # what a worker starts itself may write there, too

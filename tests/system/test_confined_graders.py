@@ -61,7 +61,7 @@ async def score(graders: RewardRouter, name: str, payload: object, response: str
 
 def workers() -> list[psutil.Process]:
     """The processes below this one that grade: at level 3 the child of the one that was started."""
-    started = [each for each in psutil.Process().children() if "grading_worker" in " ".join(each.cmdline())]
+    started = [each for each in psutil.Process().children() if "tasks.grading.worker" in " ".join(each.cmdline())]
     return [(each.children() or [each])[0] for each in started]
 
 
@@ -174,9 +174,9 @@ os.kill(os.getpid(), 9) if {int(level)} == 2 else os._exit(7)
 def test_nothing_is_left_when_the_controller_is_killed() -> None:
     program = f"""
 import asyncio, json, os, psutil
-from {SAME} import GradingConfig, Graders, Waits, score, task
+from {SAME} import GradingConfig, RewardRouter, Deadlines, score, task
 async def main():
-    async with Graders([task("m", "math", {{}})], GradingConfig(), Waits()) as graders:
+    async with RewardRouter([task("m", "math", {{}})], GradingConfig(), Deadlines()) as graders:
         await score(graders, "m", {{"answer": "1"}}, r"\\boxed{{1}}")
         print(json.dumps([each.pid for each in psutil.Process().children(recursive=True)]), flush=True)
         await asyncio.Event().wait()

@@ -102,7 +102,7 @@ def test_workers_are_held_to_their_devices(project):
                 break
         held = {}
         for worker in psutil.Process(process.pid).children(recursive=True):
-            grades = "grading_worker" in " ".join(worker.cmdline())
+            grades = "tasks.grading.worker" in " ".join(worker.cmdline())
             if grades or "/logs/" in os.readlink(f"/proc/{worker.pid}/fd/1"):
                 held.setdefault("reward" if grades else "worker", []).append(sorted(worker.cpu_affinity()))
     finally:

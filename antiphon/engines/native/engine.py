@@ -43,7 +43,7 @@ _FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)] 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What the engine has done since it was made."""
+    """Counters of the engine's work since it was made."""
 
     steps: int = 0
     read_tokens: int = 0  # computed without being sampled from the token before: prompts, and recomputation
@@ -112,7 +112,7 @@ class NativeEngine:
 
     @property
     def loads(self) -> int:
-        """See `EngineCore.loads`."""
+        """Number of weight updates that came into use so far."""
         return self.counters.loads
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:

@@ -1,4 +1,4 @@
-"""What one engine step computes, decided from the slot table alone."""
+"""Plans the work of one engine step from the slot table alone."""
 
 from dataclasses import dataclass, field
 from typing import Protocol

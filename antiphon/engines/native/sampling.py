@@ -34,7 +34,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How each row of logits is drawn from; arrays [R] on the host."""
+    """Sampling parameters of each row of logits; arrays [R] on the host."""
 
     temperature: Floats  # 0: greedy
     top_p: Floats

@@ -79,7 +79,7 @@ class SlotTable:
         return slot
 
     def _least_useful(self, free: Indices, epoch: int) -> int:
-        """What no request can use any more first, then what was released longest ago."""
+        """Return the free slot to overwrite: one whose cache no request can use, else the one released longest ago."""
         useful = (self.epoch[free] == epoch) & (self.cached[free] > 0)
         return int(free[np.argmin(np.where(useful, self.released[free] + 1, 0))])
 

@@ -1,4 +1,4 @@
-"""Where each token of a pack stands, and how its sequences are gathered for attention."""
+"""The layout of a pack: the position of each token, and the gathering of its sequences for attention."""
 
 from collections import defaultdict
 from collections.abc import Sequence

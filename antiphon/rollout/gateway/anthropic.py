@@ -32,7 +32,11 @@ ERRORS = {
 
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
-    """What a body asks for; `ApiError` names what is wrong."""
+    """Parse the body of a request.
+
+    Raises:
+        ApiError: A field is missing, invalid or not supported.
+    """
     system = parse_text(body.get("system"), "system")
     messages = [Message("system", system)] if system else []
     for number, item in enumerate(get_objects(body, "messages")):

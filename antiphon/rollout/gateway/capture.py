@@ -1,4 +1,4 @@
-"""What one attempt was told and said, as a tree of turns: token-exact, whatever its client makes of the conversation.
+"""Records the conversation of one attempt as a tree of turns: token-exact, even if its client rewrites messages.
 
 Clients speak in messages and send the whole conversation each time. Where it begins with one known already, reply
 included, the prompt is the recorded tokens and what the chat template adds for the new messages: what was sampled is
@@ -23,23 +23,23 @@ NONE = -1  # the number of no call
 
 
 class Tokenizer(Protocol):
-    """What the gateway needs of `tasks.rendering.Renderer`."""
+    """The part of `tasks.rendering.Renderer` that the gateway uses."""
 
     eos_ids: tuple[int, ...]
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """See `Renderer.encode_prompt`."""
+        """Return the tokens of a prompt with these messages and tools."""
 
     def encode_observations(
         self, messages: Sequence[Message], observations: Sequence[Message], *, tools: Tools = (), closed: bool = True
     ) -> IntArray:
-        """See `Renderer.encode_observations`."""
+        """Return the tokens that append observations to these messages; `closed` if the last message ended with EOS."""
 
     def encode(self, text: str) -> IntArray:
-        """See `Renderer.encode`."""
+        """Return the tokens of plain text."""
 
     def decode(self, tokens: IntArray) -> str:
-        """See `Renderer.decode`."""
+        """Return the text of these tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class _Place:
     reply: "_Sampled | None" = None  # that ends here; of several that read the same, the last
 
     def after(self, message: Message, call: int) -> "_Place":
-        """Where a message leads; `call` is the number of the call that it answers."""
+        """Return the place after a message; `call` is the number of the call that it answers."""
         key = _key(message, call)
         if key not in self.next:
             same = self.rewritten.get(_sense(message)) if message.role == "assistant" else None
@@ -103,7 +103,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCounts:
-    """What the client did with the conversation."""
+    """Counts of the client's turns, by their place in the conversation."""
 
     turns: int = 0
     appended: int = 0

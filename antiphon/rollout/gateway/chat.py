@@ -1,4 +1,4 @@
-"""What clients ask and get, whatever protocol they speak; and how to read what they send."""
+"""Chat requests and replies independent of the protocol, and functions that read fields of request bodies."""
 
 import json
 from collections.abc import Mapping

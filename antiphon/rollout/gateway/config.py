@@ -7,16 +7,16 @@ from antiphon.engines.config import EngineConfig
 
 
 class ServeConfig(Config):
-    """Where a model is served, and by which engines."""
+    """Address and engines of a model server."""
 
     host: str = "127.0.0.1"
     """Address to listen at. The token travels unencrypted: beyond this machine, put a TLS proxy or a tunnel before it."""
     port: int = Field(8000, ge=0, le=65535)
     """0 takes a free one."""
     name: str = "policy"
-    """Of the model, as clients see it in the list of models; a request may name any."""
+    """Name of the model in the list of models that clients see; a request may name any."""
     tools: str = "hermes"
-    """How the model writes calls of tools: `hermes`, `qwen3_coder`, or package.module:attribute."""
+    """Format in which the model writes tool calls: `hermes`, `qwen3_coder`, or package.module:attribute."""
     timeout: float = Field(3600.0, gt=0.0)
     """Seconds that one reply may take, and the engines to start."""
     engine: EngineConfig = EngineConfig()

@@ -12,7 +12,7 @@ UNKNOWN = "\ufffd"  # what the first bytes of a character are decoded to
 
 
 class Decoder(Protocol):
-    """What of a tokenizer is needed."""
+    """The part of a tokenizer that is used here."""
 
     def decode(self, tokens: IntArray) -> str:
         """The text, without special tokens."""
@@ -51,5 +51,5 @@ class IncrementalDetokenizer:
 
 
 def _begun(text: str, stop: str) -> int:
-    """How much of a stop string the text ends with."""
+    """Return the length of the longest prefix of a stop string that the text ends with."""
     return next((size for size in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:size])), 0)

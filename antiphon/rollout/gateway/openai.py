@@ -27,7 +27,11 @@ UNSUPPORTED = ("functions", "function_call", "audio", "prediction", "logit_bias"
 
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
-    """What a body asks for; `ApiError` names what is wrong."""
+    """Parse the body of a request.
+
+    Raises:
+        ApiError: A field is missing, invalid or not supported.
+    """
     _require_supported(body)
     n = get_integer(body, "n") or 1
     if n > MOST_CHOICES:
@@ -210,7 +214,7 @@ def _calls(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _logprobs(reply: Reply, token_texts: Any) -> Mapping[str, Any]:
-    """Of the tokens that were sampled: of no others are they known. -9999 stands for what is no number in JSON."""
+    """Return log-probs of the sampled tokens; no others are known. -9999 replaces values that JSON cannot express."""
     content = [
         {
             "token": text,

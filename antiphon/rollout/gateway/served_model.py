@@ -11,7 +11,7 @@ from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, ApiError
 
 
 class Generate(Protocol):
-    """What the gateway needs of `EnginePool.generate`."""
+    """The part of `EnginePool.generate` that the gateway uses."""
 
     async def __call__(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None = None) -> Completion:
         """Run one request to its end; `on_delta` is told of tokens as they come."""
@@ -19,7 +19,7 @@ class Generate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What answers: engines, and how their model reads and writes."""
+    """A served model: its engines, tokenizer and limits."""
 
     generate: Generate
     tokenizer: Tokenizer

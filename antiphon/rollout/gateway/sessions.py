@@ -47,7 +47,7 @@ class PreparedRequest:
 
 
 class Session(ABC):
-    """What the owner of one key may ask, and how it is answered."""
+    """Requests of the owner of one key: their checks, limits and replies."""
 
     refusals: tuple[type[AntiphonError], ...] = (RequestError,)
     """Errors of engines that mean an invalid request."""

@@ -15,7 +15,7 @@ from antiphon.run.placement import resolve_placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchContext:
-    """Where and with what the parts of a run start.
+    """Cluster, configuration and services that the start of each part of a run needs.
 
     Attributes:
         cluster: Starts workers.

@@ -18,71 +18,35 @@ loop's clock reaches a deadline.
 """
 
 import asyncio
-import contextlib
 import itertools
-import os
 import pickle
-import signal
-import socket
-import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
-import antiphon
 from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
-from antiphon.sandbox.base import Level
-from antiphon.sandbox.isolation import levels
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
-from antiphon.tasks.grading.worker import (
-    HEADER,
-    LONGEST_ANSWER,
-    Answer,
-    Failed,
-    Graded,
-    Ready,
-    SetUp,
-    decode_answer,
-    frame_order,
+from antiphon.tasks.grading.gpus import GpuAssigner
+from antiphon.tasks.grading.worker import Graded, frame_order
+from antiphon.tasks.grading.worker_process import (
+    START_SECONDS,
+    Grading,
+    RewardSpecs,
+    WorkerLauncher,
+    WorkerProcess,
+    describe_exit,
 )
 from antiphon.tasks.rewards import GROUP_REWARDS, REWARDS
 
-START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
 LARGEST_BATCH = 64  # enough to pay for the message
 BATCH_SECONDS = 0.1
 GROW_SECONDS = 1.0  # longer than a burst takes; a worker takes about as long to start
 RESTART_SECONDS = (1.0, 5.0)  # before a worker that was there is tried to be started again
-
-Named = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options
-
-_PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; {first}from antiphon.tasks.grading.worker import main; "
-    "main({descriptor}, {cores}, {gpu!r})"
-)
-_CONFINE = (
-    "from antiphon.sandbox.isolation.confinement import confine; "
-    "confine({level}, {readable}, user_namespace={user_namespace}); "
-)
-
-
-@dataclass(slots=True, eq=False)
-class _Grading:
-    """One call of `score` or `score_group` under way."""
-
-    number: int
-    task: str
-    together: bool
-    content: bytes
-    verdict: asyncio.Future[Graded]
-    deaths: int = 0
 
 
 @dataclass(slots=True)
@@ -98,93 +62,49 @@ class GradingStats:
     failed_starts: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """One process, and the items it has not answered."""
-
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    gpu: str | None = None  # that it sees, see `Gpus`
-    batch: deque[_Grading] = field(default_factory=deque)
-    since: float = 0.0  # when it began with the first of them, seconds of the event loop's clock
-    timer: asyncio.TimerHandle | None = None
-    overdue: _Grading | None = None  # the item it was killed for
-    extra: bool = False  # there beyond those that are always there
-    retired: bool = False  # it was ended for having nothing to do
-
-    async def read(self) -> Answer | None:
-        """Return the next answer; None when the process has closed its end, or sent anything but an answer."""
-        try:
-            (length,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            return decode_answer(await self.reader.readexactly(length)) if length <= LONGEST_ANSWER else None
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            return None
-
-    def kill(self) -> None:
-        """Kill the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
-class Gpus:
-    """GPUs of graders. Each process sees one: a model that is on "cuda" is on the first that its process sees, and all of them
-    would be on the same."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        """By the names that CUDA_VISIBLE_DEVICES has for them; there may be none."""
-        self._held = dict.fromkeys(names, 0)  # processes
-
-    def take(self) -> str:
-        """The one that the fewest processes see; empty if there is none."""
-        gpu = min(self._held, key=self._held.__getitem__, default="")
-        if gpu:
-            self._held[gpu] += 1
-        return gpu
-
-    def give_back(self, gpu: str) -> None:
-        """A process that saw it has ended."""
-        if gpu:
-            self._held[gpu] -= 1
-
-
 class GradingPool:
     """Scores transcripts in processes. Use as `async with`; leaving it leaves no process behind."""
 
     def __init__(
         self,
-        rewards: Named,
+        rewards: RewardSpecs,
         config: GradingConfig,
         deadlines: Deadlines,
-        group_rewards: Named | None = None,
+        group_rewards: RewardSpecs | None = None,
         cores: Sequence[int] = (),
-        gpus: Gpus | None = None,
+        gpus: GpuAssigner | None = None,
         confined: bool = False,
     ) -> None:
-        """`rewards` maps each task to its reward's name and options, `group_rewards` some to that of their groups. Workers, and
-        what they start, are held to `cores`; if there are none, to none in particular. Each sees one of `gpus`, or all
-        GPUs if nothing is said of them. Those that are `confined` have no more of this machine than Python."""
-        self._cores = tuple(cores)
-        self._confined = confined
-        self._first = ""  # what a worker does before all else
-        self._gpus = gpus
+        """Create a pool.
+
+        Args:
+            rewards: Reward of each task.
+            config: Number of workers, deadline of a grading and confinement.
+            deadlines: Bounds the waits for starts and gradings.
+            group_rewards: Group reward of each task that has one.
+            cores: Cores that workers, and what they start, run on; empty for all.
+            gpus: Assigns one GPU to each worker; None if workers see all.
+            confined: Workers can use Python and nothing else of this machine.
+        """
         self._rewards = dict(rewards)
         self._group_rewards = dict(group_rewards or {})
         for registry, named in ((REWARDS, self._rewards), (GROUP_REWARDS, self._group_rewards)):
             for name, _ in named.values():
                 registry.check(name)
+        self._confined = confined
+        self._launcher = WorkerLauncher(self._rewards, self._group_rewards, config, deadlines, cores, gpus)
         self._config = config
         self._deadlines = deadlines
-        self._pending: deque[_Grading] = deque()
-        self._idle: list[_Worker] = []
-        self._workers: set[_Worker] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._pending: deque[Grading] = deque()
+        self._idle: list[WorkerProcess] = []
+        self._workers: set[WorkerProcess] = set()
+        self._supervisors: list[asyncio.Task[None]] = []
         self._ready: list[asyncio.Future[None]] = []  # whom the start waits for
         self._serving = 0  # workers
         self._wanted = config.workers
-        self._most = max(config.max_workers, config.workers)
-        self._growth: asyncio.TimerHandle | None = None  # set while items are pending
-        self._pace = BATCH_SECONDS  # seconds that a grading takes; at first one goes alone
+        self._max_workers = max(config.max_workers, config.workers)
+        self._scale_up_timer: asyncio.TimerHandle | None = None  # set while items are pending
+        self._grading_seconds = BATCH_SECONDS  # seconds that a grading takes; at first one goes alone
         self._broken: BaseException | None = None
         self._dispatching = False
         self._numbers = itertools.count()
@@ -193,11 +113,11 @@ class GradingPool:
     async def __aenter__(self) -> Self:
         """Start all workers and wait until each has built all rewards; `ConfigError` if one cannot be built."""
         if self._confined:
-            self._first = await asyncio.to_thread(self._confinement)
+            await self._launcher.confine()
         loop = asyncio.get_running_loop()
         self._ready = [loop.create_future() for _ in range(self._config.workers)]
         for ready in self._ready:
-            self._hire(ready)
+            self._spawn_worker(ready)
         try:
             await asyncio.gather(*self._ready)
         except BaseException:
@@ -211,7 +131,11 @@ class GradingPool:
         await self.close()
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict of the task's reward, or why there is none; raises only if the pool itself cannot go on."""
+        """Return the score by the task's reward, or the reason why there is none.
+
+        Raises:
+            WorkerDied: The pool cannot go on.
+        """
         if prompt.task not in self._rewards:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
         return (await self._grade(prompt, transcript)).score
@@ -219,7 +143,7 @@ class GradingPool:
     async def score_group(
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
     ) -> tuple[Score, ...]:
-        """The final scores of siblings that have `scores`, by the task's reward of groups: of all, or of none."""
+        """Return the final scores of siblings by the task's group reward: of all siblings, or of none."""
         graded = await self._grade(prompt, transcripts, scores)
         if graded.score.status is not ScoreStatus.SCORED:
             return (graded.score,) * len(transcripts)
@@ -235,7 +159,7 @@ class GradingPool:
             content = pickle.dumps((prompt, *judged), pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise DataError(f"prompt {prompt.id} cannot be sent to a grading process: {error}") from error
-        grading = _Grading(
+        grading = Grading(
             next(self._numbers), prompt.task, len(judged) > 1, content, asyncio.get_running_loop().create_future()
         )
         self._pending.append(grading)
@@ -249,23 +173,23 @@ class GradingPool:
 
     async def close(self) -> None:
         """End all processes, and all waits for them. May be called twice."""
-        self._break(WorkerDied("the grading pool was closed"))
-        self._look_for_growth()
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        for worker in self._workers:  # killed by their keepers, who were cancelled before they saw it
+        self._fail(WorkerDied("the grading pool was closed"))
+        self._schedule_scale_up()
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        for worker in self._workers:  # killed by their supervisors, which were cancelled before its end
             await worker.process.wait()
-        self._keepers.clear()
+        self._supervisors.clear()
         self._workers.clear()
 
-    # --- one worker after the other -----------------------------------------------------------------------------------
+    # --- life of a worker ------------------------------------------------------------------------------------------------
 
-    def _hire(self, ready: asyncio.Future[None] | None = None) -> None:
-        self._keepers = [keeper for keeper in self._keepers if not keeper.done()]
-        self._keepers.append(asyncio.get_running_loop().create_task(self._keep(ready), name="grading worker"))
+    def _spawn_worker(self, ready: asyncio.Future[None] | None = None) -> None:
+        self._supervisors = [supervisor for supervisor in self._supervisors if not supervisor.done()]
+        self._supervisors.append(asyncio.get_running_loop().create_task(self._supervise(ready), name="grading worker"))
 
-    async def _keep(self, ready: asyncio.Future[None] | None) -> None:
+    async def _supervise(self, ready: asyncio.Future[None] | None) -> None:
         """Keep one worker alive: consumes its answers, waits for them, is unblocked by its death, produces verdicts and
         a new worker. Ends the pool if a worker cannot be started, unless it is an additional one, which has no `ready`."""
         try:
@@ -277,7 +201,7 @@ class GradingPool:
                     self.stats.failed_starts += 1
                     if ready is None:
                         self._wanted -= 1
-                        self._most = self._wanted
+                        self._max_workers = self._wanted
                         return
                     if not ready.done() or (pause := next(pauses, None)) is None:
                         raise
@@ -292,119 +216,62 @@ class GradingPool:
                 if worker.retired:
                     return
         except Exception as error:  # noqa: BLE001 - named boundary: those who wait for the pool raise it
-            self._break(error)
+            self._fail(error)
 
-    async def _serve(self, worker: _Worker) -> None:
+    async def _serve(self, worker: WorkerProcess) -> None:
         """Give work to a worker until it ends."""
         self._serving += 1
         try:
-            self._now_idle(worker)
+            self._set_idle(worker)
             while isinstance(answer := await worker.read(), Graded):
                 if not worker.batch or answer.number != worker.batch[0].number:
                     break  # an answer to nothing that was asked
-                self._answered(worker, answer)
+                self._on_answer(worker, answer)
         finally:
             self._serving -= 1
-            await self._end(worker)
+            await self._stop(worker)
         self._recover(worker)
 
-    async def _start(self) -> _Worker:
-        """A worker that has built all rewards."""
-        worker = await self._spawn()
+    async def _start(self) -> WorkerProcess:
+        """Start a worker and wait until it has built all rewards."""
+        worker = await self._launcher.spawn()
+        self._workers.add(worker)
+        self.stats.processes += 1
         try:
-            await self._wait_ready(worker)
+            await self._launcher.wait_ready(worker)
         except BaseException:
-            await self._end(worker)
+            await self._stop(worker)
             self._workers.discard(worker)
             raise
         return worker
 
-    def _confinement(self) -> str:
-        """What confines a worker; nothing where that cannot be had, and is not demanded."""
-        if self._config.minimum_level == Level.LIMITS and (levels.probe().level or 0) < Level.CONFINED:
-            return ""
-        level = levels.require_level(self._config.minimum_level, "grading.minimum_level")
-        readable = [*levels.python_sources(), str(Path(antiphon.__file__).parent)]
-        readable += [path for path in sys.path if self._config.confine == "all" or path.endswith("-packages")]
-        user_namespace = levels.probe().user_namespace
-        return _CONFINE.format(level=int(level), readable=readable, user_namespace=user_namespace)
-
-    async def _spawn(self) -> _Worker:
-        gpu = self._gpus.take() if self._gpus else None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-c",
-                    _PROGRAM.format(
-                        path=sys.path, first=self._first, descriptor=theirs.fileno(), cores=self._cores, gpu=gpu
-                    ),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started
-                )
-            except BaseException:
-                writer.close()
-                self._give_back(gpu)
-                raise
-        worker = _Worker(process, reader, writer, gpu)
-        self._workers.add(worker)
-        self.stats.processes += 1
-        writer.write(frame_order(SetUp(self._rewards, self._group_rewards, os.getpid())))
-        return worker
-
-    async def _wait_ready(self, worker: _Worker) -> None:
-        answer = await self._deadlines.wait(
-            worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
-        )
-        if isinstance(answer, Failed):
-            raise ConfigError(answer.message)
-        if not isinstance(answer, Ready):
-            code = await self._deadlines.wait(
-                worker.process.wait(),
-                name="end",
-                owner="the grading pool",
-                on="a grading worker",
-                deadline=START_SECONDS,
-            )
-            raise WorkerDied(f"a grading worker ended with {_ending(code)} before it was ready")
-
-    async def _end(self, worker: _Worker) -> None:
+    async def _stop(self, worker: WorkerProcess) -> None:
         """Make sure that nothing of the worker runs on, whatever ended it, and that it gets no more work."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker.timer is not None:
             worker.timer.cancel()
-        worker.kill()
-        worker.writer.close()
-        self._give_back(worker.gpu)
-        await worker.process.wait()
+        await self._launcher.stop(worker)
 
-    def _give_back(self, gpu: str | None) -> None:
-        if self._gpus is not None and gpu is not None:
-            self._gpus.give_back(gpu)
+    # --- number of workers ------------------------------------------------------------------------------------------------
 
-    # --- how many ------------------------------------------------------------------------------------------------------
+    def _schedule_scale_up(self) -> None:
+        """Start the timer of the next worker while gradings are pending; else cancel it."""
+        if not self._pending or self._broken is not None or self._wanted >= self._max_workers:
+            if self._scale_up_timer is not None:
+                self._scale_up_timer.cancel()
+                self._scale_up_timer = None
+        elif self._scale_up_timer is None:
+            self._scale_up_timer = asyncio.get_running_loop().call_later(GROW_SECONDS, self._scale_up)
 
-    def _look_for_growth(self) -> None:
-        """While items are pending, the clock runs to the next worker."""
-        if not self._pending or self._broken is not None or self._wanted >= self._most:
-            if self._growth is not None:
-                self._growth.cancel()
-                self._growth = None
-        elif self._growth is None:
-            self._growth = asyncio.get_running_loop().call_later(GROW_SECONDS, self._grow)
-
-    def _grow(self) -> None:
-        self._growth = None
+    def _scale_up(self) -> None:
+        self._scale_up_timer = None
         if self._serving == self._wanted:  # else one is on its way
             self._wanted += 1
-            self._hire()
-        self._look_for_growth()
+            self._spawn_worker()
+        self._schedule_scale_up()
 
-    def _retire(self, worker: _Worker) -> None:
+    def _retire(self, worker: WorkerProcess) -> None:
         """End an additional worker that had nothing to do."""
         worker.timer = None
         if worker in self._idle:
@@ -425,7 +292,9 @@ class GradingPool:
         self._dispatching = False
         while self._idle and self._pending:
             share = min(
-                -(-len(self._pending) // len(self._workers)), LARGEST_BATCH, int(BATCH_SECONDS / self._pace) or 1
+                -(-len(self._pending) // len(self._workers)),
+                LARGEST_BATCH,
+                int(BATCH_SECONDS / self._grading_seconds) or 1,
             )
             taken = (self._pending.popleft() for _ in range(share))
             batch = [grading for grading in taken if not grading.verdict.done()]  # else its caller has gone
@@ -433,26 +302,26 @@ class GradingPool:
                 worker = self._idle.pop()
                 worker.batch.extend(batch)
                 worker.since = asyncio.get_running_loop().time()
-                self._time(worker, self._config.deadline, self._look_at)
+                self._set_timer(worker, self._config.deadline, self._check_deadline)
                 worker.writer.write(
                     frame_order([(each.number, each.task, each.together, each.content) for each in batch])
                 )
-        self._look_for_growth()
+        self._schedule_scale_up()
 
-    def _now_idle(self, worker: _Worker) -> None:
+    def _set_idle(self, worker: WorkerProcess) -> None:
         if worker.extra:  # it comes last, and so may go
             self._idle.insert(0, worker)
-            self._time(worker, self._config.idle_seconds, self._retire)
+            self._set_timer(worker, self._config.idle_seconds, self._retire)
         else:
             self._idle.append(worker)
         self._dispatch_soon()
 
-    def _time(self, worker: _Worker, seconds: float, then: Callable[[_Worker], None]) -> None:
+    def _set_timer(self, worker: WorkerProcess, seconds: float, then: Callable[[WorkerProcess], None]) -> None:
         if worker.timer is not None:
             worker.timer.cancel()
         worker.timer = asyncio.get_running_loop().call_later(seconds, then, worker)
 
-    def _look_at(self, worker: _Worker) -> None:
+    def _check_deadline(self, worker: WorkerProcess) -> None:
         """Kill the worker if its item is overdue, else look again when it would be: one timer goes on over a batch."""
         worker.timer = None
         if not worker.batch:
@@ -460,13 +329,13 @@ class GradingPool:
         loop = asyncio.get_running_loop()
         due = worker.since + self._config.deadline
         if loop.time() < due:
-            worker.timer = loop.call_at(due, self._look_at, worker)
+            worker.timer = loop.call_at(due, self._check_deadline, worker)
             return
         if worker.process.returncode is None:  # else it died by itself, and something it started holds its socket
             worker.overdue = worker.batch[0]
         worker.kill()
 
-    def _answered(self, worker: _Worker, answer: Graded) -> None:
+    def _on_answer(self, worker: WorkerProcess, answer: Graded) -> None:
         grading = worker.batch.popleft()
         score = answer.score
         if answer.raised:
@@ -477,12 +346,12 @@ class GradingPool:
             self.stats.ungraded += 1
         succeed(grading.verdict, answer)
         now = asyncio.get_running_loop().time()
-        self._pace += (max(now - worker.since, 1e-6) - self._pace) / 8
+        self._grading_seconds += (max(now - worker.since, 1e-6) - self._grading_seconds) / 8
         worker.since = now  # the worker is at the next item
         if not worker.batch:
-            self._now_idle(worker)
+            self._set_idle(worker)
 
-    def _recover(self, worker: _Worker) -> None:
+    def _recover(self, worker: WorkerProcess) -> None:
         """After a worker's end: judge the item it was at, and give back the others.
 
         What the worker had answered before it ended has been read by now, so an item that was overdue may be graded
@@ -500,18 +369,14 @@ class GradingPool:
             if culprit.deaths > 1:
                 left.popleft()
                 self.stats.died += 1
-                detail = f"the grading process died twice, the last time with {_ending(worker.process.returncode or 0)}"
+                detail = f"the grading process died twice, the last time with {describe_exit(worker.process.returncode or 0)}"
                 succeed(culprit.verdict, Graded(Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail)))
         self._pending.extendleft(reversed(left))
 
-    def _break(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """No grading can be done any more: everyone who waits learns why."""
         self._broken = self._broken or error
         waiting = [*self._pending, *(grading for worker in self._workers for grading in worker.batch)]
         futures: list[asyncio.Future[Any]] = [*self._ready, *(grading.verdict for grading in waiting)]
         for future in futures:
             fail(future, self._broken)
-
-
-def _ending(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -18,14 +18,16 @@ from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
-from antiphon.tasks.grading.pool import Gpus, GradingPool, GradingStats, Named
+from antiphon.tasks.grading.gpus import GpuAssigner
+from antiphon.tasks.grading.pool import GradingPool, GradingStats
 from antiphon.tasks.grading.worker import marked, one_line
+from antiphon.tasks.grading.worker_process import RewardSpecs
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
 
 
 class Grader(Protocol):
-    """What runs rewards. Use as `async with`."""
+    """Runs rewards. Use as `async with`."""
 
     stats: GradingStats
 
@@ -36,7 +38,7 @@ class Grader(Protocol):
     ) -> None: ...
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """The verdict of the task's reward, or why there is none."""
+        """Return the score by the task's reward, or the reason why there is none."""
 
 
 class _Pool(NamedTuple):
@@ -80,7 +82,7 @@ class AsyncGrader:
             await closing
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """See `Grader.score`. Whom the reward waits for is no part of the answer: a time-out is failed infrastructure."""
+        """Return the score by the reward; a time-out counts as failed infrastructure, since the response did not cause it."""
         if self._reward is None:
             raise WorkerDied(f"{self._where}: was closed")
         async with self._seats:
@@ -121,14 +123,14 @@ class RewardRouter:
     ) -> None:
         """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any, and each
         sees one of `gpus`, or none if there are none, or whatever there is if nothing is said of them."""
-        shared = None if gpus is None else Gpus(gpus)  # by all pools
+        shared = None if gpus is None else GpuAssigner(gpus)  # by all pools
         self._of: dict[str, Grader] = {}
         self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
         self._compositions: dict[str, Composition] = {}
         self._exits = AsyncExitStack()
-        alone: dict[_Pool, Named] = {}
-        together: dict[_Pool, Named] = {}
+        alone: dict[_Pool, RewardSpecs] = {}
+        together: dict[_Pool, RewardSpecs] = {}
         for task in tasks:
             own, settings = (task.name, task.grading) if task.grading else ("", config)
             for name, (reward, options) in self._apart(task).items():
@@ -155,7 +157,7 @@ class RewardRouter:
 
     @property
     def stats(self) -> GradingStats:
-        """Of all together."""
+        """Sums of the statistics of all graders."""
         every = [grader.stats for grader in self._all]
         return GradingStats(*(sum(getattr(stats, field.name) for stats in every) for field in fields(GradingStats)))
 
@@ -178,7 +180,12 @@ class RewardRouter:
         await self._exits.aclose()
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """See `Grader.score`; raises only if what grades cannot go on."""
+        """Return the score by the task's reward, or the reason why there is none.
+
+        Raises:
+            ConfigError: The task has no reward.
+            WorkerDied: The task's grader cannot go on.
+        """
         if prompt.task in self._compositions:
             composition = self._compositions[prompt.task]
             names = [f"{prompt.task}/{part}" for part in composition.parts]
@@ -204,12 +211,12 @@ class RewardRouter:
     async def score_group(
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
     ) -> tuple[Score, ...]:
-        """See `GradingPool.score_group`."""
+        """Return the final scores of siblings by the task's group reward: of all siblings, or of none."""
         judged = await self._together[prompt.task].score_group(prompt, transcripts, scores)
         return tuple(self._in_range(prompt.task, score) for score in judged)
 
     def _in_range(self, task: str, score: Score) -> Score:
-        """The score, marked if the task's reward may not give it."""
+        """Return the score, flagged if it is outside the reward range of its task."""
         least, most = self._ranges.get(task, (-math.inf, math.inf))
         if score.value is not None and not least <= score.value <= most:
             return replace(score, parts={**score.parts, FLAG_PREFIX + "out_of_range": 1.0})

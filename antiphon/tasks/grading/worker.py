@@ -32,7 +32,7 @@ LONGEST_ANSWER = 16 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What a worker must know: for each task the name of its reward, and the options; the same for rewards of groups."""
+    """First message to a worker: name and options of the reward of each task, and of its group reward."""
 
     rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
     group_rewards: Mapping[str, tuple[str, Mapping[str, Any]]]

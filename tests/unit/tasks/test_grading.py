@@ -57,7 +57,7 @@ def with_pool(grading: GradingPool, body: Callable[[GradingPool], Awaitable[Any]
 def children() -> set[int]:
     """Process ids of the graders among our child processes; other tests leave fork servers and trackers behind."""
     found = psutil.Process().children()
-    return {child.pid for child in found if "grading_worker" in " ".join(_command(child))}
+    return {child.pid for child in found if "antiphon.tasks.grading.worker" in " ".join(_command(child))}
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -348,7 +348,7 @@ def test_the_deadline_is_of_each_grading_not_of_its_batch(tmp_path: Any) -> None
 def test_what_broke_a_pool_first_is_what_is_told() -> None:
     async def body(grading: GradingPool) -> None:
         for name in ("the first", "the second"):
-            grading._break(WorkerDied(name))
+            grading._fail(WorkerDied(name))
         with pytest.raises(WorkerDied, match="the first"):
             await grading.score(prompt(1), EMPTY)
 

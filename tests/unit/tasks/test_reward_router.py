@@ -13,7 +13,8 @@ from antiphon.core.errors import ConfigError, WorkerDied
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-from antiphon.tasks.grading.pool import Gpus, GradingPool
+from antiphon.tasks.grading.gpus import GpuAssigner
+from antiphon.tasks.grading.pool import GradingPool
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.rewards import is_asynchronous
 from tests.unit.tasks.test_grading import EMPTY, OBEY, children, prompt
@@ -306,15 +307,15 @@ def test_a_process_in_the_place_of_another_sees_its_gpu() -> None:
         return [before.detail, after.detail]
 
     async def run() -> list[str]:
-        async with GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), gpus=Gpus(["0", "1"])) as pool:
+        async with GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), gpus=GpuAssigner(["0", "1"])) as pool:
             return await body(pool)
 
     assert asyncio.run(run()) == ["0", "0"]
 
 
 def test_a_gpu_is_taken_where_the_fewest_processes_are() -> None:
-    gpus = Gpus(["0", "1"])
-    assert [gpus.take() for _ in range(4)] == ["0", "1", "0", "1"]
+    gpus = GpuAssigner(["0", "1"])
+    assert [gpus.acquire() for _ in range(4)] == ["0", "1", "0", "1"]
     for _ in range(2):
-        gpus.give_back("1")
-    assert [gpus.take() for _ in range(4)] == ["1", "1", "0", "1"]
+        gpus.release("1")
+    assert [gpus.acquire() for _ in range(4)] == ["1", "1", "0", "1"]

@@ -50,7 +50,7 @@ class Job(TypedDict, total=False):
     pytest: str
     module: str
     names: list[str]
-    """What the solution is to define, of what the tests use."""
+    """Names that the tests use and the solution must define."""
     declared: list[str]
     """Those of them that replace what `setup` defines."""
     modules: dict[str, str]
