@@ -102,10 +102,11 @@ class RunReader:
 
     def list_lineages(self) -> list[LineageRow]:
         """Return all lineages, the newest last."""
-        return [
-            LineageRow(**dict(row) | {"state": json.loads(row["state"]) if row["state"] else None})
-            for row in self._query("SELECT lineage, parent, cut, version, code, state FROM lineages ORDER BY lineage")
-        ]
+        rows = list(self._query("SELECT lineage, parent, cut, version, code, state FROM lineages ORDER BY lineage"))
+        with safe_files.convert_read_errors(self._ledger):
+            return [
+                LineageRow(**dict(row) | {"state": json.loads(row["state"]) if row["state"] else None}) for row in rows
+            ]
 
     def find_first_version(self, lineage: int) -> int | None:
         """Return the oldest version at which a group of a lineage was admitted."""

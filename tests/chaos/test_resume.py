@@ -140,7 +140,7 @@ def test_what_cannot_be_resumed_says_so(project):
     assert both.returncode == 2 and "not both" in both.stderr
     assert project.run("train", path, "steps=1").returncode == 0
     other = project.run("train", path, "--resume", "rollout.group_size=8")
-    assert other.returncode == 2 and "rollout.group_size was 4 and is 8 now" in other.stderr
+    assert other.returncode == 2 and "rollout.group_size: was 4 and is 8 now" in other.stderr
     for file in (project.folder / "runs" / "run" / "checkpoints").rglob("state.json"):
         file.unlink()
     torn = project.run("train", path, "steps=2", "--resume")

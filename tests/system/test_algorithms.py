@@ -128,7 +128,7 @@ def test_critics_are_part_of_the_cut(project):
     same = project.run("replay", cut, "--code", project.folder, "--weights")
     assert same.returncode == 0 and "no difference" in same.stdout, same.stdout + same.stderr
     blind = project.run("replay", cut, "--code", project.folder)
-    assert blind.returncode == 2 and "replayed with --weights" in blind.stderr
+    assert blind.returncode == 2 and "replay it with --weights" in blind.stderr
 
 
 def test_fine_tuning_alone_needs_nothing_beside_the_model(project):

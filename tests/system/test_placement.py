@@ -177,5 +177,5 @@ def test_a_device_that_is_not_there_is_one_clear_error(project):
 def test_the_planner_places_a_run(project):
     done = project.run("train", project.config(placement="auto", rollout={"async_ratio": 1}))
     assert done.returncode == 0, done.stderr
-    assert "placement: " in done.stdout and "by sizes alone" in done.stdout
+    assert "placement: " in done.stdout and "from sizes alone" in done.stdout
     assert project.summary()["steps"] == 3
