@@ -36,15 +36,15 @@ PARTS = """
             arm("learner")
 
         def step(self, batch):
-            points.reach("learner.step")
+            points.hit("learner.step")
             trained = super().step(batch)
-            points.reach("learner.stepped")
+            points.hit("learner.stepped")
             return trained
 
         def publish(self, version, exchange):
-            points.reach("learner.publish")
+            points.hit("learner.publish")
             update = super().publish(version, exchange)
-            points.reach("learner.published")
+            points.hit("learner.published")
             return update
 
     def engine(model, config, receive):
@@ -53,12 +53,12 @@ PARTS = """
         load, step = opened.load, opened.step
 
         def loading(*args):
-            points.reach("engine.load")
+            points.hit("engine.load")
             load(*args)
-            points.reach("engine.loaded")
+            points.hit("engine.loaded")
 
         def stepping():
-            points.reach("engine.step")
+            points.hit("engine.step")
             return step()
 
         opened.load, opened.step = loading, stepping

@@ -445,7 +445,7 @@ async def steps_on(cluster, config, numbers, goes_on=None, into=None):
                 [replace(sample, streams=Streams(), reward=float(place)) for place, sample in enumerate(group)]
                 for group in samples()
             ]
-            step = Step(number=number, version=number - 1, samples=paid, training=training)
+            step = Step(number=number, version=number - 1, samples=paid, pipeline=training)
             await annotate(step)
             said = [sample.streams[spec] for sample in step.flat for spec in SAID]
             for stage in training.stages[1:]:

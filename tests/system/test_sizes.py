@@ -204,7 +204,7 @@ def test_a_published_device_is_named_or_the_others_are():
             "placement.engine: engines of kind 'vllm' do not give back their memory on a CPU",
         ),
         ("dense_32b_64gpu", ["weights.host=127.0.0.1"], "weights.host: the ranks of the learner are on several nodes"),
-        ("dense_32b_64gpu", ["placement.engine=gpu:22-61"], "it cannot run on 2 nodes"),
+        ("dense_32b_64gpu", ["placement.engine=gpu:22-61"], "cannot use 2 nodes"),
     ],
 )
 def test_placement_is_resolved_on_absent_devices(recipe, overrides, message):

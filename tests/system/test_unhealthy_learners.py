@@ -3,9 +3,13 @@
 import pytest
 
 SPOILT = """
+from antiphon.learning.step import by_key
+
+
 async def stage(step):
     if step.number == 2:
-        step.change(lambda sample: {"advantages": sample.advantages + float("nan")})
+        spoilt = {key: {"advantages": each.advantages + float("nan")} for key, each in by_key(step.samples).items()}
+        step.update_samples(spoilt)
 """
 HANGING = """
 import threading

@@ -300,7 +300,7 @@ def test_another_interpreter_must_be_there_and_needs_a_process():
     local = CLUSTERS.resolve("local")
     with pytest.raises(ConfigError, match=r"'nowhere/python' cannot be run: No such file"):
         local(PROCESSES).spawn("counter", COUNTER, python="nowhere/python")
-    message = r"counter needs another interpreter, nowhere/python: with cluster.debug"
+    message = r"counter needs another interpreter .nowhere/python., but with cluster.debug"
     with pytest.raises(UnsupportedError, match=message):
         local(THREADS).spawn("counter", COUNTER, python="nowhere/python")
 

@@ -182,7 +182,7 @@ def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
     ],
 )
 def test_models_that_megatron_computes_are_not(mesh, shape):
-    assert not [*LearnerConfig(kind="megatron", mesh=mesh).misfits(shape)]
+    assert not [*LearnerConfig(kind="megatron", mesh=mesh).incompatibilities(shape)]
 
 
 @pytest.mark.parametrize(

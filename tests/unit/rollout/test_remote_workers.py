@@ -96,7 +96,7 @@ def test_attempts_of_a_worker_that_dies_begin_again_as_themselves():
         assert shards.engines == 2
         watch.cancel()
 
-    assert with_shards(body) == ["worker w0 was given up; rollout workers left: 1"]
+    assert with_shards(body) == ["worker w0 was abandoned; rollout workers left: 1"]
 
 
 @pytest.mark.parametrize(("prompt", "end"), [("hang", "did not answer for 0.2 s"), ("die", "this was too much")])
