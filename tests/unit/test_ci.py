@@ -49,7 +49,7 @@ def test_ci_fails_where_the_readme_fails(machine):
 
 def test_tests_of_boxes_skip_without_bubblewrap(tmp_path):
     """Their files pass with a PATH on which no command is found."""
-    files = ["unit/tasks/test_mini_swe.py", "unit/sandbox/test_session.py", "system/test_mini_swe.py"]
+    files = ["unit/envs/test_mini_swe.py", "unit/sandbox/test_session.py", "system/test_mini_swe.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{file}" for file in files)],
         env={**os.environ, "PATH": str(tmp_path)},
