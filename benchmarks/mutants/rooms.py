@@ -82,7 +82,7 @@ ROOMS = {
         sources=("antiphon/learning/**/*.py",),
         tests=(
             "tests/unit/learning",
-            "tests/unit/algorithms/test_rhythm.py",
+            "tests/unit/algorithms/test_attention_credit.py",
             "tests/unit/algorithms/test_settings.py",
             "tests/unit/run/test_config.py",
             *DECLARATIONS,
