@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.deadlines import fail
-from antiphon.core.errors import AntiphonError, WorkerDied
+from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
@@ -119,8 +119,8 @@ class Handle:
 
 
 def _death_error(reason: str | AntiphonError) -> AntiphonError:
-    """Return the error for callers of a dead worker: the one that it left, or `WorkerDied`."""
-    return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
+    """Return the error for callers of a dead worker: the one that it left, or `WorkerDiedError`."""
+    return reason if isinstance(reason, AntiphonError) else WorkerDiedError(reason)
 
 
 def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[[bytes], None]) -> None:

@@ -26,7 +26,7 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
 from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.core.config import set_environment, set_visible_gpus
-from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
@@ -146,7 +146,7 @@ class RayCluster:
         try:
             return [self._holders[names[place.node], gpu] for gpu in place.gpus]
         except KeyError as error:  # GPU numbers changed because a node has left
-            raise WorkerDied(f"worker {name} cannot run: its GPUs are not the reserved ones") from error
+            raise WorkerDiedError(f"worker {name} cannot run: its GPUs are not the reserved ones") from error
 
     def _least_loaded_node(self) -> str:
         """Return the node with the fewest started workers, this one if tied.
@@ -284,7 +284,7 @@ def build_with_reserved_gpus(holders: list[Any], factory: str, args: tuple[Any, 
     try:
         set_visible_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=RESERVATION_SECONDS))
     except ray.exceptions.GetTimeoutError as error:
-        raise WorkerDied(
+        raise WorkerDiedError(
             f"Ray did not report within {RESERVATION_SECONDS:g} s which GPUs are reserved for this worker"
         ) from error
     return import_path(factory, "worker")(*args)

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from antiphon.core.deadlines import Deadlines, fail, succeed
-from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDiedError
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
@@ -134,7 +134,7 @@ class GradingPool:
         """Return the score by the task's reward, or the reason why there is none.
 
         Raises:
-            WorkerDied: The pool cannot go on.
+            WorkerDiedError: The pool cannot go on.
         """
         if prompt.task not in self._rewards:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
@@ -173,7 +173,7 @@ class GradingPool:
 
     async def close(self) -> None:
         """End all processes, and all waits for them. May be called twice."""
-        self._fail(WorkerDied("the grading pool was closed"))
+        self._fail(WorkerDiedError("the grading pool was closed"))
         self._schedule_scale_up()
         for supervisor in self._supervisors:
             supervisor.cancel()
@@ -190,14 +190,17 @@ class GradingPool:
         self._supervisors.append(asyncio.get_running_loop().create_task(self._supervise(ready), name="grading worker"))
 
     async def _supervise(self, ready: asyncio.Future[None] | None) -> None:
-        """Keep one worker alive: consumes its answers, waits for them, is unblocked by its death, produces verdicts and
-        a new worker. Ends the pool if a worker cannot be started, unless it is an additional one, which has no `ready`."""
+        """Keep one worker alive.
+
+        Consumes its answers, waits for them, is unblocked by its death, produces verdicts and a new worker. Ends the pool if a
+        worker cannot be started, unless it is an additional one, which has no `ready`.
+        """
         try:
             pauses = iter(() if ready is None else RESTART_SECONDS)
             while True:
                 try:
                     worker = await self._start()
-                except (ConfigError, WorkerDied, StallError, OSError):
+                except (ConfigError, WorkerDiedError, StallError, OSError):
                     self.stats.failed_starts += 1
                     if ready is None:
                         self._wanted -= 1

@@ -82,8 +82,13 @@ def _frame_answer(answer: Answer) -> bytes:
 
 
 def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> None:
-    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any; see this GPU
-    alone, or none if it is empty."""
+    """Serve the pool on the other side of the socket until it closes the socket.
+
+    Args:
+        descriptor: The socket.
+        cores: CPU cores to run on; empty is all.
+        gpu: The only GPU to see; empty hides all GPUs, None leaves them as they are.
+    """
     if cores:
         os.sched_setaffinity(0, cores)
     if gpu is not None:

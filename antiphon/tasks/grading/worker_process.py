@@ -16,7 +16,7 @@ import msgspec
 
 import antiphon
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation import levels
 from antiphon.tasks.config import GradingConfig
@@ -155,7 +155,7 @@ class WorkerLauncher:
 
         Raises:
             ConfigError: A reward cannot be built.
-            WorkerDied: The process ended before.
+            WorkerDiedError: The process ended before.
         """
         answer = await self._deadlines.wait(
             worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
@@ -170,7 +170,7 @@ class WorkerLauncher:
                 on="a grading worker",
                 deadline=START_SECONDS,
             )
-            raise WorkerDied(f"a grading worker ended with {describe_exit(code)} before it was ready")
+            raise WorkerDiedError(f"a grading worker ended with {describe_exit(code)} before it was ready")
 
     async def stop(self, worker: WorkerProcess) -> None:
         """Kill a worker with all that it started, release its GPU and wait for its end; it may have ended before."""
