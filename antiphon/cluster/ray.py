@@ -22,11 +22,12 @@ from typing import Any
 from uuid import uuid4
 
 from antiphon.cluster.base import Gpu, Node, Place
+from antiphon.cluster.calls import GRACE, Handle, Inbox, serve
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
-from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.core.config import set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
+from antiphon.core.processes.own_process import open_log, redirect_output
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
@@ -234,7 +235,8 @@ class WorkerActor:
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         if log is not None:
-            redirect_output(log)
+            with open_log(log) as file:
+                redirect_output(file.fileno())
         if place.cores or place.gpus:
             bind_process(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()

@@ -146,8 +146,8 @@ def test_what_is_no_verdict_ends_its_worker_alone(sent: str, tmp_path: Path) -> 
         "bool": msgspec.msgpack.encode({"type": "Graded", "number": 1, "score": {"status": "scored", "value": True}}),
         "length": b"",
     }[sent]
-    length = len(body) if body else 0xFFFFFFFF
-    scores = graded(pool(), 1, ("sends", struct.pack("!I", length) + body), 2, 3)
+    length = len(body) if body else 0xFFFFFFFFFFFFFFFF
+    scores = graded(pool(), 1, ("sends", struct.pack("!Q", length) + body), 2, 3)
     assert [score.value for score in scores] == [1.0, None, 2.0, 3.0]
     assert scores[1].status is ScoreStatus.INFRASTRUCTURE
     assert not (tmp_path / "mark").exists()
@@ -161,7 +161,7 @@ def test_a_verdict_on_another_grading_ends_its_worker() -> None:
     ]
 
     async def body(grading: GradingPool) -> list[float | None]:
-        frames = [struct.pack("!I", len(each)) + each for each in sent]
+        frames = [struct.pack("!Q", len(each)) + each for each in sent]
         judged = [await grading.score(prompt(("sends", each)), EMPTY) for each in frames]
         assert [score.value for score in judged] == [None, None]
         return [(await grading.score(prompt(number), EMPTY)).value for number in range(20)]
