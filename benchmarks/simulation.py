@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "progress after a hang",
         "rollout/engine_supervisor.py",
-        'member.engine.kill()\n            self.on_engine_lost(member, WorkerDied(f"an engine did not',
-        'return\n            self.on_engine_lost(member, WorkerDied(f"an engine did not',
+        'member.engine.kill()\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
+        'return\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
     ),
     Mutant(
         "dead engines get nothing",

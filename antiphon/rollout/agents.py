@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import json
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from antiphon.core.config import environment
 from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
+from antiphon.core.processes.child import start_child
 from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.server import Gateway
@@ -206,22 +206,20 @@ class UnconfinedAgent:
     async def __call__(self, access: Access, prompt: Prompt) -> str:
         """Run the command; when it ends, kill what is left of its process group."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = await asyncio.create_subprocess_shell(
-                self.command,
-                stdin=asyncio.subprocess.DEVNULL,
+            child = start_child(
+                ["/bin/sh", "-c", self.command],
+                environment={**environment(*INHERITED), **access.environment(prompt)},
                 stdout=out,
                 stderr=err,
-                env={**environment(*INHERITED), **access.environment(prompt)},
-                start_new_session=True,
+                own_session=True,
             )
             try:
-                code = await process.wait()
+                await child.wait()
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-            if code:
-                raise AgentError(_describe_end(f"exit code {code}", _read_end(err)))
+                child.kill()
+                await child.wait()
+            if child.exit_code:
+                raise AgentError(_describe_end(f"exit code {child.exit_code}", _read_end(err)))
             return _read_end(out)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.errors import WeightsError, WorkerDied
+from antiphon.core.errors import WeightsError, WorkerDiedError
 from antiphon.weights.base import TransferContext, open_channel
 from antiphon.weights.manifest import BUCKET_BYTES
 
@@ -73,7 +73,7 @@ def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket
         dead, *alive = await asyncio.gather(
             *(r.call("load", update) for r in sending.receivers), return_exceptions=True
         )
-        assert isinstance(dead, WorkerDied) and alive == [digest] * 2
+        assert isinstance(dead, WorkerDiedError) and alive == [digest] * 2
         update, digest = sending.send()
         assert await asyncio.gather(*(r.call("load", update) for r in sending.receivers[1:])) == [digest] * 2
 

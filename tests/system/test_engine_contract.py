@@ -15,7 +15,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
+from antiphon.core.errors import (
+    AntiphonError,
+    RequestError,
+    StateError,
+    UnsupportedError,
+    WeightsError,
+    WorkerDiedError,
+)
 from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
@@ -597,7 +604,7 @@ async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world,
     await world.until_under_way(handle)
     await engine.health()
     world.kill(engine)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await handle.result()
     told = handle.partial()
     assert told.finish is FinishReason.ABORT and 0 < len(told.tokens) < LONG
@@ -605,9 +612,9 @@ async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world,
         replace(told, timing=replace(told.timing, finished=max(told.timing.finished, told.timing.started))),
         len(told.tokens),
     )
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.start(request("late")).result()
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.load(world.update(1), OnUpdate.RECOMPUTE)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.health()

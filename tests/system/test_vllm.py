@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from antiphon.core.errors import UnsupportedError, WorkerDied
+from antiphon.core.errors import UnsupportedError, WorkerDiedError
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from tests.servers import vllm
@@ -124,7 +124,7 @@ def test_a_server_with_weights_that_are_not_ours_is_given_up(wide_model, server)
         await engine.ready()
         await engine.health()
         httpx.post(f"{server.url}/update_weight_version", json={"new_version": "of another run"})
-        with pytest.raises(WorkerDied, match="someone else"):
+        with pytest.raises(WorkerDiedError, match="someone else"):
             await engine.health()
         again = opened(server, wide_model)
         await again.ready()

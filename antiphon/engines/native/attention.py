@@ -6,7 +6,7 @@ attention function registered under a name of ours, and hands it whatever keywor
 step's `FlatBatch` travels that way. For a name that has no mask function registered, transformers builds no mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,14 @@ class KVCache:
             self._layers[index] = new
 
     def layer(self, index: int, like: Tensor) -> Tensor:
-        """The cache of a layer whose keys are `like` [1, kv_heads, T, head_dim]."""
+        """Return the cache of a layer whose keys are `like` [1, kv_heads, T, head_dim]."""
         found = self._layers.get(index)
         if found is None:
             found = self._layers[index] = self._empty(like.shape[1], like.shape[3], like)
         return found
 
     def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
-        """Give `targets` the first `tokens` positions of `source`."""
+        """Copy the first `tokens` positions of slot `source` to the slots `targets`."""
         for layer in self._layers.values():
             prefix = layer[:, source, :, :tokens]
             for target in targets:
@@ -81,8 +81,10 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots. Slots of the
-    range which do not decode attend too, with some row's query, and what comes out is dropped."""
+    """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots.
+
+    Slots of the range that do not decode attend too, with the query of some row; their output is dropped.
+    """
 
     begin: int
     end: int
@@ -119,8 +121,17 @@ class FlatBatch:
 def flat_batch(
     cache: KVCache, decode: tuple[Indices, Indices], chunks: list[tuple[int, int, int]], like: Tensor
 ) -> tuple[FlatBatch, Indices, Indices]:
-    """The batch of `decode` (slots ascending [N], their lengths [N]) and `chunks` (slot, start, stop), with the slot and
-    the position of each token [T] on the host. `like` gives device and dtype."""
+    """Lay the tokens of one step end to end.
+
+    Args:
+        cache: The KV cache they attend to.
+        decode: Slots [N], ascending, of which the last token is computed, and the lengths [N] of their sequences.
+        chunks: Pieces to prefill: slot, start, stop.
+        like: A tensor with the model's device and dtype.
+
+    Returns:
+        The batch, and the slot and position of each token [T] on the host.
+    """
     slots, lengths = decode
     flat_slots = np.concatenate([slots, *(np.full(stop - start, slot) for slot, start, stop in chunks)])
     positions = np.concatenate([lengths - 1, *(np.arange(start, stop) for _, start, stop in chunks)])
@@ -171,8 +182,11 @@ def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) 
 
 
 def _spans(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
-    """Cut rows into spans, greedily: a row joins the span before it unless what is read in vain then (slots between them,
-    and padding to the longest) costs more than a `call` of its own. Costs are in tokens read."""
+    """Group decode rows into spans, each of one attention call; returns [begin, end) of each.
+
+    Greedy: a row joins the span before it unless what is then read in vain (slots between them, and padding to the longest)
+    costs more than another `call`. Costs are in tokens read.
+    """
     if not slots:
         return []
     spans, begin, longest = [], 0, lengths[0]
@@ -196,22 +210,29 @@ def slot_attention(
     scaling: float | None = None,
     *,
     slot_batch: FlatBatch,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in each layer.
+    """Attend against the slots' KV cache; transformers calls this in each layer.
 
-    query [1, heads, T, head_dim], key and value [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim]. Writes keys
-    and values into the cache, then attends: decode rows of many slots at once, each chunk to its own slot.
+    Writes keys and values into the cache, then attends: decode rows of many slots at once, each chunk to its own slot.
+
+    Args:
+        module: The attention layer.
+        query: [1, heads, T, head_dim].
+        key: [1, kv_heads, T, head_dim].
+        value: [1, kv_heads, T, head_dim].
+        attention_mask: Ignored; transformers builds none for this function.
+        scaling: Factor of the attention scores; None is 1 / sqrt(head_dim).
+        slot_batch: Where the tokens are in the cache.
+        **options: The layer's other options, of which none may change the softmax.
+
+    Returns:
+        Outputs [1, T, heads, head_dim], and None in place of attention weights.
+
+    Raises:
+        UnsupportedError: The layer has soft-capped scores, sinks, or a sliding window shorter than a sequence.
     """
-    if softcap is not None or s_aux is not None or (sliding_window is not None and sliding_window < slot_batch.longest):
-        raise UnsupportedError(
-            f"the native engine has neither soft-capped attention, nor sinks, nor sliding windows: layer "
-            f"{module.layer_idx} wants softcap={softcap}, sinks={s_aux is not None}, sliding_window={sliding_window} "
-            f"for a sequence of {slot_batch.longest} tokens"
-        )
+    _check_plain_softmax(module, options, slot_batch.longest)
     kv = slot_batch.cache.layer(module.layer_idx, key)
     _write(kv, key, value, slot_batch)
     # [T, heads, head_dim]; contiguous, since fused kernels want a dense head_dim and `linear` may have turned it.
@@ -219,6 +240,16 @@ def slot_attention(
     parts = [_attend_rows(rows, tokens, kv, scaling) for rows in slot_batch.rows]
     parts += [_attend_chunk(chunk, tokens, kv, scaling) for chunk in slot_batch.chunks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _check_plain_softmax(module: Any, options: Mapping[str, Any], longest: int) -> None:
+    softcap, sinks, window = (options.get(name) for name in ("softcap", "s_aux", "sliding_window"))
+    if softcap is not None or sinks is not None or (window is not None and window < longest):
+        raise UnsupportedError(
+            f"the native engine has neither soft-capped attention, nor sinks, nor sliding windows: layer "
+            f"{module.layer_idx} wants softcap={softcap}, sinks={sinks is not None}, sliding_window={window} "
+            f"for a sequence of {longest} tokens"
+        )
 
 
 def _write(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:

@@ -116,9 +116,13 @@ class NativeEngine:
         return self.counters.loads
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
-        comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: then weights
-        are half written, and `step` refuses until a load succeeds."""
+        """Load new weights between two steps.
+
+        `DRAIN` waits until running requests have ended and admits none meanwhile; a later update replaces one that still waits.
+
+        Raises:
+            WeightsError: The tensors are not the model's. Weights are then half written; `step` fails until a load succeeds.
+        """
         if self._queue.begin_update(update, mode):
             self._swap(update, mode)
 
@@ -139,8 +143,11 @@ class NativeEngine:
                 table.length[slot] = table.prompt[slot]
 
     def sleep(self) -> None:
-        """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
-        running; queued ones wait until `wake`."""
+        """Free the KV cache and the device; weights move to host memory. Queued requests wait until `wake`.
+
+        Raises:
+            StateError: Requests are running.
+        """
         if running := len(self._queue.running):
             raise StateError(f"the engine cannot sleep: {running} requests are running")
         self._queue.hold("asleep")
@@ -151,7 +158,7 @@ class NativeEngine:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the device again."""
+        """Move the weights back to the device and admit requests again."""
         self._move(self._home)
         self._cache = self._cache or KVCache(self._config.slots)
         self._queue.release("asleep")
@@ -207,8 +214,12 @@ class NativeEngine:
         return self._accept(slots, *sample(logits, self._draw(slots)), None if experts is None else experts[rows])
 
     def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
-        """Run the model on the plan's tokens; logits [rows that are sampled from, V] and, where they are recorded, the numbers
-        from 1 on of the rows' experts [rows, layers, k]."""
+        """Run the model on the plan's tokens.
+
+        Returns:
+            Logits [R, V] of the rows that are sampled from, and their experts [R, layers, k] counted from 1; None if the
+            engine does not record experts.
+        """
         table = self._table
         lengths = table.length[plan.decode]
         cache.reserve(int(max(lengths.max(initial=0), *(stop for _, _, stop in plan.chunks), 1)), self.max_length)
@@ -247,7 +258,7 @@ class NativeEngine:
     def _accept(
         self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, experts: NDArray[np.int16] | None
     ) -> list[Delta]:
-        """Append one token to each of `slots` [R], free what has ended, and tell."""
+        """Append one token to each of `slots` [R], free slots whose sequence has ended, and return the deltas."""
         table = self._table
         table.tokens[slots, table.length[slots]] = tokens
         table.length[slots] += 1
@@ -288,7 +299,7 @@ class NativeEngine:
 
 
 def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:
-    """For each sequence that gets a token: its row of the logits and its slot."""
+    """Return the row of the logits and the slot of each sequence that gets a token."""
     slots = [*plan.decode.tolist(), *(plan.chunks[i][0] for i in plan.finishing)]
     rows = list(range(len(slots)))
     if plan.followers:

@@ -1,4 +1,4 @@
-"""Getting a transformers model ready to be run by the engine, or saying why it cannot be."""
+"""Prepares a transformers model for the engine, or says why it cannot run."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from antiphon.engines.native.linear import speed_up_linears
 
 
 def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
-    """The model (loaded, if a directory is named) on the configured device and dtype, with our attention.
+    """Return the model on the configured device and dtype, with our attention; load it if a directory is named.
 
     A model that is passed is taken over: its weights, dtype, device and attention are the engine's from then on.
+
+    Raises:
+        UnsupportedError: The engine cannot run the model.
     """
     dtype = getattr(torch, config.dtype, None)
     if not isinstance(dtype, torch.dtype):

@@ -15,14 +15,17 @@ class CopiesCache(Protocol):
     """The part of the KV cache that planning needs."""
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Give `targets` the first `tokens` positions of `source`."""
+        """Copy the first `tokens` positions of slot `source` to the slots `targets`."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """Tokens to compute: the last token of each of `decode` (ascending), and `chunks` (slot, start, stop). Those chunks in
-    `finishing` reach the end of their sequence. `followers` of such a slot have the very same tokens: they sample from
-    its logits and then take its cache."""
+    """The tokens that one step computes.
+
+    `decode` are slots (ascending) of which the last token is computed, `chunks` pieces (slot, start, stop) that are prefilled.
+    Chunks in `finishing` reach the end of their sequence. `followers` of such a slot have the very same tokens: they sample
+    from its logits and then copy its cache.
+    """
 
     decode: Indices
     chunks: list[tuple[int, int, int]] = field(default_factory=list)

@@ -44,7 +44,7 @@ class Draw:
 
 
 def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], Floats]:
-    """Tokens [R] and their log-probabilities [R] for logits [R, V], which are overwritten.
+    """Sample tokens [R] from logits [R, V], which are overwritten; return them with their log-probabilities [R].
 
     Log-probabilities are of the whole vocabulary at the row's temperature (1 where it is 0), whatever top-p, top-k and
     min-p cut off. One copy from the device to the host is all the waiting there is.
@@ -88,8 +88,10 @@ def _block_sums(mass: Tensor) -> Tensor:
 
 
 def invert(mass: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
-    """The first token [R] at which the running sum of `mass` [R, V] exceeds `uniform` [R] of the whole; `blocks` are the
-    sums of its blocks. Never a token without mass."""
+    """Return the first token [R] at which the running sum of `mass` [R, V] exceeds the share `uniform` [R] of its total.
+
+    `blocks` are the sums of blocks of `mass`. A token without mass is never returned.
+    """
     running = blocks.double().cumsum(-1)
     block, before = _first_above(running, uniform * running[:, -1], uniform * running[:, -1])
     columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=mass.device)
@@ -100,8 +102,10 @@ def invert(mass: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _first_above(running: Tensor, target: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first of `running` above `target`, and `rest` less what lies before it. Rounding may put a target at or
-    past the end; it is pulled below it, so that what is found is always a step up."""
+    """Return the index of the first of `running` above `target`, and `rest` less the sum before that index.
+
+    Rounding may put a target at or past the end; it is lowered below the end, so that the sum rises at the index.
+    """
     end = running[:, -1]
     target = torch.minimum(target, torch.nextafter(end, torch.zeros_like(end)))
     index = (running <= target[:, None]).sum(-1)
@@ -110,7 +114,7 @@ def _first_above(running: Tensor, target: Tensor, rest: Tensor) -> tuple[Tensor,
 
 
 def truncate(mass: Tensor, draw: Draw) -> Tensor:
-    """`mass` [R, V] with what top-k, top-p and min-p exclude set to zero.
+    """Return `mass` [R, V] with what top-k, top-p and min-p exclude set to zero.
 
     In the order of the field: the k likeliest (and what ties with the last of them), then the fewest of those that hold
     `top_p` of their mass, then those with at least `min_p` of the likeliest. Mass is relative: the largest of a row is 1.

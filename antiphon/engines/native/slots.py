@@ -64,8 +64,10 @@ class SlotTable:
         self.epoch[:] = MIXED
 
     def admit(self, request: GenerateRequest, epoch: int) -> int:
-        """Seat a request in a free slot (there must be one) and return the slot. Takes over the slot's own cache if that
-        is mostly the beginning of the request."""
+        """Put a request into a free slot (there must be one) and return the slot.
+
+        Reuses a free slot's cache if the request begins with most of it.
+        """
         prompt = request.tokens
         free = np.flatnonzero(~self.active)
         usable = free[(self.epoch[free] == epoch) & (self.cached[free] > 0)]
@@ -103,8 +105,14 @@ class SlotTable:
         return self.requests.pop(slot)
 
     def match(self, query: NDArray[np.int32], among: Indices, known: Indices, most: int) -> Match:
-        """The slot of `among` whose first `known` tokens [slots] share the longest beginning with `query`, counted up to
-        `most`; the lowest of equals."""
+        """Return the slot that shares the longest prefix with `query`; the lowest of equals.
+
+        Args:
+            query: Tokens to look for.
+            among: Slots to compare.
+            known: Number of leading tokens to compare of each slot [slots].
+            most: Longest prefix that counts.
+        """
         if not len(among) or most <= 0:
             return NO_MATCH
         width = min(len(query), most, int(known[among].max()))

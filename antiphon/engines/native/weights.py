@@ -18,9 +18,11 @@ Named = Iterable[tuple[str, Tensor]]
 def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     """Copy named `tensors` into the parameters of `model`, converting dtype and device.
 
-    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may.
-    `WeightsError` names what is unknown, misshapen or missing. Tensors are taken in turn, so a failure leaves the model
-    half written. On a CPU several are copied at once.
+    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may. Tensors are
+    copied in turn, several at once on a CPU, so a failure leaves the model half written.
+
+    Raises:
+        WeightsError: A tensor is unknown, misshapen or missing; the message names it.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.placement import gpus_of
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
@@ -97,7 +97,7 @@ class _WorkerStarter:
         self._serials = itertools.count()
 
     async def start(self, number: int) -> RolloutWorker:
-        """Start the worker that has share `number` of the engines. `WorkerDied` if its devices are gone."""
+        """Start the worker that has share `number` of the engines. `WorkerDiedError` if its devices are gone."""
         context, serial = self._context, next(self._serials)
         devices = self._assign_devices(number)
         at = devices[0].place
@@ -117,4 +117,4 @@ class _WorkerStarter:
         try:
             return [assign(engine) for engine in range(self._share)]
         except ConfigError as error:  # at the start it could be placed: a node has left since
-            raise WorkerDied(f"rollout worker {number} has nowhere to run: {error}") from error
+            raise WorkerDiedError(f"rollout worker {number} has nowhere to run: {error}") from error

@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDiedError
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"
@@ -146,9 +146,9 @@ def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
         calls = [worker.call("fail"), worker.call("echo", 1)]
         results = await asyncio.gather(*calls, watcher, return_exceptions=True)
         for result in [*results, await told]:
-            assert isinstance(result, WorkerDied)
+            assert isinstance(result, WorkerDiedError)
             assert "ZeroDivisionError: a bug" in str(result) and "in fail" in str(result)
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await worker.call("echo", 2)
 
     run(main)
@@ -165,7 +165,7 @@ def test_a_killed_worker_is_noticed(run, config):
         waiting = asyncio.ensure_future(worker.died())
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(
-            WorkerDied, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
+            WorkerDiedError, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
         ):
             await waiting
 
@@ -176,7 +176,7 @@ def test_a_killed_worker_is_noticed(run, config):
 def test_a_worker_that_kills_itself_in_a_call(run, config):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
-        with pytest.raises(WorkerDied, match=KILLED[config.kind]):
+        with pytest.raises(WorkerDiedError, match=KILLED[config.kind]):
             await worker.call("kill_itself")
 
     run(main)
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_can_be_killed(run):
         os.kill(pid, signal.SIGSTOP)
         call = asyncio.ensure_future(worker.call("echo", 1))
         worker.kill()
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await call
         return pid
 

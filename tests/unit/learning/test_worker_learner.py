@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.errors import RecordError, WorkerDied
+from antiphon.core.errors import RecordError, WorkerDiedError
 from antiphon.learning.batch import build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, MeshConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED, LoraBaseReference, ModelRoles, WorkerLearner
@@ -114,11 +114,11 @@ def test_checkpoints_are_there_in_the_order_in_which_they_were_begun(tmp_path):
         assert first.done() and not second.done()
         handle.hear("the disk is full")
         assert not third.done()
-        handle.bury(WorkerDied("killed"))
+        handle.bury(WorkerDiedError("killed"))
         await first
         with pytest.raises(RecordError, match="the disk is full"):
             await second
-        with pytest.raises(WorkerDied, match="killed"):
+        with pytest.raises(WorkerDiedError, match="killed"):
             await third
         return [each[1] for each in handle.asked]
 
@@ -205,7 +205,7 @@ def test_ranks_speak_when_all_have_spoken_and_die_once():
     members[2].hear("")
     assert heard == ["rank 2 failed", "of the next"]
     for number, member in enumerate(members):
-        member.bury(WorkerDied(str(number)))
+        member.bury(WorkerDiedError(str(number)))
     assert [str(error) for error in deaths] == ["0"]
 
 

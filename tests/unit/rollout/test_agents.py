@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, run_agent
 from antiphon.rollout.gateway.server import Gateway
@@ -185,7 +185,7 @@ def test_a_function_that_is_late_goes_on_without_a_key(renderer):
 
 def test_what_goes_wrong_in_engines_ends_the_run(renderer):
     async def dies(request, on_delta=None):
-        raise WorkerDied("the last engine was killed")
+        raise WorkerDiedError("the last engine was killed")
 
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         played(renderer, FunctionAgent(ask_async), engine=dies)

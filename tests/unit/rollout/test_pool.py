@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import WeightsError, WorkerDied
+from antiphon.core.errors import WeightsError, WorkerDiedError
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -37,7 +37,7 @@ class HeldGeneration:
         return completion([7], FinishReason.ABORT)
 
     def die(self):
-        self.done.set_exception(WorkerDied("the engine was killed"))
+        self.done.set_exception(WorkerDiedError("the engine was killed"))
 
     def finish(self):
         self.done.set_result(completion([0, 0], FinishReason.STOP))
@@ -81,7 +81,7 @@ class HeldEngine:
 
     async def health(self):
         if self.dead:
-            raise WorkerDied("the engine was killed")
+            raise WorkerDiedError("the engine was killed")
 
     def kill(self):
         self.dead = True
@@ -264,7 +264,7 @@ def test_nothing_waits_for_an_engine_once_the_last_is_dead():
         tasks.append(asyncio.create_task(pool.generate(request("late"))))
         engine.started[1].die()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [WorkerDied] * 4
+        assert [type(result) for result in results] == [WorkerDiedError] * 4
 
     asyncio.run(main())
 
@@ -280,7 +280,7 @@ def test_the_loss_of_the_last_engine_ends_the_watch_whoever_meets_it_first():
         await asyncio.wait([asked])  # who asked says nothing of it
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(watch, 600)
-        assert isinstance(asked.exception(), WorkerDied) and raised.group_contains(WorkerDied)
+        assert isinstance(asked.exception(), WorkerDiedError) and raised.group_contains(WorkerDiedError)
 
     clock.run(main())  # in virtual time
 
@@ -337,7 +337,7 @@ def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_re
 
         async def respawn():
             if not there.is_set():
-                raise WorkerDied("its node has not come")
+                raise WorkerDiedError("its node has not come")
             engines.append(HeldEngine())
             return engines[-1]
 
@@ -457,7 +457,7 @@ def test_an_engine_that_came_with_the_load_is_replaced_as_any_other(restarts):
             engine.kill()
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(scaled.watch, 600)
-        assert raised.group_contains(WorkerDied)
+        assert raised.group_contains(WorkerDiedError)
 
     clock.run(main())
 
@@ -494,7 +494,7 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
 
         async def respawn():
             if not there.is_set():
-                raise WorkerDied("its node has left")
+                raise WorkerDiedError("its node has left")
             engines.append(HeldEngine())
             return engines[-1]
 
@@ -515,7 +515,7 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
             engine.kill()
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(watch, 600)
-        assert raised.group_contains(WorkerDied)
+        assert raised.group_contains(WorkerDiedError)
 
     clock.run(main())
 

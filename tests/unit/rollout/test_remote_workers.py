@@ -11,7 +11,7 @@ import pytest
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import WorkerDied
+from antiphon.core.errors import WorkerDiedError
 from antiphon.core.rpc import Reply
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, WeightsUpdate
 from antiphon.record.events import Events
@@ -103,7 +103,7 @@ def test_attempts_of_a_worker_that_dies_begin_again_as_themselves():
 def test_an_attempt_that_takes_every_worker_along_ends_the_run(prompt, end):
     async def body(shards, made):
         watch = asyncio.ensure_future(shards.watch(nothing))
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await play(shards, 0, 0, prompt)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
@@ -160,7 +160,7 @@ def test_what_workers_say_of_their_pools_is_added_up():
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
         assert await refreshed.get() is made[1]
-        shards._lose(made[0], WorkerDied("gone"))
+        shards._lose(made[0], WorkerDiedError("gone"))
         assert (shards.engines, shards.generated_tokens) == (1, 15), "what the dead made is made"
         watch.cancel()
 
@@ -198,7 +198,7 @@ def test_all_workers_are_asked_and_a_dead_one_is_done_without(method):
         while len(handles[1].sent) < 2:
             await asyncio.sleep(0)
         assert [handle.sent[1:] for handle in handles] == [[("begin_call", 1, method, args)]] * 2
-        handles[0].bury(WorkerDied("gone"))
+        handles[0].bury(WorkerDiedError("gone"))
         handles[1].say(Reply("result", 1, None, Counts(engines=1)))
         await asked
         assert shards.engines == 1
@@ -213,11 +213,11 @@ class Willing(Handle):
 
     def die(self):
         self.dead = True
-        self.bury(WorkerDied("gone"))
+        self.bury(WorkerDiedError("gone"))
 
     def send(self, method, *args):
         if self.dead:
-            raise WorkerDied("gone")
+            raise WorkerDiedError("gone")
         super().send(method, *args)
         if method == "begin_call":
             word = Reply("result", args[0], None, Counts(engines=1))
@@ -238,7 +238,7 @@ def replacing(refusals, before=()):
         async def start(number):
             tries.append(loop.time())
             if len(tries) <= refusals:
-                raise WorkerDied("no room")
+                raise WorkerDiedError("no room")
             return RolloutWorker(third, number, Events(), told.append)
 
         made = [RolloutWorker(handle, number, Events(), told.append) for number, handle in enumerate(handles)]

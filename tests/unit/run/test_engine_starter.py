@@ -9,7 +9,7 @@ import pytest
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDiedError
 from antiphon.engines.config import EngineConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch.engines import EngineStarter
@@ -51,7 +51,7 @@ def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(folder
         (message,) = told
         assert message.startswith("the run begins with 1 of 2 engines") and "to load the model" in message
         assert (await starter.start_replacement()).capacity == 1
-        with pytest.raises(WorkerDied, match="all engines are running"):
+        with pytest.raises(WorkerDiedError, match="all engines are running"):
             await starter.start_replacement()
 
     started(folder, 1, then)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
@@ -262,7 +262,7 @@ def test_they_are_closed_and_then_ask_nobody() -> None:
     async def run() -> None:
         async with RewardRouter([task("c", f"{HERE}:Closing")], GradingConfig(), Deadlines()) as graders:
             assert (await graders.score(prompt(1, "c"), EMPTY)).value == 1.0
-        with pytest.raises(WorkerDied, match="closed"):
+        with pytest.raises(WorkerDiedError, match="closed"):
             await graders.score(prompt(1, "c"), EMPTY)
 
     asyncio.run(run())
