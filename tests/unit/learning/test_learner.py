@@ -204,6 +204,14 @@ def test_a_learner_that_cannot_go_on_says_so(model_directories, policy, kinds, e
         learner.step(updates_of(kinds))
 
 
+def test_a_learner_has_its_own_number_of_threads(model_directories):
+    try:
+        make_learner(model_directories["llama"], threads=3)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
     with pytest.raises(DataError, match=r"has no config\.json"):
         make_learner(tmp_path)
