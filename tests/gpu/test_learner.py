@@ -73,7 +73,7 @@ def lesson(seed):
     return supervised_batch(texts, 128)
 
 
-def test_a_learner_that_leaves_its_device_gives_memory_back_and_goes_on(large):
+def test_offloaded_learner_frees_memory_and_continues(large):
     learner, other = begun(large), begun(large)
     for each in (learner, other):
         each.step(lesson(0))

@@ -278,7 +278,7 @@ def captured(directory, agents):
     return asyncio.run(run())
 
 
-def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
+def test_attempts_of_both_clients_are_captured_exactly(directory):
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")
     renderer = Renderer(directory)
@@ -302,7 +302,7 @@ def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
 # --- a run that is served ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
+def test_run_is_served_from_its_newest_checkpoint(project):
     config = project.config(
         steps=1, engine={"slots": 3, "device": "cpu"}, checkpoint={"every": 1}, cluster={"debug": True}
     )

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.commands("bwrap")
 
 
 @pytest.mark.parametrize("package", ["networkx", "mpmath"])
-def test_instances_are_solved_by_the_original_and_not_as_they_are(package):
+def test_instances_are_solved_only_by_their_original(package):
     some = [instance for instance in INSTANCES if instance.package == package]
     assert asyncio.run(check(random.Random(0).sample(some, SAMPLE))) == []
 

@@ -63,7 +63,7 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
 
 
 @given(costs=st.lists(st.integers(2, 60), min_size=1, max_size=40), ranks=st.integers(2, 5))
-def test_no_rank_has_more_to_do_than_another_by_more_than_one_pack(costs, ranks):
+def test_ranks_differ_by_at_most_one_pack(costs, ranks):
     groups = groups_of(np.random.default_rng(0), costs)
     (update,) = build_batch(
         groups, aggregation="token_mean", max_tokens=60, tokens_per_pack=1, ranks=ranks
@@ -149,7 +149,7 @@ def test_a_prompt_is_packed_once_for_its_siblings():
     assert all(len(pack.tokens) <= 28 for pack in packs)
 
 
-def test_a_digest_tells_batches_apart_that_differ_in_a_count_alone():
+def test_digest_tells_apart_batches_that_differ_in_a_count():
     """What a loss is divided by is no array of a pack, and changes the gradient like one."""
     batch = build_batch(
         groups_of(np.random.default_rng(0), [5, 9, 4, 7]),

@@ -154,7 +154,7 @@ def test_it_is_that_of_a_padded_forward(model_directories, kind, aggregation):
         assert relative(packed, padded) < 1e-10
 
 
-def test_skipping_sequences_without_advantage_does_not_change_it(model_directories):
+def test_skipping_zero_advantages_keeps_the_gradient(model_directories):
     rng = np.random.default_rng(5)
     samples = [make_sample(rng, 12, i) for i in range(6)]
     for sample in samples[::2]:

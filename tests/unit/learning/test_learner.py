@@ -41,7 +41,7 @@ def test_it_learns_what_it_is_shown(model_directories):
     assert losses[0] > 3 and losses[-1] < 0.1
 
 
-def test_an_update_without_anything_to_compute_has_nothing_to_say(model_directories):
+def test_empty_update_reports_nothing(model_directories):
     """... and takes nothing from what the others say, wherever it stands."""
     empty = replace(supervised_batch(examples(), 100).updates[0], packs=((),))
     (update,) = supervised_batch(examples(), 100).updates

@@ -74,7 +74,7 @@ SMALL = {
         (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert: GPT2.* has no layers of exp"),
     ],
 )
-def test_layers_that_cannot_be_divided_are_named_before_anything_starts(tmp_path, config, mesh, message):
+def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, message):
     """From config.json alone: there are no weights here."""
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedError, match=f"learner.mesh.{message}"):
@@ -135,7 +135,7 @@ def test_every_stage_of_zero_can_be(stage, cpu_offload):
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
-def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
+def test_missing_backend_names_its_extra():
     with pytest.raises(ConfigError, match=r"learner.kind: 'deepspeed' is not installed: .*\[deepspeed\]"):
         check_installed("deepspeed")
 

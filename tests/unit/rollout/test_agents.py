@@ -123,7 +123,7 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
 
 
 @pytest.mark.commands("bwrap")
-def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
+def test_sandboxed_command_reaches_only_the_gateway(renderer):
     rooms = RuntimeDirs()
     try:
         elsewhere = (

@@ -144,7 +144,7 @@ def test_one_turn():
     assert trajectory.meta.status is AttemptStatus.FINISHED and trajectory.meta.score.value == 1.0
 
 
-def test_turns_alternate_with_observations_that_are_not_trained_on():
+def test_turns_alternate_with_untrained_observations():
     world = Countdown()
     trajectory, requests = play(world=world, said=("a", "bb", "c"), max_turns=5)
     (segment,) = trajectory.segments
@@ -406,7 +406,7 @@ def test_a_sample_a_turn_shows_as_much_history_as_it_is_told():
     assert [text_of(segment) for segment in whole.segments] == ["ab3a|", "ab3a|2bb|", "ab3a|2bb|1c|"]
 
 
-def test_turns_are_joined_where_one_goes_on_exactly_where_the_last_ended():
+def test_turns_join_only_where_one_extends_the_last():
     options = {"world": lambda _: Countdown(), "said": ("a", "b", "c"), "max_turns": 5}
     whole, _ = play(**options)
     joined, _ = play(**options, samples="joined")
@@ -431,7 +431,7 @@ def test_what_the_environment_says_of_the_turns_is_measured():
     assert trajectory.meta.score.parts == {"valid": pytest.approx(1 / 3), "success": 1.0, "turns": 3.0, "samples": 1.0}
 
 
-def test_an_episode_that_has_used_its_tokens_or_its_time_is_over_and_judged():
+def test_episode_over_its_budget_ends_and_is_scored():
     trajectory, requests = play(world=Countdown(), said=("abc", "d"), max_turns=5, episode_tokens=5)
     assert len(requests) == 2 and requests[1].sampling.max_tokens == 1
     assert trajectory.meta.score.value == 1.0 and trajectory.meta.turns == 2

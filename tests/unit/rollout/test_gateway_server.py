@@ -298,7 +298,7 @@ def test_engines_that_die_are_no_fault_of_the_agent(renderer):
     assert isinstance(captured.error, WorkerDiedError)
 
 
-def test_guests_are_answered_as_they_like_and_see_tokens_as_they_come(renderer):
+def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     class Dripping(Logger):
         async def __call__(self, request, on_delta=None):
             completion = await super().__call__(request, on_delta)
