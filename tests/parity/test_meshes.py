@@ -39,7 +39,7 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.engines.deltas import Delta
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
@@ -164,7 +164,7 @@ def batch_for(mesh):
     *groups, last = samples()
     groups.append([replace(sample, advantages=0 * sample.advantages) for sample in last])
     how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": 90}
-    return build_batch(groups, skip_zero_advantage=True, ranks=mesh.data, **how)
+    return build_batch(groups, BatchOptions(skip_zero_advantage=True, ranks=mesh.data, **how))
 
 
 async def opened(members, model, mesh, **config):

@@ -29,6 +29,7 @@ from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampl
 from antiphon.engines.config import EngineConfig
 from antiphon.record.events import Events
 from antiphon.rollout.agents import FunctionAgent, run_agent
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
@@ -268,7 +269,12 @@ def captured(directory, agents):
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)
                 playing = [
-                    run_agent(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
+                    run_agent(
+                        FunctionAgent(agent),
+                        gateway,
+                        AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, n, 0), started=started, sampling=sampling),
+                        seconds=60,
+                    )
                     for n, agent in enumerate(agents)
                 ]
                 return await asyncio.gather(*playing)

@@ -15,7 +15,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
@@ -262,4 +262,6 @@ def critic_batch():
     sample = make_sample(rng, 12, 0)
     streams = {RETURNS: rng.normal(size=12), OLD_VALUE: np.zeros(12)}
     streams = Streams({spec: array.astype(np.float32) for spec, array in streams.items()})
-    return build_batch([[replace(sample, streams=streams)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=64)
+    return build_batch(
+        [[replace(sample, streams=streams)]], BatchOptions(aggregation="token_mean", max_tokens=9, tokens_per_pack=64)
+    )

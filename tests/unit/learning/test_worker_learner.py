@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import RecordError, WorkerDiedError
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, MeshConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED, LoraBaseReference, ModelRoles, WorkerLearner
 from antiphon.learning.packing import pack_samples
@@ -59,7 +59,8 @@ def packs(count=3):
 
 def test_learner_passes_on_calls_and_replies(tmp_path):
     batch = build_batch(
-        [[make_sample(np.random.default_rng(0), 5, 0)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=99
+        [[make_sample(np.random.default_rng(0), 5, 0)]],
+        BatchOptions(aggregation="token_mean", max_tokens=9, tokens_per_pack=99),
     )
     optimizer, exchange, some = OptimizerConfig(), TransferContext(tmp_path), packs()
     answers = {

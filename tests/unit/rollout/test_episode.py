@@ -32,8 +32,10 @@ from antiphon.core.types import (
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.capture import CaptureCounts
+from antiphon.rollout.prompt_encoding import PromptEncoder
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -118,14 +120,16 @@ def episodes_of(
         return Score.of(sum(turn.reward or 0.0 for turn in transcript.turns) or 1.0)
 
     return EpisodeRunner(
-        tokenizer=tokenizer(),
-        generate=generate or sample,
+        EpisodeContext(
+            encoder=PromptEncoder(tokenizer()),
+            generate=generate or sample,
+            config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
+            max_length=max_length,
+            seed=1,
+        ),
         grade=grade or judge,
         environments={"t": world if callable(world) else lambda _: world} if world else {},
         agents=agents,
-        config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
-        max_length=max_length,
-        seed=1,
     )
 
 
@@ -347,7 +351,7 @@ def test_impossible_logprob_fails_the_attempt_of_an_agent():
     mask, tokens = np.array([False, True, True]), np.array([97, 120, EOS], np.int32)
     segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
 
-    async def agent(prompt, attempt, started, sampling, *, priority):
+    async def agent(inputs):
         captured = CapturedAttempt((segment,), PROMPT.messages, CaptureCounts(turns=1))
         return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
 
@@ -364,13 +368,15 @@ def test_cancelling_an_episode_closes_its_world():
             await asyncio.get_running_loop().create_future()
 
         episodes = EpisodeRunner(
-            tokenizer=Letters(),
-            generate=generate,
+            EpisodeContext(
+                encoder=PromptEncoder(Letters()),
+                generate=generate,
+                config=RolloutConfig(groups_per_step=1, max_turns=2, sampling={"max_tokens": 8}),
+                max_length=50,
+                seed=0,
+            ),
             grade=None,
             environments={"t": lambda _: world},
-            config=RolloutConfig(groups_per_step=1, max_turns=2, sampling={"max_tokens": 8}),
-            max_length=50,
-            seed=0,
         )
         run = episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 0), Sampling(max_tokens=8))
         task = asyncio.create_task(run)

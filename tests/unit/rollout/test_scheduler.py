@@ -27,6 +27,7 @@ from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.rollout.scheduler import Scheduler
 
 
@@ -87,7 +88,7 @@ class Stage:
             version=PolicyVersion(0, 0),
             next_prompt=self.prompt,
             episodes=self,
-            keep=keep,
+            hooks=GroupHooks(keep=keep),
             deadlines=Deadlines(),
             ledger=Ledger(store, Events(), run=run_synchronously),
         )

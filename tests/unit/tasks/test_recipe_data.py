@@ -16,6 +16,8 @@ from antiphon.core.config import load
 from antiphon.core.errors import DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
@@ -153,13 +155,15 @@ def first_board(prompt: Prompt, config: RunConfig) -> str:
 
     (task,) = config.tasks
     episodes = EpisodeRunner(
-        tokenizer=cast(Any, Tokenizer()),
-        generate=cast(Any, None),
+        EpisodeContext(
+            encoder=PromptEncoder(cast(Any, Tokenizer())),
+            generate=cast(Any, None),
+            config=config.rollout,
+            max_length=1,
+            seed=0,
+        ),
         grade=cast(Any, None),
         environments={task.name: environment_factory(str(task.environment), task.environment_options)},
-        config=config.rollout,
-        max_length=1,
-        seed=0,
     )
     asyncio.run(episodes.run(prompt, AttemptId(0, 0, 0), PolicyVersion(0, 0)))
     return shown[0]
