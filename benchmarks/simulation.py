@@ -16,20 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from _common import ROOT, table, write_result
+from _common import ROOT, SIMULATION, table, write_result
 
 MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
+    *SIMULATION,
     "antiphon.simulate.chaos",
     "antiphon.simulate.chaos_scenario",
     "antiphon.simulate.invariants",

@@ -18,7 +18,7 @@ from antiphon.core.types import (
     TrainBatch,
     TrajectoryMeta,
 )
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
@@ -30,7 +30,9 @@ def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_p
 
 def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
     """Return one update whose loss is the mean over all response tokens."""
-    return build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
+    return build_batch(
+        groups, BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
+    )
 
 
 def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
@@ -40,10 +42,9 @@ def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> 
     """
     return build_batch(
         pairs,
-        aggregation="sequence_mean_token_mean",
-        max_tokens=1,
-        tokens_per_pack=tokens_per_pack,
-        whole_groups=True,
+        BatchOptions(
+            aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, whole_groups=True
+        ),
     )
 
 

@@ -81,7 +81,7 @@ def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket
 
 
 @pytest.mark.chaos
-def test_buckets_that_are_corrupt_skipped_or_reordered_are_refused(tmp_path):
+def test_corrupt_skipped_or_reordered_buckets_are_refused(tmp_path):
     def corrupt(copy):
         copy[BUCKET_BYTES + 5] ^= 1
 

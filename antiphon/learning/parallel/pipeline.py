@@ -40,8 +40,6 @@ def schedule(place: int, ranks: int, chunks: int, packs: int) -> list[Action]:
     """
 
     def turn(number: int, backward: bool) -> Action:
-        if chunks == 1:
-            return Action(backward, number, 0)
         rounds, within = divmod(number, ranks * chunks)
         chunk = within // ranks
         return Action(backward, rounds * ranks + within % ranks, chunks - 1 - chunk if backward else chunk)

@@ -11,7 +11,9 @@ from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.group_scoring import GroupScoring
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
@@ -51,14 +53,16 @@ async def start_rollouts(
         starter, config.rollout, context.deadlines, context.events, context.report, prefers
     )
     episodes = EpisodeRunner(
-        tokenizer=renderer,
-        generate=pool.generate,
+        EpisodeContext(
+            encoder=PromptEncoder(renderer),
+            generate=pool.generate,
+            config=config.rollout,
+            max_length=max_length,
+            seed=config.seed,
+        ),
         grade=graders.router.score,
         environments=make_environments(context),
         agents=await start_agents(context, pool, renderer, max_length, stack),
-        config=config.rollout,
-        max_length=max_length,
-        seed=config.seed,
     )
     group_scoring = _make_group_scoring(context, episodes, graders.router)
     return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges)

@@ -138,7 +138,7 @@ def test_an_error_in_a_callback_takes_no_later_event_along(run):
 
 
 @worlds(PROCESSES, THREADS, RAY)
-def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
+def test_worker_bug_reaches_every_waiting_call(run):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
         watcher, told = asyncio.ensure_future(worker.died()), asyncio.get_running_loop().create_future()
@@ -225,7 +225,7 @@ def test_closing_leaves_no_process(run, config):
 
 
 @worlds(FORKS)
-def test_what_is_forked_has_its_imports_done_and_outlives_what_it_was_forked_from(run):
+def test_forked_worker_is_preloaded_and_outlives_its_server(run):
     async def main(cluster):
         first = cluster.spawn("first", COUNTER)
         assert await first.call("imported", "torch")
@@ -277,7 +277,7 @@ def gone(pids):
     return not psutil.wait_procs(processes, timeout=30)[1]
 
 
-def test_a_worker_of_another_environment_has_that_one_s_packages(tmp_path):
+def test_worker_of_another_environment_has_its_packages(tmp_path):
     venv.create(tmp_path / "other", symlinks=True)
     python = str(tmp_path / "other" / "bin" / "python")
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import annotate
@@ -128,7 +128,7 @@ def test_the_balance_of_experts_is_a_mean_over_sequences(mixture):
     def gradient_norm(copies: int, balance: float) -> float:
         learner.begin(AlgorithmConfig(expert_balance=balance), OptimizerConfig(learning_rate=1e-12), 1)
         how = {"aggregation": "token_mean", "max_tokens": 16, "tokens_per_pack": 24}
-        return learner.step(build_batch([[sample]] * copies, **how))["grad_norm"]
+        return learner.step(build_batch([[sample]] * copies, BatchOptions(**how)))["grad_norm"]
 
     one = gradient_norm(1, 0.5)
     assert one > 0 == gradient_norm(1, 0.0)

@@ -13,6 +13,7 @@ import pytest
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.engines.deltas import Delta
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway import responses
 from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.server import Gateway
@@ -32,7 +33,9 @@ def renderer(tmp_path_factory):
 
 
 def open_attempt(gateway, number=0):
-    return gateway.open_attempt(PROMPT, AttemptId(0, number, 0), STARTED, SAMPLING)
+    return gateway.open_attempt(
+        AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, number, 0), started=STARTED, sampling=SAMPLING)
+    )
 
 
 def serving(renderer, test, engine=None):
@@ -298,7 +301,7 @@ def test_engines_that_die_are_no_fault_of_the_agent(renderer):
     assert isinstance(captured.error, WorkerDiedError)
 
 
-def test_guests_are_answered_as_they_like_and_see_tokens_as_they_come(renderer):
+def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     class Dripping(Logger):
         async def __call__(self, request, on_delta=None):
             completion = await super().__call__(request, on_delta)

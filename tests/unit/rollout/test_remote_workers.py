@@ -67,7 +67,7 @@ async def staying(shards, *groups):
     return tasks
 
 
-def test_a_group_stays_together_and_others_go_where_the_fewest_attempts_an_engine_are():
+def test_groups_stay_together_and_go_where_load_is_least():
     async def body(shards, made):
         assert (await play(shards, 0, 0))[0] == 0
         open_ = await staying(shards, 1, 1, 1)  # worker 0 has one engine, worker 1 three
@@ -84,7 +84,7 @@ def test_a_group_stays_together_and_others_go_where_the_fewest_attempts_an_engin
     with_shards(body, engines=(1, 3))
 
 
-def test_attempts_of_a_worker_that_dies_begin_again_as_themselves():
+def test_attempts_of_a_dead_worker_restart_with_their_ids():
     async def body(shards, made):
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
@@ -258,7 +258,7 @@ def replacing(refusals, before=()):
     return clock.run(body())  # in virtual time
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
+def test_worker_that_cannot_start_is_retried_with_backoff():
     tries, _ = replacing(refusals=9)
     first, most = RETRY_SECONDS
     assert [later - earlier for earlier, later in pairwise(tries)] == [min(first * 2**n, most) for n in range(9)]
@@ -273,5 +273,5 @@ def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
         (["reclaim_engines"], []),
     ],
 )
-def test_a_worker_that_comes_while_devices_are_lent_lends_its_own(before, expected):
+def test_worker_replaced_during_training_lends_its_devices(before, expected):
     assert replacing(0, before)[1] == expected

@@ -45,7 +45,7 @@ def started(folder, minimum, then):
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(folder):
+def test_engine_that_hangs_while_starting_is_retried(folder):
     async def then(starter, engines, told):
         assert len(engines) == 1
         (message,) = told
@@ -63,7 +63,7 @@ def test_where_all_engines_are_needed_one_that_hangs_is_the_end(folder):
 
 
 @pytest.mark.parametrize("lent", [True, False])
-def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, lent):
+def test_colocated_engine_starts_in_the_engines_turn(folder, lent):
     (folder / "begun").mkdir()  # so that none hangs
     turns = []
 

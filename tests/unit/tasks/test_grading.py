@@ -92,7 +92,7 @@ def test_a_reward_that_raises_leaves_its_grading_ungraded() -> None:
 
 
 @pytest.mark.parametrize("death, ending", [("exit", "exit code 7"), ("kill", "signal 9"), ("segfault", "signal 11")])
-def test_a_worker_that_dies_twice_of_one_grading_is_infrastructure(death: str, ending: str) -> None:
+def test_two_worker_deaths_on_one_item_are_infrastructure(death: str, ending: str) -> None:
     grading = pool()
     before, dead, after = graded(grading, 1, death, 2)
     assert dead.status is ScoreStatus.INFRASTRUCTURE and ending in dead.detail
@@ -310,7 +310,7 @@ def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], 
     assert {str(score.status) for score in scores} == {status} and {score.detail for score in scores} == {detail}
 
 
-def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
+def test_group_reward_that_cannot_be_built_ends_the_run() -> None:
     together = {"obey": ("duplicates", {"penalt": 1.0})}
     with pytest.raises(ConfigError, match=r"group reward 'duplicates' is called with .* argument 'penalt'"):
         graded(GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), together))

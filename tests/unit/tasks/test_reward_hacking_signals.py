@@ -83,7 +83,7 @@ def test_marks_of_answers_look_at_what_the_right_answer_is_like(right, response,
         ("import os; os.write(3, b'1')", "writes_a_verdict"),
     ],
 )
-def test_marks_of_programs_are_looked_for_where_programs_are_asked_for(line, borne):
+def test_program_flags_are_for_program_tasks_only(line, borne):
     response = f"```python\n{line}\n```"
     assert marks(prompt(tests=["assert square(3) == 9"]), response) == borne
     assert not set(borne.split(",")) & set(marks(prompt(answer="5"), response).split(",")) - {
@@ -109,7 +109,7 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize("rows", [SUMS, CHOICES, SQUARES], ids=list(UNTOLD))
-def test_each_cause_of_the_catalogue_bears_a_mark_unless_no_text_tells_it(rows, request):
+def test_each_catalogued_cause_is_flagged_if_text_shows_it(rows, request):
     untold = {
         attack.cause
         for payload, question in rows

@@ -226,7 +226,7 @@ def test_chance_wins_nothing():
     assert np.mean(rewards) <= 0.02
 
 
-def test_problems_differ_between_splits_and_are_drawn_from_the_seed():
+def test_problems_differ_by_split_and_depend_on_the_seed():
     train, test = load("lookup", 300), load("lookup", 60, "test")
     assert train == load("lookup", 300)
     assert not {p.messages for p in train} & {p.messages for p in test}
@@ -269,7 +269,7 @@ def test_the_state_is_what_was_called():
     assert first[3]["state_key"] == second[2]["state_key"] != first[0]["state_key"]
 
 
-def test_malformed_calls_cost_and_nothing_of_the_response_is_called():
+def test_malformed_calls_cost_and_run_nothing():
     world = ToolUse(prompt_of(answer=1), format_penalty=0.5, turns=1, **ONLY)
     said, reward, info = play(world, saying(hermes("calculator", expression="1") + "<tool_call>oops</tool_call>"))
     assert reward == -0.5 and said[1].startswith("A call cannot be read")

@@ -71,7 +71,7 @@ def test_what_cannot_be_run_is_an_error_at_once():
         start_child(["/nowhere/python"])
 
 
-def test_a_python_process_has_our_path_and_its_prelude_done_first():
+def test_python_child_has_our_path_and_runs_its_prelude():
     async def main():
         ours, theirs = socket.socketpair()
         with ours:
