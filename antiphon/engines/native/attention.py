@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from antiphon.core.errors import UnsupportedError
 
-NAME = "antiphon_slots"
+ATTENTION_NAME = "antiphon_slots"
 Indices = NDArray[np.int64]
 
 # What calling attention once more costs, in bytes of KV cache that could be read meanwhile. It decides which slots share
@@ -80,7 +80,7 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DecodeSpan:
     """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots.
 
     Slots of the range that do not decode attend too, with the query of some row; their output is dropped.
@@ -96,7 +96,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """A piece of one sequence, rows [begin, end) of the flat batch."""
 
     begin: int
@@ -113,12 +113,12 @@ class FlatBatch:
     cache: KVCache
     slots: Tensor  # [T]
     positions: Tensor  # [T]
-    rows: tuple[Rows, ...]
-    chunks: tuple[Chunk, ...]
+    rows: tuple[DecodeSpan, ...]
+    chunks: tuple[PrefillChunk, ...]
     longest: int
 
 
-def flat_batch(
+def make_flat_batch(
     cache: KVCache, decode: tuple[Indices, Indices], chunks: list[tuple[int, int, int]], like: Tensor
 ) -> tuple[FlatBatch, Indices, Indices]:
     """Lay the tokens of one step end to end.
@@ -138,31 +138,33 @@ def flat_batch(
     placed = torch.from_numpy(np.stack([flat_slots, positions])).to(like.device, non_blocking=True)
     pieces, begin = [], len(slots)
     for slot, start, stop in chunks:
-        pieces.append(Chunk(begin, begin + stop - start, slot, stop, _causal(start, stop, like)))
+        pieces.append(PrefillChunk(begin, begin + stop - start, slot, stop, _causal_mask(start, stop, like)))
         begin += stop - start
     longest = int(positions.max()) + 1
-    batch = FlatBatch(cache, placed[0], placed[1], _decode_rows(cache, slots, lengths, like), tuple(pieces), longest)
+    batch = FlatBatch(cache, placed[0], placed[1], _make_spans(cache, slots, lengths, like), tuple(pieces), longest)
     return batch, flat_slots, positions
 
 
-def _causal(start: int, stop: int, like: Tensor) -> Tensor | None:
+def _causal_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
     if start == 0:
         return None
     query = torch.arange(start, stop, device=like.device)[:, None]
-    return _additive(torch.arange(stop, device=like.device) <= query, like)[None, None]
+    return _additive_mask(torch.arange(stop, device=like.device) <= query, like)[None, None]
 
 
-def _additive(visible: Tensor, like: Tensor) -> Tensor:
+def _additive_mask(visible: Tensor, like: Tensor) -> Tensor:
     # Every layer would turn a boolean mask into this one again.
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
 
 
-def _decode_rows(cache: KVCache, slots: Indices, lengths: Indices, like: Tensor) -> tuple[Rows, ...]:
+def _make_spans(cache: KVCache, slots: Indices, lengths: Indices, like: Tensor) -> tuple[DecodeSpan, ...]:
     call = _CALL_BYTES.get(like.device.type, _CALL_BYTES["cuda"]) // max(cache.bytes_per_token, 1)
-    return tuple(_rows(*span, slots, lengths, like) for span in _spans(slots.tolist(), lengths.tolist(), call))
+    return tuple(
+        _make_span(*span, slots, lengths, like) for span in _group_rows(slots.tolist(), lengths.tolist(), call)
+    )
 
 
-def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) -> Rows:
+def _make_span(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) -> DecodeSpan:
     own = slots[begin:end] - slots[begin]
     size, longest = int(own[-1]) + 1, int(lengths[begin:end].max())
     span = slice(int(slots[begin]), int(slots[begin]) + size)
@@ -177,11 +179,11 @@ def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) 
     mask = None
     if longest > int(visible.min()):
         seen = torch.from_numpy(np.arange(longest) < visible[:, None]).to(like.device, non_blocking=True)
-        mask = _additive(seen, like)[:, None, None]
-    return Rows(begin, end, span, longest, mask, spread, gather)
+        mask = _additive_mask(seen, like)[:, None, None]
+    return DecodeSpan(begin, end, span, longest, mask, spread, gather)
 
 
-def _spans(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
+def _group_rows(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
     """Group decode rows into spans, each of one attention call; returns [begin, end) of each.
 
     Greedy: a row joins the span before it unless what is then read in vain (slots between them, and padding to the longest)
@@ -234,10 +236,10 @@ def slot_attention(
     """
     _check_plain_softmax(module, options, slot_batch.longest)
     kv = slot_batch.cache.layer(module.layer_idx, key)
-    _write(kv, key, value, slot_batch)
+    _write_cache(kv, key, value, slot_batch)
     # [T, heads, head_dim]; contiguous, since fused kernels want a dense head_dim and `linear` may have turned it.
     tokens = query[0].transpose(0, 1).contiguous()
-    parts = [_attend_rows(rows, tokens, kv, scaling) for rows in slot_batch.rows]
+    parts = [_attend_span(rows, tokens, kv, scaling) for rows in slot_batch.rows]
     parts += [_attend_chunk(chunk, tokens, kv, scaling) for chunk in slot_batch.chunks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
@@ -252,13 +254,13 @@ def _check_plain_softmax(module: Any, options: Mapping[str, Any], longest: int) 
         )
 
 
-def _write(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:
+def _write_cache(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:
     keys, values = kv.unbind(0)
     keys[batch.slots, :, batch.positions] = key[0].transpose(0, 1)
     values[batch.slots, :, batch.positions] = value[0].transpose(0, 1)
 
 
-def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+def _attend_span(rows: DecodeSpan, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
     keys, values = kv[:, rows.slots, :, : rows.length].unbind(0)
     own = tokens[rows.begin : rows.end] if rows.spread is None else tokens[rows.spread]
     count, heads, head_dim = own.shape
@@ -269,7 +271,7 @@ def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) 
     return out if rows.gather is None else out[rows.gather]
 
 
-def _attend_chunk(chunk: Chunk, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+def _attend_chunk(chunk: PrefillChunk, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
     keys, values = kv[:, chunk.slot : chunk.slot + 1, :, : chunk.length].unbind(0)
     query = tokens[chunk.begin : chunk.end].transpose(0, 1)[None]
     out = scaled_dot_product_attention(
@@ -284,4 +286,4 @@ def _attend_chunk(chunk: Chunk, tokens: Tensor, kv: Tensor, scaling: float | Non
     return out[0].transpose(0, 1)
 
 
-AttentionInterface.register(NAME, slot_attention)
+AttentionInterface.register(ATTENTION_NAME, slot_attention)

@@ -28,7 +28,7 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     missing = {id(parameter): name for name, parameter in model.named_parameters()}
     copies: deque[Future[Tensor]] = deque()
     try:
-        for name, tensor in _in_the_model(model, state.keys(), tensors):
+        for name, tensor in _to_model_names(model, state.keys(), tensors):
             own = state[name]
             if own.shape != tensor.shape:
                 shapes = f"of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}"
@@ -50,7 +50,7 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
         raise WeightsError(f"the update lacks {', '.join(names[:8])}{more}")
 
 
-def _in_the_model(model: PreTrainedModel, known: Collection[str], tensors: Named) -> Named:
+def _to_model_names(model: PreTrainedModel, known: Collection[str], tensors: Named) -> Named:
     """Tensors under the names of the model. Of files, which adapters are added to, those of experts have others."""
     of_files = {}
     for name, tensor in tensors:
