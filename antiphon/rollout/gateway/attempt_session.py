@@ -17,7 +17,7 @@ from antiphon.core.types import (
     Segment,
 )
 from antiphon.rollout.attempt import AttemptInputs
-from antiphon.rollout.gateway.capture import Capture, CaptureCounts, Draft
+from antiphon.rollout.gateway.capture import CaptureCounts, ConversationRecorder, PromptDraft
 from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.sessions import PENALTIES, OnText, PreparedRequest, Session
@@ -61,7 +61,7 @@ class AttemptSession(Session):
         self._inputs = inputs
         self._name, self._group = str(inputs.attempt), str(inputs.attempt.group)
         self._seed = seed
-        self._capture = Capture(model.tokenizer)
+        self._recorder = ConversationRecorder(model.tokenizer)
         self._messages: tuple[Message, ...] = ()
         self._overridden: Counter[str] = Counter()
         self._cancelled = self._unreadable = 0
@@ -71,8 +71,8 @@ class AttemptSession(Session):
 
     def captured(self) -> CapturedAttempt:
         """Return what was recorded so far."""
-        segments = self._capture.segments()
-        counts = self._capture.counts(
+        segments = self._recorder.segments()
+        counts = self._recorder.counts(
             segments=len(segments),
             cancelled=self._cancelled,
             unreadable_calls=self._unreadable,
@@ -122,14 +122,14 @@ class AttemptSession(Session):
         )
 
     @override
-    def draft(self, chat: ChatRequest, forced: str) -> Draft:
-        return self._capture.draft(chat.messages, chat.tools, forced)
+    def draft(self, chat: ChatRequest, forced: str) -> PromptDraft:
+        return self._recorder.start_turn(chat.messages, chat.tools, forced)
 
     @override
     def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:
         self._unreadable += not reply.readable
         self._truncated = reply.completion.finish is FinishReason.LENGTH
-        self._capture.add(prepared.draft, reply.completion, request.sampling, reply.message)
+        self._recorder.record_reply(prepared.draft, reply.completion, request.sampling, reply.message)
         self._messages = (*prepared.chat.messages, reply.message)
 
     @override

@@ -19,7 +19,7 @@ from antiphon.core.types import Completion, IntArray, Message, Sampling, Segment
 Key = tuple[Any, ...]
 Tools = Sequence[Mapping[str, Any]]
 
-NONE = -1  # the number of no call
+NO_CALL = -1  # in place of the number of a tool call
 
 
 class Tokenizer(Protocol):
@@ -43,61 +43,61 @@ class Tokenizer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """A point of the conversation as clients tell it: after the messages on the way here from the root."""
+class _ConversationNode:
+    """A node in the tree of conversations: the state after all messages on the path from the root."""
 
-    next: dict[Key, "_Place"] = field(default_factory=dict)
-    rewritten: dict[Key, "_Place"] = field(default_factory=dict)  # after replies, as clients may write them
-    reply: "_Sampled | None" = None  # that ends here; of several that read the same, the last
+    children: dict[Key, "_ConversationNode"] = field(default_factory=dict)
+    rewritten: dict[Key, "_ConversationNode"] = field(default_factory=dict)  # by replies as clients may rewrite them
+    reply: "_SampledTurn | None" = None  # the sampled turn that ends here; the last of several equal ones
 
-    def after(self, message: Message, call: int) -> "_Place":
-        """Return the place after a message; `call` is the number of the call that it answers."""
-        key = _key(message, call)
-        if key not in self.next:
-            same = self.rewritten.get(_sense(message)) if message.role == "assistant" else None
-            self.next[key] = same or _Place()
-        return self.next[key]
+    def advance(self, message: Message, call: int) -> "_ConversationNode":
+        """Return the node after a message; `call` is the number of the tool call that it answers."""
+        key = _message_key(message, call)
+        if key not in self.children:
+            same = self.rewritten.get(_meaning_key(message)) if message.role == "assistant" else None
+            self.children[key] = same or _ConversationNode()
+        return self.children[key]
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
-    """A prompt that is about to be answered: the turn that it goes on from, and the tokens that it adds."""
+class PromptDraft:
+    """A prompt that waits for its reply: the turn that it continues, and the tokens that it adds."""
 
-    place: _Place
-    parent: "_Sampled | None"
+    node: _ConversationNode
+    parent: "_SampledTurn | None"
     added: IntArray
     rerendered: bool = False  # there was such a turn, but the template cannot append to it
 
     @property
     def length(self) -> int:
-        """P."""
+        """Number of tokens of the whole prompt."""
         return len(self.added) + (0 if self.parent is None else self.parent.turn.stop)
 
     @property
     def tokens(self) -> IntArray:
         """The whole prompt [P]."""
-        before = [] if self.parent is None else self.parent.pieces()
+        before = [] if self.parent is None else self.parent.token_pieces()
         return np.concatenate([*before, self.added])
 
 
 @dataclass(slots=True, eq=False)
-class _Sampled:
-    """One turn: the answer to a draft."""
+class _SampledTurn:
+    """One turn: the completion of a draft."""
 
-    draft: Draft
+    draft: PromptDraft
     completion: Completion
     turn: Turn
     continued: bool = False
 
-    def path(self) -> list["_Sampled"]:
-        """The turns from the root to this one."""
+    def path(self) -> list["_SampledTurn"]:
+        """Return the turns from the root to this one."""
         turns = [self]
         while (before := turns[-1].draft.parent) is not None:
             turns.append(before)
         return turns[::-1]
 
-    def pieces(self) -> list[IntArray]:
-        """Tokens from the root to the end of this turn."""
+    def token_pieces(self) -> list[IntArray]:
+        """Return the tokens from the root to the end of this turn, as a list of arrays."""
         return [piece for turn in self.path() for piece in (turn.draft.added, turn.completion.tokens)]
 
 
@@ -107,56 +107,62 @@ class CaptureCounts:
 
     turns: int = 0
     appended: int = 0
-    """Those whose prompt is the recorded tokens of an earlier one, and what the template added."""
+    """Turns whose prompt is the recorded tokens of an earlier turn plus those that the template added."""
     segments: int = 0
     forks: int = 0
-    """Branches that begin before the end of what was said: an edited, dropped or compacted history, a side question."""
+    """Branches that begin before the end of the conversation: an edited, dropped or compacted history, a side question."""
     retries: int = 0
-    """Times that the very same conversation was to be answered again."""
+    """Requests that repeat a conversation which was answered already."""
     cancelled: int = 0
-    """Requests whose client left before the answer; they leave no turn."""
+    """Requests whose client disconnected before the reply; they leave no turn."""
     rerendered: int = 0
-    """Continuations that the chat template could not append to what was said: they begin at the root. Each is a fork, too."""
+    """Continuations that the chat template could not append, so that they begin at the root. Each counts as a fork, too."""
     unreadable_calls: int = 0
-    """Replies in which something that looks like a tool call could not be read."""
+    """Replies with an apparent tool call that could not be parsed."""
     overridden: Mapping[str, int] = field(default_factory=dict)
-    """Settings that the client asked for and did not get, and how often."""
+    """Number of requests by sampling setting that the client asked for and did not get."""
 
 
-class Capture:
-    """The turns of one attempt."""
+class ConversationRecorder:
+    """Records the turns of one attempt."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._roots: dict[str, _Place] = {}  # by the tools that were offered
-        self._turns: list[_Sampled] = []
+        self._roots: dict[str, _ConversationNode] = {}  # by the tools that were offered
+        self._turns: list[_SampledTurn] = []
 
-    def draft(self, messages: Sequence[Message], tools: Tools = (), forced: str = "") -> Draft:
-        """The prompt for a conversation that ends with what is to be answered. `forced` is how the answer has to begin.
+    def start_turn(self, messages: Sequence[Message], tools: Tools = (), forced: str = "") -> PromptDraft:
+        """Return the prompt of a conversation that is to be answered.
 
-        `DataError` if the chat template refuses it.
+        Args:
+            messages: The conversation.
+            tools: Tools offered to the policy.
+            forced: Text with which the reply has to begin; it becomes part of the prompt.
+
+        Raises:
+            DataError: The chat template refuses the conversation.
         """
-        place = self._roots.setdefault(json.dumps(list(tools)), _Place())
-        parent: _Sampled | None = None
-        said = 0
-        for number, (message, call) in enumerate(zip(messages, _answered(messages), strict=True), 1):
-            place = place.after(message, call)
-            if place.reply is not None:
-                parent, said = place.reply, number
+        node = self._roots.setdefault(json.dumps(list(tools)), _ConversationNode())
+        parent: _SampledTurn | None = None
+        answered = 0  # messages up to the reply that is continued
+        for number, (message, call) in enumerate(zip(messages, _answered_calls(messages), strict=True), 1):
+            node = node.advance(message, call)
+            if node.reply is not None:
+                parent, answered = node.reply, number
         added, rerendered = None, False
         if parent is not None:
             try:
-                added = self._appended(parent, messages[:said], messages[said:], tools)
+                added = self._encode_appended(parent, messages[:answered], messages[answered:], tools)
             except DataError:
                 parent, rerendered = None, True
         if added is None:
             added = self._tokenizer.encode_prompt(messages, tools)
         if forced:
             added = np.concatenate([added, self._tokenizer.encode(forced)])
-        return Draft(place, parent, added, rerendered)
+        return PromptDraft(node, parent, added, rerendered)
 
-    def add(self, draft: Draft, completion: Completion, sampling: Sampling, reply: Message) -> None:
-        """The answer to a draft, and the message that the client gets for it."""
+    def record_reply(self, draft: PromptDraft, completion: Completion, sampling: Sampling, reply: Message) -> None:
+        """Record the completion of a draft, and the message that the client gets for it."""
         start = draft.length
         turn = Turn(
             start=start,
@@ -167,13 +173,13 @@ class Capture:
             timing=completion.timing,
             engines=completion.engines,
         )
-        sampled = _Sampled(draft, completion, turn)
+        sampled = _SampledTurn(draft, completion, turn)
         if draft.parent is not None:
             draft.parent.continued = True
         self._turns.append(sampled)
-        place = draft.place.next.setdefault(_key(reply, NONE), _Place())
-        place.reply = sampled
-        draft.place.rewritten[_sense(reply)] = place
+        node = draft.node.children.setdefault(_message_key(reply, NO_CALL), _ConversationNode())
+        node.reply = sampled
+        draft.node.rewritten[_meaning_key(reply)] = node
 
     def segments(self) -> tuple[Segment, ...]:
         """Return one segment for each turn that no turn follows, in the order in which these came.
@@ -181,7 +187,7 @@ class Capture:
         Each sampled token is in the loss mask of exactly one segment.
         """
         found: list[Segment] = []
-        trained: dict[_Sampled, int] = {}  # and in which segment
+        trained: dict[_SampledTurn, int] = {}  # and in which segment
         for leaf in self._turns:
             if leaf.continued:
                 continue
@@ -190,34 +196,36 @@ class Capture:
             if not any(len(turn.completion.tokens) for turn in new):
                 continue
             shared = path[len(path) - len(new) - 1] if len(new) < len(path) else None
-            found.append(_segment(path, new, None if shared is None else trained[shared]))
+            found.append(_make_segment(path, new, None if shared is None else trained[shared]))
             trained.update(dict.fromkeys(new, len(found) - 1))
         return tuple(found)
 
     def counts(self, **more: Any) -> CaptureCounts:
-        """The numbers; `more` are those that only others know."""
+        """Return the counts; `more` are those that the session counts."""
         drafts = {turn.draft for turn in self._turns}
-        places = {(draft.parent, draft.place) for draft in drafts}
+        nodes = {(draft.parent, draft.node) for draft in drafts}
         parents = {draft.parent for draft in drafts}
         return CaptureCounts(
             turns=len(self._turns),
             appended=sum(turn.draft.parent is not None for turn in self._turns),
-            forks=len(places) - len(parents),
-            retries=len(drafts) - len(places),
+            forks=len(nodes) - len(parents),
+            retries=len(drafts) - len(nodes),
             rerendered=sum(draft.rerendered for draft in drafts),
             **more,
         )
 
-    def _appended(self, parent: _Sampled, said: Sequence[Message], new: Sequence[Message], tools: Tools) -> IntArray:
-        """Tokens to append to a turn; `DataError` where the template cannot."""
+    def _encode_appended(
+        self, parent: _SampledTurn, messages: Sequence[Message], new: Sequence[Message], tools: Tools
+    ) -> IntArray:
+        """Return the tokens that append messages to a turn; raise `DataError` if the template cannot."""
         sampled = parent.completion.tokens
         closed = len(sampled) > 0 and int(sampled[-1]) in self._tokenizer.eos_ids
-        return self._tokenizer.encode_observations(said, new, tools=tools, closed=closed)
+        return self._tokenizer.encode_observations(messages, new, tools=tools, closed=closed)
 
 
-def _segment(path: Sequence[_Sampled], new: Sequence[_Sampled], parent: int | None) -> Segment:
-    """The tokens of a path, of whose turns `new` are to be trained here."""
-    tokens = np.concatenate(path[-1].pieces())
+def _make_segment(path: Sequence[_SampledTurn], new: Sequence[_SampledTurn], parent: int | None) -> Segment:
+    """Return the segment with the tokens of a path, in which only the turns `new` are trained."""
+    tokens = np.concatenate(path[-1].token_pieces())
     length = len(tokens)
     loss_mask = np.zeros(length, np.bool_)
     logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int32)
@@ -237,46 +245,46 @@ def _segment(path: Sequence[_Sampled], new: Sequence[_Sampled], parent: int | No
     )
 
 
-# --- when two messages are the same ------------------------------------------------------------------------------------
+# --- keys of messages that count as the same ------------------------------------------------------------------------------
 
 
-def _answered(messages: Sequence[Message]) -> Iterator[int]:
-    """For each message, the number in the conversation of the call that it answers."""
+def _answered_calls(messages: Sequence[Message]) -> Iterator[int]:
+    """Yield for each message the number of the tool call that it answers, counted over the conversation."""
     numbers: dict[str, int] = {}
     count = 0
     for message in messages:
         for call in message.tool_calls:
             numbers[call.id] = count
             count += 1
-        yield numbers.get(message.tool_call_id, NONE) if message.role == "tool" else NONE
+        yield numbers.get(message.tool_call_id, NO_CALL) if message.role == "tool" else NO_CALL
 
 
-def _key(message: Message, call: int) -> Key:
-    """Equal for messages that no template can tell apart."""
+def _message_key(message: Message, call: int) -> Key:
+    """Return a key that is equal for messages which no template can tell apart."""
     calls = tuple((call.id, call.name, json.dumps(call.arguments)) for call in message.tool_calls)
     return message.role, message.content, calls, message.tool_call_id, call
 
 
-def _sense(reply: Message) -> Key:
+def _meaning_key(reply: Message) -> Key:
     """Return a key that is equal for a reply and for what clients make of it without changing its meaning.
 
     Clients strip replies, write arguments as JSON in their own way, and give calls ids of their own.
     """
-    calls = tuple((call.name, _canonical(call.arguments)) for call in reply.tool_calls)
+    calls = tuple((call.name, _canonical_json(call.arguments)) for call in reply.tool_calls)
     return reply.content.strip(), calls
 
 
-def _canonical(value: Any) -> str:
-    """Equal for values that are the same in JSON."""
-    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+def _canonical_json(value: Any) -> str:
+    """Return JSON that is the same for equal values."""
+    return json.dumps(_unify_numbers(value), sort_keys=True)
 
 
-def _with_whole_numbers(value: Any) -> Any:
-    """1.0 as 1: not every language can tell."""
+def _unify_numbers(value: Any) -> Any:
+    """Replace 1.0 by 1 and the like: not every language distinguishes them."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
-        return {str(key): _with_whole_numbers(item) for key, item in value.items()}
+        return {str(key): _unify_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_whole_numbers(item) for item in value]
+        return [_unify_numbers(item) for item in value]
     return value

@@ -9,13 +9,13 @@ from antiphon.core.types import Completion, Message
 
 T = TypeVar("T")
 
-# Codes of refusals that end a conversation.
+# Error codes that end a conversation.
 CONTEXT_LENGTH = "context_length_exceeded"
 MAX_TURNS = "max_turns"
 
 
 class ApiError(Exception):
-    """A request that cannot be answered; `status` is HTTP's, `code` what clients look at to tell the reason."""
+    """A request that cannot be answered: HTTP `status`, and the `code` by which clients tell the reason."""
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One request for replies."""
+    """A request for one or more replies to a conversation."""
 
     model: str
     messages: tuple[Message, ...]
@@ -36,7 +36,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     n: int = 1
     requested_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Fields of `Sampling` that the client names, and how it wants them."""
+    """Fields of `Sampling` that the client sets."""
     logprobs: bool = False
     stream: bool = False
     stream_usage: bool = False
@@ -44,13 +44,13 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One reply."""
+    """One reply to a chat request."""
 
     message: Message
     reason: str
     """`stop`, `length`, `tool_calls`, or `stop_string`."""
     stop: str | None
-    """The stop string that ended it, which is not in the message."""
+    """The stop string that ended the reply; it is not part of the message."""
     completion: Completion
     readable: bool = True
 
@@ -59,7 +59,7 @@ class Reply:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body."""
+    """Return the JSON object in a request body; raise `ApiError` if it is none."""
     try:
         found = json.loads(body.decode("utf-8-sig"))  # strictly: bytes of half a surrogate pair are no text
         if b"\\ud" in body.lower():  # as an escape, half a surrogate pair is JSON, but no text
@@ -72,7 +72,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def get_field(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], ...], default: T, at: str = "") -> T:
-    """A field of this type; `default` if it is missing or null."""
+    """Return a field of this type, or `default` if it is missing or null; errors name it as `at` + `key`."""
     value = body.get(key)
     if value is None:
         return default
@@ -84,7 +84,7 @@ def get_field(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], 
 
 
 def get_number(body: Mapping[str, Any], key: str, low: float, high: float) -> dict[str, float]:
-    """A number between these bounds, if the client names one."""
+    """Return {key: number} with a number between these bounds, or {} if the client sets none."""
     if body.get(key) is None:
         return {}
     value = get_field(body, key, (float, int), 0)
@@ -94,7 +94,7 @@ def get_number(body: Mapping[str, Any], key: str, low: float, high: float) -> di
 
 
 def get_integer(body: Mapping[str, Any], key: str, low: int = 1) -> int | None:
-    """A whole number, at least `low`, or None."""
+    """Return an integer of at least `low`, or None if the client sets none."""
     if body.get(key) is None:
         return None
     value = get_field(body, key, int, 0)
@@ -104,7 +104,7 @@ def get_integer(body: Mapping[str, Any], key: str, low: int = 1) -> int | None:
 
 
 def get_objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[str, Any]]:
-    """A list of JSON objects."""
+    """Return a list of JSON objects."""
     found = get_field(body, key, list, [], at)
     for number, item in enumerate(found):
         if not isinstance(item, dict):
@@ -113,23 +113,23 @@ def get_objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[st
 
 
 def parse_text(value: Any, at: str) -> str:
-    """Text that may come as a string, as a list of text blocks, or not at all."""
+    """Return text that is given as a string, as a list of text blocks, or not at all."""
     if value is None:
         return ""
     if isinstance(value, list):
-        return "\n".join(_block(block, f"{at}[{number}]") for number, block in enumerate(value))
+        return "\n".join(_text_of_block(block, f"{at}[{number}]") for number, block in enumerate(value))
     return _require_text(value, at)
 
 
 def parse_strings(value: Any, at: str) -> tuple[str, ...]:
-    """One string or a list of them; empty ones say nothing."""
+    """Return the strings of a list, or one string alone; empty strings are left out."""
     found = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(found, list):
         raise ApiError(f"{at}: {str(value)[:100]!r} is no list of strings")
     return tuple(text for item in found if (text := _require_text(item, at)))
 
 
-def _block(block: Any, at: str) -> str:
+def _text_of_block(block: Any, at: str) -> str:
     if not isinstance(block, dict) or not isinstance(block.get("text"), str):
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
         raise ApiError(f"{at}: {kind!r} is not supported here, only text is")

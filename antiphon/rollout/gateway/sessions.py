@@ -22,7 +22,7 @@ from antiphon.core.types import (
     ToolCall,
 )
 from antiphon.engines.request_checks import validate_request
-from antiphon.rollout.gateway.capture import Capture, Draft
+from antiphon.rollout.gateway.capture import ConversationRecorder, PromptDraft
 from antiphon.rollout.gateway.chat import ApiError, ChatRequest, Reply
 from antiphon.rollout.gateway.incremental_detokenizer import IncrementalDetokenizer, cut_at_stop
 from antiphon.rollout.gateway.served_model import ServedModel
@@ -39,7 +39,7 @@ class PreparedRequest:
     """A request that was checked, with what the engines need to answer it."""
 
     chat: ChatRequest
-    draft: Draft
+    draft: PromptDraft
     prompt: IntArray  # [P], the draft's
     requests: list[GenerateRequest]
     forced: str
@@ -72,9 +72,9 @@ class Session(ABC):
     def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:
         """Record a reply before the client gets it."""
 
-    def draft(self, chat: ChatRequest, forced: str) -> Draft:
+    def draft(self, chat: ChatRequest, forced: str) -> PromptDraft:
         """Return the prompt of a conversation, without memory of earlier ones."""
-        return Capture(self.model.tokenizer).draft(chat.messages, chat.tools, forced)
+        return ConversationRecorder(self.model.tokenizer).start_turn(chat.messages, chat.tools, forced)
 
     def prepare(self, chat: ChatRequest) -> PreparedRequest:
         """Check a request and render its prompt.
@@ -157,7 +157,7 @@ class Session(ABC):
         number = next(self._replies)
         return tuple(replace(call, id=f"c{number:05d}{index:03d}") for index, call in enumerate(calls))
 
-    def _checked_draft(self, chat: ChatRequest, forced: str) -> Draft:
+    def _checked_draft(self, chat: ChatRequest, forced: str) -> PromptDraft:
         if not chat.messages or chat.messages[-1].role == "assistant":
             raise ApiError(
                 "messages: the last must not be the assistant's: replies that the client begins are not supported"
