@@ -22,6 +22,18 @@ class Tokenizer(Protocol):
         """Return the text of these tokens."""
 
 
+class JudgeTokenizer(Protocol):
+    """The part of `tasks.rendering.Renderer` that judges need."""
+
+    special_texts: tuple[str, ...]
+
+    def encode_prompt(self, messages: list[Message]) -> IntArray:
+        """Return the tokens of a prompt with these messages."""
+
+    def decode(self, tokens: IntArray) -> str:
+        """Return the text of these tokens."""
+
+
 class PromptError(Exception):
     """Messages that cannot become a prompt; becomes a `Failure`, never a score."""
 

@@ -29,6 +29,9 @@ class Renderer:
         self._encode = lru_cache(maxsize=CACHED_TEXTS)(self._encode_uncached)
         self.eos_ids = self._read_eos_ids()
         """Tokens that end a completion, ascending."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        self.special_texts = tuple(sorted({*self._tokenizer.all_special_tokens, *(str(each) for each in added)}))
+        """What the tokenizer reads as one token in any text, such as the marks of the chat template."""
 
     @property
     def chat(self) -> bool:

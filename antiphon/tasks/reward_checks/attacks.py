@@ -17,6 +17,7 @@ from antiphon.tasks.reward_checks.attack_programs import FUNCTIONS, PROGRAMS
 FILLER = 400  # words
 BRACKETS = 5_000
 DIGITS = 200_000
+BACKTRACKED = 40  # characters, for which a pattern such as (a+)+b takes 2 ** 40 steps
 
 # Units of which the case of the first letter makes another one: milli and mega, nano and newton, pico and peta.
 _WITH_PREFIX = re.compile(
@@ -85,6 +86,9 @@ def _attacks_without_answer(question: str) -> Iterator[Attack]:
     yield Attack("bomb: tower", r"\boxed{9^{9^{9^{9^9}}}} 9**9**9**9**9")
     yield Attack("bomb: factorials", r"\boxed{((99999999!)!)!}")
     yield Attack("bomb: brackets", rf"\boxed{{{'(' * BRACKETS}5{')' * BRACKETS}}}")
+    yield Attack("bomb: backtracking letters", "a" * BACKTRACKED + "!")
+    yield Attack("bomb: backtracking digits", "1" * BACKTRACKED + "!")
+    yield Attack("bomb: backtracking words", "a " * BACKTRACKED + "!")
     yield Attack("bomb: digits", rf"\boxed{{{'7' * DIGITS}}}")
 
 

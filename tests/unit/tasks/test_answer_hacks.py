@@ -93,6 +93,43 @@ HACKS = {
             "improper mixed number, plain": "The answer is 37 45/1.",
             "division": r"\boxed{\frac{3034}{37}}",
             "magnitude": r"\boxed{-|82|}",
+            "too many": "The answer is 82 too many.",
+            "sum in words": "The answer is 82 plus one.",
+            "difference in words": "The answer is 82 minus something.",
+            "product in words": "The answer is 82 times two.",
+            "quotient in words": "The answer is 82 divided by two.",
+            "doubt": "The answer is unlikely 82.",
+            "besides": "The answer is anything besides 82.",
+            "without": "The answer is without 82.",
+            "every number, in words": "The answer is every number from 82.",
+            "negative of": "The answer is the negative of 82.",
+            "wrong, in brackets": "The answer is 82 (wrong).",
+            "no": "The answer is 82: no.",
+            "billionths": "The answer is 82 billionths.",
+            "per cent": "The answer is 82 per cent.",
+            "below zero": "The answer is 82 below zero.",
+            "hexadecimal": "The answer is 82 hex.",
+        },
+    ),
+    ("math", "answer"): (
+        NUMBER,
+        {},
+        {
+            "constant divided out": r"\boxed{\frac{82\pi}{\pi}}",
+            "imaginary unit divided out": r"\boxed{82i/i}",
+            "exponent of the imaginary unit": r"\boxed{-82e^{i\pi}}",
+            "roots multiplied": r"\boxed{41\sqrt{2}^2}",
+            "conjugates": r"\boxed{82(\sqrt{2}+1)(\sqrt{2}-1)}",
+            **{word: rf"\boxed{{82\text{{ {word}}}}}" for word in ("doubled", "halved", "factorial", "base nine", "k")},
+            **{
+                word: rf"\boxed{{82\text{{ {word}}}}}"
+                for word in ("maybe", "unlikely", "hardly", "excluded", "too many")
+            },
+            **{
+                word: rf"\boxed{{82\text{{ {word}}}}}"
+                for word in ("below zero", "negative", "thousandth", "billionths")
+            },
+            "per cent": r"\boxed{8.2\text{ per cent}}",
         },
     ),
     ("math", "arithmetic"): (
@@ -273,6 +310,14 @@ HONEST = [
     ),
     ("numeric", {"answer": "-82"}, {}, ["The answer is minus 82.", "The answer is therefore -82, less than 0."[:36]]),
     ("numeric", {"answer": "82000000"}, {}, ["The answer is 82 million dollars.", r"\boxed{82\text{ million}}"]),
+    (
+        "numeric",
+        NUMBER,
+        {},
+        ["The answer is 82 times per day.", "The answer is 82 (no more needed).", "The answer is 82K."],
+    ),
+    ("math", {"answer": r"2\pi"}, {}, [r"\boxed{2\pi}", r"\boxed{2\pi\text{ radians}}"]),
+    ("math", {"answer": r"\frac{\sqrt2}{2}"}, {}, [r"\boxed{\frac{1}{\sqrt2}}", r"\boxed{\frac{\sqrt{2}}{2}}"]),
     ("numeric", {"answer": "0.5"}, {}, ["The answer is 50 percent.", r"\boxed{\frac12}"]),
     (
         "multiple_choice",

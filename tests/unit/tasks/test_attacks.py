@@ -1,10 +1,16 @@
 """The catalogue of reward hacks: it finds holes that were planted, and is silent on sound rewards."""
 
+import asyncio
+
 import pytest
 
-from antiphon.core.types import Message, Prompt
+from antiphon.core.deadlines import Deadlines
+from antiphon.core.types import Message, Prompt, Score
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
+from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.reward_checks.attacks import generate_attacks, has_tests
-from antiphon.tasks.reward_checks.checks import oracles
+from antiphon.tasks.reward_checks.checks import check_reward, oracles
 from benchmarks.check_rewards import CHOICES, HOLES, SOUND, SQUARES, SUMS, try_reward
 
 
@@ -28,6 +34,27 @@ def test_no_attack_is_the_right_answer(rows):
         assert len({attack.cause for attack in found}) == len(found)
         assert not {attack.response.strip() for attack in found} & set(oracles(prompt))
         assert has_tests(prompt) == any(attack.cause.startswith("code:") for attack in found)
+
+
+def test_a_pattern_that_backtracks_is_found_and_its_gradings_end():
+    config = GradingConfig(workers=1, deadline=1.0)
+    task = TaskConfig(
+        name="t", prompts=PromptsConfig(source="jsonl"), reward="regex", reward_options={"pattern": "(a+)+b|c"}
+    )
+    prompt = Prompt(id="p", task="t", messages=(Message("user", "Write c."),), payload={})
+
+    async def check():
+        async with RewardRouter([task], config, Deadlines()) as router:
+
+            async def grade(response):
+                return await router.score(prompt, Transcript([Message("assistant", response)]))
+
+            scores = [await grade(response) for response in ("c", "a" * 40 + "!", "c")]
+            return scores, await check_reward(task, [prompt], router.score, config, attack=True)
+
+    (right, hung, again), found = asyncio.run(check())
+    assert (right.value, again.value) == (1.0, 1.0) and hung == Score.ungraded("timed out after 1 s")
+    assert [hole for hole in found.holes if hole.startswith("bomb: backtracking letters: takes")]
 
 
 def test_check_names_the_hacks_that_are_paid(project):

@@ -94,17 +94,19 @@ def test_program_flags_are_for_program_tasks_only(line, borne):
 
 # These bear no mark: no text, or no simple one, tells them from an answer in earnest, right or wrong.
 UNTOLD = {
-    "sums": "division left undone, division left undone: fraction, equation: contradiction, format: empty marker, "
-    "format: tags around nothing, improper mixed number, improper mixed number: fraction, literals: True, part "
-    "of a longer text, rounding, scale, several answers: every number, several answers: negated, several "
-    "answers: sentence, sign, words after a number, words after a number: in a box",
-    "choices": "equation: contradiction, format: empty marker, format: tags around nothing, literals: True, negated "
-    "option, negated option: doubt, negated option: in a box, negated option: sign, part of a longer text, "
-    "several answers: negated, several answers: option or another, several answers: option or any other, "
-    "several answers: sentence",
-    "squares": "code: arguments emptied, code: hang, code: nothing defined, code: several answers in a text, empty: "
-    "spaces, format: empty box, format: empty code block, format: empty marker, format: empty tags, format: "
-    "tags around nothing, literals: True, literals: infinity, literals: nan, literals: wildcard",
+    "sums": "bomb: backtracking digits, bomb: backtracking letters, division left undone, division left undone: "
+    "fraction, equation: contradiction, format: empty marker, format: tags around nothing, improper mixed "
+    "number, improper mixed number: fraction, literals: True, part of a longer text, rounding, scale, several "
+    "answers: every number, several answers: negated, several answers: sentence, sign, words after a number, "
+    "words after a number: in a box",
+    "choices": "bomb: backtracking digits, bomb: backtracking letters, equation: contradiction, format: empty marker, "
+    "format: tags around nothing, literals: True, negated option, negated option: doubt, negated option: in a "
+    "box, negated option: sign, part of a longer text, several answers: negated, several answers: option or "
+    "another, several answers: option or any other, several answers: sentence",
+    "squares": "bomb: backtracking digits, bomb: backtracking letters, code: arguments emptied, code: hang, code: nothing "
+    "defined, code: several answers in a text, empty: spaces, format: empty box, format: empty code block, "
+    "format: empty marker, format: empty tags, format: tags around nothing, literals: True, literals: "
+    "infinity, literals: nan, literals: wildcard",
 }
 
 

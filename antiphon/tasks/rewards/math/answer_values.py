@@ -27,6 +27,7 @@ ENOUGH_PLACES = 6  # with so many after the point, a decimal stands for what it 
 LARGEST_POWER = 100_000
 LARGEST_FACTORIAL = 1_000
 MOST_BITS = 20_000  # of an exact power
+_GRID = 10**60
 
 
 class NoValueError(ValueError):
@@ -207,7 +208,7 @@ def is_worked_out(node: Node, allowed: frozenset[str]) -> bool:
     if any(part.name == "oo" or part.kind == node.kind == "neg" for part in node.parts):
         return node.kind == "neg" and node.parts[0].name == "oo"
     try:
-        if isinstance(evaluate(node), Fraction) and node.kind not in allowed and node.name not in allowed:
+        if _is_rational(evaluate(node)) and node.kind not in allowed and node.name not in allowed:
             return False
     except NoValueError:
         return False
@@ -277,14 +278,16 @@ def _is_rational_ratio(a: Node, b: Node) -> bool:
         one, other = _real(evaluate(a)), _real(evaluate(b))
         if not one or not other:
             return True
-        ratio = one / other
-        if abs(mp.im(ratio)) > CLOSE:
-            return False
-        found = Fraction(int(mp.nint(mp.re(ratio) * _GRID)), _GRID).limit_denominator(10**9)
-        return bool(abs(mp.re(ratio) - _real(found)) < CLOSE)
+        return _is_rational(one / other)
 
 
-_GRID = 10**60
+def _is_rational(value: Number) -> bool:
+    """Return True for a rational number, exact or computed, as 82π/π is."""
+    with mp.workdps(DIGITS):
+        if isinstance(value, Fraction) or mp.isinf(value) or abs(mp.im(value)) > CLOSE:
+            return isinstance(value, Fraction)
+        near = _real(Fraction(int(mp.nint(mp.re(value) * _GRID)), _GRID).limit_denominator(10**9))
+        return bool(abs(mp.re(value) - near) < CLOSE)
 
 
 # --- comparison --------------------------------------------------------------------------------------------------------------

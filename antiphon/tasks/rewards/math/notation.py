@@ -16,7 +16,7 @@ _SPACE = r"(?:\\[,;: ]|~|\s)*"
 
 # What the rare rules begin with: an answer without any of it is left as it is.
 _RARE = re.compile(
-    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|percent|{_COUNT}|\\[()]|\\text\{{\s*\\%|\.[0-9]*\("
+    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()]|\\text\{{\s*\\%|\.[0-9]*\("
     rf"|\\(?:nicefrac|sfrac|over(?![a-z])|[lr]?vert|[lr]brace|[lr]angle|[bB]ig|angle|dot|bar|overline\s*\{{?[0-9A-Z]|mathbb|R(?![A-Za-z]))"
 )
 
@@ -48,7 +48,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\\\\s*\[[0-9.]+(?:pt|em|ex|mm|cm)\]"), r"\\\\"),
     (re.compile(r"\\overline\{([A-Z]+)\}"), r"\1"),
     # words behind a number
-    (re.compile(rf"{_SPACE}(?:\\text\{{\s*(?:percent|\\%)\s*\}}|(?<![A-Za-z{{])percent)$"), r"\\%"),
+    (re.compile(rf"{_SPACE}(?:\\text\{{\s*(?:per ?cent|\\%)\s*\}}|(?<![A-Za-z{{])per ?cent)$"), r"\\%"),
     (
         re.compile(rf"(?<=[0-9]){_SPACE}(?:\\text\{{\s*({_COUNT})\b([^{{}}]*)\}}|({_COUNT})(?![A-Za-z]))"),
         _replace_count,

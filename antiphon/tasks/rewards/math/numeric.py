@@ -22,7 +22,7 @@ _NUMBER = re.compile(
     rf"(?P<mixed>\d+)?\s*\\[dt]?frac\{{(?P<top>-?\d+)\}}\{{(?P<bottom>\d+)\}}"
     rf"|(?:(?P<whole>\d+)\s+)?(?P<over>\d+)\s*/\s*(?P<under>\d+)"
     rf"|(?P<digits>{_DIGITS}){_POWER}?"
-    rf")(?:\s*(?:\\text\{{\s*)?(?P<count>{'|'.join(_COUNTS)})\b)?\s*(?P<percent>\\?%|percent\b)?",
+    rf")(?:\s*(?:\\text\{{\s*)?(?P<count>{'|'.join(_COUNTS)})\b)?\s*(?P<percent>\\?%|per\s?cent\b)?",
     re.ASCII,
 )
 _TYPESETTING = r"[dt]?frac|text(?:bf|rm|it)?|math(?:rm|bf|it)|mbox|times|cdot|left|right|circ|q?quad|displaystyle|boxed"
@@ -32,10 +32,13 @@ _NO_NUMBER = re.compile(
     r"[<>≤≥≠≈±√π∞²³^_!|¬]|\\[{}]"
     rf"|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
     r"|[A-Za-z]#|#\s?[eiknxyz](?![A-Za-z])|#\s*[+-]\s*$"
-    r"|\b(?i:or|squared|cubed|dozen|tenths|hundredths|thousandths)\b"
+    r"|\b(?i:or|squared|cubed|dozen|tenths|hundredths|thousandths|millionths|billionths)\b"
+    r"|#\W*(?i:no(?=\W*$)|wrong|incorrect|too (?:many|much|few|low|high)|plus|minus|times (?:two|three|ten)|divided|doubled"
+    r"|halved|tripled|negative|factorial|below|under|hex|base|mod)\b"
     r"|\b(?i:is|are) (?i:not|wrong|incorrect)\b"
     r"|(?i:\b(?:not|never|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double|opposite"
-    r"|except|than|anything but|log|ln|sqrt|root|sin|cos|tan)\b|n't\b|\bover\s+#)(?=.*#)|#\s+(?i:less|more than)\b",
+    r"|except|than|anything but|besides|without|unlikely|hardly|negative of|every|any"
+    r"|log|ln|sqrt|root|sin|cos|tan)\b|n't\b|\bover\s+#)(?=.*#)|#\s+(?i:less|more than)\b",
     re.DOTALL,
 )
 

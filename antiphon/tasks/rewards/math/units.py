@@ -53,7 +53,22 @@ _NO_UNITS = {  # words that none has in its name
         "wrong",
     ),
     *("incorrect", "but", "than", "least", "most", "minus", "plus", "times", "dozen", "half", "percent"),
-    *("hundredths", "thousandths", "tenths"),
+    *(f"{part}th{plural}" for part in ("ten", "hundred", "thousand", "million", "billion") for plural in ("", "s")),
+    *(
+        "doubled",
+        "tripled",
+        "halved",
+        "negative",
+        "factorial",
+        "base",
+        "above",
+        "below",
+        "under",
+        "over",
+        "off",
+        "short",
+    ),
+    *("too", "maybe", "guess", "unlikely", "hardly", "excluded", "k"),
 }
 _NAME = re.compile(r"[a-z\N{MICRO SIGN}\N{DEGREE SIGN}$][a-z0-9 /.^*'$-]*")
 _MOST_WORDS = 5
