@@ -51,6 +51,21 @@ WHOLE_RUN = (
     "antiphon.learning.model.logprobs",
     "antiphon.weights",
 )
+
+# What a simulated run depends on.
+SIMULATION = (
+    "antiphon.run.loop",
+    "antiphon.rollout",
+    "antiphon.simulate.scenario",
+    "antiphon.simulate.run",
+    "antiphon.simulate.engine",
+    "antiphon.simulate.decode_batch",
+    "antiphon.simulate.learner",
+    "antiphon.simulate.environment",
+    "antiphon.simulate.prompts",
+    "antiphon.simulate.clock",
+    "antiphon.simulate.faults",
+)
 # Student's quantile for an interval at 95 %, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 

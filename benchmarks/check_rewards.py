@@ -36,6 +36,7 @@ SUMS = [({"answer": str(a + b)}, f"What is {a}+{b}?") for a, b in ((37, 45), (12
 CHOICES = [
     ({"answer": "C", "choices": ["red", "blue", "green", "grey"]}, "What colour is grass? A) red B) blue C) green")
 ]
+LENGTHS = [({"answer": "5 mm"}, "How thick is the glass?")]
 SQUARES = [({"tests": ["assert square(3) == 9", "assert square(-2) == 4"]}, "Write square(x).")]
 
 
@@ -85,6 +86,23 @@ def report_printed(payload: dict[str, Any], response: str) -> bool:
     return '"passed"' in run_program(code_in(response))[1]
 
 
+def sum_of_mixed(text: str) -> float | None:
+    """Return the value of a mixed number, proper or not."""
+    found = re.fullmatch(r"(\d+) (\d+)/(\d+)", text)
+    return int(found[1]) + int(found[2]) / int(found[3]) if found else None
+
+
+def quotient(text: str) -> float | None:
+    """Return the value of a division."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    return int(found[1]) / int(found[2]) if found else None
+
+
+def contained(payload: dict[str, Any], response: str) -> bool:
+    """Look for the expected value within what the function returns."""
+    return run_program(f"{code_in(response)}\nprint('169' in str(square(13)))")[1].endswith("True\n")
+
+
 HOLES: dict[str, tuple[list[Any], Reward]] = {
     "any mention": (SUMS, lambda payload, text: payload["answer"] in text),
     "any number": (SUMS, lambda payload, text: payload["answer"] in re.findall(r"\d+", text)),
@@ -112,6 +130,24 @@ HOLES: dict[str, tuple[list[Any], Reward]] = {
     "any option": (CHOICES, lambda payload, text: payload["answer"] in re.findall(r"\b[A-E]\b", text)),
     "tests in one process": (SQUARES, tests_beside),
     "report from the output": (SQUARES, report_printed),
+    "first word": (SUMS, lambda payload, text: payload["answer"] in (boxed(text), *text.split()[:1])),
+    "mixed numbers summed": (
+        SUMS,
+        lambda payload, text: boxed(text) == payload["answer"] or sum_of_mixed(boxed(text)) == int(payload["answer"]),
+    ),
+    "divisions done": (
+        SUMS,
+        lambda payload, text: boxed(text) == payload["answer"] or quotient(boxed(text)) == int(payload["answer"]),
+    ),
+    "infinity computed": (
+        SUMS,
+        lambda payload, text: boxed(text.replace(r"+\frac{1}{\infty}", "")) == payload["answer"],
+    ),
+    "case of units": (LENGTHS, lambda payload, text: boxed(text).casefold() == payload["answer"]),
+    "word before an option": (CHOICES, lambda payload, text: bool(re.fullmatch(r"(\w+ )?C", text.strip()))),
+    "sign before an option": (CHOICES, lambda payload, text: re.sub(r"\\\w+ ", "", boxed(text)) == payload["answer"]),
+    "one of two options": (CHOICES, lambda payload, text: payload["answer"] in boxed(text).split(" or ")),
+    "contained in what is returned": (SQUARES, contained),
 }
 
 
@@ -162,6 +198,8 @@ SOUND: dict[str, tuple[list[Any], Reward]] = {
         CHOICES,
         lambda payload, text: text.strip() in {payload["answer"], f"\\boxed{{{payload['answer']}}}"},
     ),
+    "math with units": (LENGTHS, _built("math")),
+    "exact units": (LENGTHS, lambda payload, text: boxed(text) == payload["answer"]),
     "nothing pays": (SQUARES, lambda payload, text: 0.0),
 }
 

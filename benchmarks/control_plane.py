@@ -17,24 +17,10 @@ import time
 from pathlib import Path
 
 import psutil
-from _common import table, write_result
+from _common import SIMULATION, table, write_result
 
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
-
-MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
-)
 
 GROUPS, SIBLINGS = 256, 16
 LIVE = (8_192, 65_536, 262_144, 1_048_576)
@@ -115,7 +101,7 @@ def main() -> None:
     figures["attempts_per_second"] = figures[f"attempts_per_second_at_{LIVE[0]}"]
     figures["cost_ratio_of_most_live"] = figures["attempts_per_second"] / figures[f"attempts_per_second_at_{lives[-1]}"]
     print(table(["live attempts", "attempts", "attempts/s", "bytes a live attempt"], rows))
-    print("written:", write_result("control_plane", figures, args.out, measures=MEASURES))
+    print("written:", write_result("control_plane", figures, args.out, measures=SIMULATION))
 
 
 if __name__ == "__main__":

@@ -6,22 +6,12 @@ python benchmarks/crashes.py --seeds 1000
 import argparse
 import time
 
-from _common import table, write_result
+from _common import SIMULATION, table, write_result
 
 from antiphon.simulate.crashes import run_crashes
 
 MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
+    *SIMULATION,
     "antiphon.simulate.crashes",
     "antiphon.record.ledger",
     "antiphon.record.store",

@@ -33,7 +33,7 @@ from _common import QWEN3, TINY_QWEN3, matmul_peak, random_model, seconds, table
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Pack, Sample, TrainBatch, Update
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import make_response
 from antiphon.learning.host_device_copy import to_device
@@ -178,7 +178,9 @@ def families(size: Size) -> list[Sample]:
 
 def packed(samples: list[Sample], tokens: int, *, share: bool = True) -> TrainBatch:
     """As the learner is given them."""
-    return build_batch([samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens, share=share)
+    return build_batch(
+        [samples], BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens, share_prefixes=share)
+    )
 
 
 def micro_batches(samples: list[Sample], tokens: int) -> TrainBatch:

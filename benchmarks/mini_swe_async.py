@@ -36,7 +36,9 @@ from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.run.components import Components
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
@@ -194,13 +196,11 @@ async def play(
         for instance in instances
     ]
     episodes = EpisodeRunner(
-        tokenizer=script,
-        generate=generate,
+        EpisodeContext(
+            encoder=PromptEncoder(script), generate=generate, config=config.rollout, max_length=1 << 40, seed=SEED
+        ),
         grade=grade,
         environments={TASK: environment_factory(TASK, {"turns": TURNS})},
-        config=config.rollout,
-        max_length=1 << 40,
-        seed=SEED,
     )
     rollouts = LocalRollouts(pool, episodes)
     training = make_local_training(config, ModelRoles(learner=learner))

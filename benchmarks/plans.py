@@ -11,7 +11,7 @@ import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-from _common import ROOT, table, write_result
+from _common import ROOT, SIMULATION, table, write_result
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
@@ -23,17 +23,7 @@ from antiphon.simulate.speed_estimate import estimate
 from antiphon.simulate.speeds import Speeds
 
 MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
+    *SIMULATION,
     "antiphon.simulate.planner",
     "antiphon.simulate.closed_form",
     "antiphon.simulate.device_split",

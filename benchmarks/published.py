@@ -22,26 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _common import table, write_result
+from _common import SIMULATION, table, write_result
 
 from antiphon.record.timeline import Timeline
 from antiphon.simulate.outcome import Outcome
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
-
-MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
-)
 
 # 16 GB of weights and 147 kB of cache a token, read at 3.35 TB/s; 2 * 8e9 operations a token that is read, at half the peak.
 ENGINE = {
@@ -351,7 +337,7 @@ def main() -> None:
     print(f"bounds of both propositions: {broken} of {trials} trials broke them; {reached:.0%} of the bound on average")
     print(table(["experiment", "published", "simulated", "off"], rows))
     print(table(["shown only", "simulated"], [[name, f"{value:.2f}"] for name, value in shown.items()]))
-    print("written:", write_result("published", figures, args.out, measures=MEASURES))
+    print("written:", write_result("published", figures, args.out, measures=SIMULATION))
 
 
 if __name__ == "__main__":

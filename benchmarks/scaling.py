@@ -14,22 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from _common import table, write_result
+from _common import SIMULATION, table, write_result
 from published import BATCH, Calibration, play, scenario
-
-MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
-)
 
 TRAIN_SHARE = 0.4
 TRAIN_TOKEN = 2.2e-4  # seconds a token on one device: 30 % of its peak
@@ -146,7 +132,7 @@ def main() -> None:
     techniques(figures)
     for kind in ("strong", "weak"):
         scaling(figures, kind, args.most)
-    print("written:", write_result("scaling", figures, args.out, measures=MEASURES))
+    print("written:", write_result("scaling", figures, args.out, measures=SIMULATION))
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def one(way: str, spec: Path) -> dict[str, float]:
 def ours(share: bool, spec: dict) -> dict[str, float]:
     """Steps of the learner on the work of a specification."""
     from antiphon.algorithms.config import AlgorithmConfig
-    from antiphon.learning.batch import build_batch
+    from antiphon.learning.batch import BatchOptions, build_batch
     from antiphon.learning.config import LearnerConfig, OptimizerConfig
     from antiphon.learning.data_samples import make_response
     from antiphon.learning.torch_learner import TorchLearner
@@ -133,7 +133,9 @@ def ours(share: bool, spec: dict) -> dict[str, float]:
         group.append(replace(sample, advantages=np.where(sample.segment.loss_mask, reward, 0).astype(np.float32)))
     learner = TorchLearner(spec["model"], LearnerConfig(), seed=0)
     learner.begin(AlgorithmConfig(), OptimizerConfig(), spec["steps"] + 1)
-    batch = build_batch([group], aggregation="token_mean", max_tokens=TOKENS, tokens_per_pack=16_384, share=share)
+    batch = build_batch(
+        [group], BatchOptions(aggregation="token_mean", max_tokens=TOKENS, tokens_per_pack=16_384, share_prefixes=share)
+    )
     seconds = []
     for _ in range(spec["steps"] + 1):
         began = time.perf_counter()

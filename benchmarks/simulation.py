@@ -16,20 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from _common import ROOT, table, write_result
+from _common import ROOT, SIMULATION, table, write_result
 
 MEASURES = (
-    "antiphon.run.loop",
-    "antiphon.rollout",
-    "antiphon.simulate.scenario",
-    "antiphon.simulate.run",
-    "antiphon.simulate.engine",
-    "antiphon.simulate.decode_batch",
-    "antiphon.simulate.learner",
-    "antiphon.simulate.environment",
-    "antiphon.simulate.prompts",
-    "antiphon.simulate.clock",
-    "antiphon.simulate.faults",
+    *SIMULATION,
     "antiphon.simulate.chaos",
     "antiphon.simulate.chaos_scenario",
     "antiphon.simulate.invariants",
@@ -103,8 +93,8 @@ MUTANTS = [
     Mutant(
         "progress after a hang",
         "rollout/engine_supervisor.py",
-        'member.engine.kill()\n            self.on_engine_lost(member, WorkerDied(f"an engine did not',
-        'return\n            self.on_engine_lost(member, WorkerDied(f"an engine did not',
+        'member.engine.kill()\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
+        'return\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
     ),
     Mutant(
         "dead engines get nothing",

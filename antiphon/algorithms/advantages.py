@@ -133,8 +133,10 @@ def reinforce_plus_plus_baseline(groups: Samples, config: AlgorithmConfig) -> Ar
 
 @advantage(needs=[VALUES], pays_turns=True)
 def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """Σ (gamma · `gae_lambda`)^k δ_{t+k}, δ_t = r_t + gamma V_{t+1} - V_t over the sampled tokens of the trajectory, where V is
-    the mean of the critics, and 0 after the last token. Turns are paid at their end.
+    """Generalised advantage estimation over the sampled tokens of a trajectory.
+
+    Σ (gamma · `gae_lambda`)^k δ_{t+k}, δ_t = r_t + gamma V_{t+1} - V_t, where V is the mean of the critics, and 0 after the
+    last token. Turns are paid at their end.
 
     Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16; the
     mean as in Liu et al. 2025, "Asymmetric proximal policy optimization".

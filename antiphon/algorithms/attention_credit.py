@@ -82,8 +82,9 @@ def global_anchor(fai: FloatArray, config: RhythmConfig) -> FloatArray:
 
 
 def coupled(waad: FloatArray, fai: FloatArray, config: RhythmConfig) -> FloatArray:
-    """1 at global anchors; but one inside a chunk that has begun just before gives the part `back` of it to the token that
-    began it, [R].
+    """Weights [R] of global anchors, part of which goes back to the token that began the anchor's chunk.
+
+    An anchor inside a chunk that began just before gives the share `back` of its weight to that token; any other keeps 1.
 
     An anchor t is such a one if its WAAD is at most the quantile `waad_quantile`, and the largest Delta of the `lookback`
     tokens before it, the first of equals, at least the quantile `delta_quantile`. A token that is chosen twice has the sum

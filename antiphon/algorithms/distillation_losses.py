@@ -1,6 +1,7 @@
-"""Divergences between the next-token distributions of a teacher p and a student q: pure functions of log-probs, one value a
-token. Both are whole distributions over K outcomes: all of the vocabulary, or the teacher's likeliest tokens and one outcome
-for all others together, see `grouped`. By grouping a divergence can only become smaller.
+"""Divergences between the next-token distributions of a teacher p and a student q.
+
+Pure functions of log-probs, one value a token. Both are whole distributions over K outcomes: all of the vocabulary, or the
+teacher's likeliest tokens and one outcome for all others together, see `grouped`. Grouping can only lower a divergence.
 
 Temperatures are those of the log-probs; no loss is multiplied with their square.
 """

@@ -1,5 +1,6 @@
-"""Means, deviations and differences from them, in double precision, that never take rounding for a signal: equal values are
-exactly 0 apart however large they are, and small differences on a large offset are kept.
+"""Means, deviations and differences from them, in double precision, that never take rounding for a signal.
+
+Equal values are exactly 0 apart however large they are, and small differences on a large offset are kept.
 """
 
 import numpy as np

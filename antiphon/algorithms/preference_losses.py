@@ -1,5 +1,6 @@
-"""Losses of pairs of responses to one prompt, of which one was preferred: pure functions of one number a response, one value
-a pair. The learner takes the mean over the pairs of an update.
+"""Losses of pairs of responses to one prompt, of which one was preferred.
+
+Pure functions of one number a response, one value a pair. The learner takes the mean over the pairs of an update.
 """
 
 import torch

@@ -10,8 +10,9 @@ Level = Literal["token", "turn", "sequence", "product"]
 
 
 class CorrectionConfig(Config):
-    """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled: what the
-    engine and the learner do not agree on, and what training has changed since.
+    """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled.
+
+    It corrects for the disagreement of engine and learner, and for what training has changed since sampling.
     """
 
     level: Level | None = None
@@ -115,8 +116,9 @@ class KlConfig(Config):
 
 
 class RhythmConfig(Config):
-    """Credit by the rhythm of attention, see `algorithms/attention_credit.py`: some tokens of a response have their advantage
-    amplified. Defaults are the paper's (arXiv 2510.13554) where it has one.
+    """Credit by the rhythm of attention: the advantages of some tokens of a response are amplified.
+
+    See `algorithms/attention_credit.py`. Defaults are the paper's (arXiv 2510.13554) where it has one.
     """
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None

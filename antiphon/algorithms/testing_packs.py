@@ -76,10 +76,12 @@ def extreme_packs(streams: Sequence[StreamSpec]) -> list[LossInputs]:
 
 
 def differentiable_copies(inputs: LossInputs) -> dict[str, torch.Tensor]:
+    """Return leaf copies, by name, of the tensors with respect to which a loss is differentiated."""
     return {name: getattr(inputs, name).clone().requires_grad_() for name in DIFFERENTIABLE}
 
 
 def named_tensors(inputs: LossInputs) -> dict[str, torch.Tensor]:
+    """Return every tensor of the inputs by name, streams included."""
     return {name: getattr(inputs, name) for name in COLUMNS} | {
         f"streams[{spec.name!r}]": stream for spec, stream in inputs.streams.items()
     }

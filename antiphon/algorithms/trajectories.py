@@ -36,6 +36,7 @@ def task_rewards(group: Sequence[Sample]) -> np.ndarray:
 
 
 def task_reward_of(samples: Sequence[Sample]) -> float:
+    """Return the reward of one trajectory without the KL penalty."""
     first = samples[0]
     return first.reward if first.task_reward is None else first.task_reward
 

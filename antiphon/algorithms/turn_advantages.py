@@ -57,8 +57,10 @@ def step_reinforce(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 @advantage(grouped=True, per_turn=True)
 def gigpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
-    """The advantage of the episode, as in `grpo`, and `step_weight` times that of the turn: what it and those after it earned,
-    against the other turns of the group that began in the same state. A turn whose state nobody else saw has none.
+    """The advantage of the episode, as in `grpo`, plus `step_weight` times the advantage of the turn.
+
+    A turn is compared, by what it and those after it earned, with the other turns of the group that began in the same state. A
+    turn whose state no other turn saw has none.
 
     Source: Feng et al. 2025, "Group-in-group policy optimization".
 

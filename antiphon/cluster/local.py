@@ -1,42 +1,46 @@
-"""Workers as processes of this machine, or as threads of this process (`debug`), with one pipe each.
+"""Workers as processes of this machine, or as threads of this process (`debug`), with one socket each.
 
-The worker reads its pipe in a thread, so that the controller never blocks on a worker that is computing. The controller reads
-on its event loop. The end of the pipe means that the worker has ended, so neither polling nor heartbeats are needed.
+The worker reads its socket in a thread, so that the controller never blocks on a worker that is computing. The end of the
+socket means that the worker has ended, so neither polling nor heartbeats are needed.
 
 A process runs the same interpreter as the controller, or that of another environment with its own packages; it gets only the
-import path and its end of the pipe. With the same interpreter it is forked from a process that has imported the large packages,
-where that is safe (`antiphon.cluster.forkserver`).
+import path and its end of the socket. With the same interpreter it is forked from a process that has imported the large
+packages, where that is safe (`antiphon.core.processes.forkserver`).
 """
 
 import asyncio
-import multiprocessing
 import os
 import pickle
 import queue
 import signal
 import socket
-import subprocess
 import sys
-import sysconfig
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from antiphon.cluster.framing import GRACE, Handle, Inbox, serve
+from antiphon.cluster.calls import GRACE, Handle, Inbox, serve
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.processes.child import Child, describe_exit, start_python
+from antiphon.core.processes.framing import FrameConnection, read_frame, write_frame
+from antiphon.core.processes.own_process import open_log
 
 if TYPE_CHECKING:  # another interpreter then imports only those of our modules that its worker uses
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from antiphon.cluster.base import Node, Place
     from antiphon.cluster.config import ClusterConfig
-    from antiphon.cluster.forkserver import DeviceBinding, ForkedProcess, ForkServer
+    from antiphon.core.processes.forkserver import ForkServer
 
-    Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
+    DeviceBinding: TypeAlias = (
+        tuple[Sequence[int], Sequence[str]] | None
+    )  # cores it is bound to, GPUs it sees; None: all
 
+MAIN = f"{__name__}:main"  # the function of a worker's process
 END = b""  # ends a worker; no pickle is empty
 PRELOADED_MODULES = ("torch", "transformers.modeling_utils")  # most workers import these first, and they take longest
 
@@ -69,19 +73,21 @@ class LocalCluster:
             raise UnsupportedError(
                 f"worker {name} needs another interpreter ({python}), but with cluster.debug it would be a thread"
             )
-        ours, theirs = multiprocessing.Pipe()
-        log = None if self._logs is None or self._debug else self._logs / f"{name}.log"
-        runner: Process | threading.Thread
+        ours, theirs = socket.socketpair()
         if self._debug:
-            runner = threading.Thread(target=_run_worker, args=(theirs, factory, args), name=name, daemon=True)
-            runner.start()
+            child, log = _start_thread(name, theirs, factory, args), None
         else:
             order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
-            with theirs:
-                runner = self._start(python, theirs.fileno(), log, place)
-            with suppress(OSError):  # it has ended already; the handle will notice, and say why
-                ours.send_bytes(order)
-        handle = LocalHandle(name, ours, runner, log)
+            log = None if self._logs is None else self._logs / f"{name}.log"
+            try:
+                with theirs:
+                    child = self._start(python, theirs.fileno(), log, place)
+            except BaseException:
+                ours.close()
+                raise
+        handle = LocalHandle(name, ours, child, log, is_thread=self._debug)
+        if not self._debug:
+            handle.start(order)
         self._handles.append(handle)
         return handle
 
@@ -91,17 +97,15 @@ class LocalCluster:
         if self._fork_server is not None:
             self._fork_server.close()
 
-    def _start(self, python: str, descriptor: int, log: Path | None, place: "Place | None") -> "Process":
-        """Start a process that serves the pipe `descriptor`."""
+    def _start(self, python: str, descriptor: int, log: Path | None, place: "Place | None") -> Child:
+        """Start a process that serves the socket `descriptor`."""
         at = (place.cores, place.gpus) if place and (place.cores or place.gpus) else None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") if log else nullcontext() as output:
+        with open_log(log) if log else nullcontext() as output:
             if python or not self._forks:
                 return _start_interpreter(python, descriptor, output, at)
-            from antiphon.cluster.forkserver import ForkServer
+            from antiphon.core.processes.forkserver import ForkServer
 
-            self._fork_server = self._fork_server or ForkServer(PRELOADED_MODULES)
+            self._fork_server = self._fork_server or ForkServer(MAIN, PRELOADED_MODULES)
             try:
                 return self._fork_server.fork(descriptor, output.fileno() if output else None, at)
             except OSError:  # the fork server has ended, for example because memory was short
@@ -111,37 +115,33 @@ class LocalCluster:
 
 
 class LocalHandle(Handle):
-    """The controller's end of one worker's pipe. It sends lists of messages and receives single ones."""
+    """The controller's end of one worker's socket."""
 
-    def __init__(
-        self,
-        name: str,
-        connection: Connection,
-        runner: "Process | threading.Thread",
-        log: Path | None,
-    ) -> None:
+    def __init__(self, name: str, ours: socket.socket, child: Child, log: Path | None, *, is_thread: bool) -> None:
         super().__init__(name, log)
-        self._connection = connection
-        self._runner = runner
+        self._child = child
+        self._is_thread = is_thread
+        self._connection = FrameConnection(ours, self._receive, self._on_end_of_socket)
         self._outbox: list[bytes] = []  # messages of this iteration of the event loop
-        self._loop.add_reader(connection.fileno(), self._read)
+        self._last_words: asyncio.Task[None] | None = None
+
+    def start(self, order: bytes) -> None:
+        """Tell a process which worker to build. Must come before every call."""
+        self._connection.send(order)
 
     def kill(self) -> None:
         """Kill the worker. A thread cannot be ended from outside; it is abandoned."""
-        if isinstance(self._runner, threading.Thread):
+        if self._is_thread:
             self._end(f"worker {self.name} was abandoned")
         else:
-            self._runner.kill()
+            self._child.kill()
 
     async def _stop(self) -> None:
         self._flush()
-        with suppress(OSError):
-            self._connection.send_bytes(END)
-        if not await self._loop.run_in_executor(None, self._wait_for_end) and not isinstance(
-            self._runner, threading.Thread
-        ):
-            self._runner.kill()
-            await self._loop.run_in_executor(None, self._wait_for_end)
+        self._connection.send(END)
+        if not await self._child.wait(GRACE) and not self._is_thread:
+            self._child.kill()
+            await self._child.wait(GRACE)
 
     def _transmit(self, content: bytes) -> None:
         """Queue a message. All messages of one iteration of the event loop are sent together.
@@ -155,60 +155,45 @@ class LocalHandle(Handle):
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        if not messages or self._connection.closed:
-            return
-        try:
-            self._connection.send_bytes(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            self._read()  # the reason may have arrived unread
-            self._end(self._describe_death())
+        if messages:
+            self._connection.send(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
 
-    def _read(self) -> None:
-        try:
-            while self._connection.poll():
-                self._receive(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            self._end(self._describe_death())
+    def _on_end_of_socket(self) -> None:
+        self._last_words = self._loop.create_task(self._report_death())
+
+    async def _report_death(self) -> None:
+        if not self._reason:
+            await self._child.wait(GRACE)
+        self._end(f"worker {self.name} {describe_exit(self._child.exit_code)}{self._where}")
 
     def _end(self, reason: str) -> None:
-        if not self._connection.closed:
-            self._loop.remove_reader(self._connection.fileno())
-            self._connection.close()
+        self._connection.close()
         super()._end(reason)
 
-    def _wait_for_end(self) -> bool:
-        """Wait for the grace period; return True if the worker has ended."""
-        if isinstance(self._runner, threading.Thread):
-            self._runner.join(GRACE)
-            return not self._runner.is_alive()
-        with suppress(subprocess.TimeoutExpired, TimeoutError):
-            self._runner.wait(GRACE)
-        return self._runner.returncode is not None
 
-    def _describe_death(self) -> str:
-        if self._reason or isinstance(self._runner, threading.Thread):
-            return f"worker {self.name} ended"
-        self._wait_for_end()
-        code = self._runner.returncode
-        if code is not None and code < 0:
-            return f"worker {self.name} was killed by {signal.Signals(-code).name}{self._where}"
-        return f"worker {self.name} ended with exit code {code}{self._where}"
-
-
-# The program of a process. Its packages come with its interpreter.
-_PROGRAM = "import sys; sys.path[:] = {path}; from antiphon.cluster.local import main; main({descriptor}, {place})"
-
-
-def _start_interpreter(
-    python: str, descriptor: int, output: IO[bytes] | None, at: "DeviceBinding"
-) -> "subprocess.Popen[bytes]":
+def _start_interpreter(python: str, descriptor: int, output: IO[bytes] | None, at: "DeviceBinding") -> Child:
     """Start a process with its own interpreter."""
-    path = f"sys.path + {_project_folders()!r}" if python else repr(sys.path)
-    command = [python or sys.executable, "-u", "-c", _PROGRAM.format(path=path, descriptor=descriptor, place=at)]
     try:
-        return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        return start_python(MAIN, descriptor, at, descriptors=[descriptor], python=python, output=output)
     except OSError as error:
-        raise ConfigError(f"the interpreter {command[0]!r} cannot be run: {error.strerror}") from error
+        interpreter = python or sys.executable
+        raise ConfigError(f"the interpreter {interpreter!r} cannot be run: {error.strerror}") from error
+
+
+def _start_thread(name: str, connection: socket.socket, factory: str, args: tuple[Any, ...]) -> Child:
+    """Start a worker in a thread, which no signal reaches."""
+    end = Future[int | None]()
+    end.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            with connection:
+                _run_worker(connection, factory, args)
+        finally:
+            end.set_result(None)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return Child(end, lambda number: None)
 
 
 def _can_fork() -> bool:
@@ -224,19 +209,6 @@ def _can_fork() -> bool:
     return True
 
 
-def _project_folders() -> list[str]:
-    """Return the import path without installed packages, which another interpreter cannot use."""
-    standard = sysconfig.get_path("stdlib")
-    folders = dict.fromkeys(Path(folder).absolute() for folder in sys.path)
-    return [
-        str(folder)
-        for folder in folders
-        if folder.is_dir()
-        and not folder.is_relative_to(standard)
-        and not {"site-packages", "dist-packages"} & {*folder.parts}
-    ]
-
-
 def main(descriptor: int, place: "DeviceBinding") -> None:
     """Run a worker process."""
     if place is not None:
@@ -244,30 +216,33 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
 
         bind_process(*place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
-    connection = Connection(descriptor)
-    factory, args = pickle.loads(connection.recv_bytes())
-    _run_worker(connection, factory, args, alone=True)
+    connection = socket.socket(fileno=descriptor)
+    if (order := read_frame(connection)) is not None:  # else the controller has ended
+        factory, args = pickle.loads(order)
+        _run_worker(connection, factory, args, alone=True)
 
 
-def _run_worker(connection: Connection, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
-    """Run a worker at its end of the pipe; `alone` if it has a process of its own."""
+def _run_worker(connection: socket.socket, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:
+    """Run a worker at its end of the socket; `alone` if it has a process of its own."""
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive_messages, args=(connection, inbox, alone), daemon=True).start()
+    receiver = threading.Thread(target=_receive_messages, args=(connection, inbox, alone), daemon=True)
+    receiver.start()
     try:
-        serve(factory, args, inbox, connection.send_bytes)
+        serve(factory, args, inbox, partial(write_frame, connection))
     finally:
-        # A plain close would go unnoticed while the other thread reads, and this may be a thread of the controller.
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # a plain close would go unnoticed while the other thread reads
+            connection.shutdown(socket.SHUT_RDWR)
+        if not alone:
+            receiver.join()
 
 
-def _receive_messages(connection: Connection, inbox: Inbox, alone: bool) -> None:
+def _receive_messages(connection: socket.socket, inbox: Inbox, alone: bool) -> None:
     gone = alone
-    with suppress(EOFError, OSError):  # the controller has ended
-        while (content := connection.recv_bytes()) != END:
+    with suppress(OSError):  # the controller has ended
+        while content := read_frame(connection):
             for message in pickle.loads(content):
                 inbox.put(message)
-        gone = False
+        gone = alone and content is None
     inbox.put(None)
     if gone:  # the controller cannot kill this process any more
         time.sleep(GRACE)

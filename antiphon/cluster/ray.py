@@ -22,11 +22,12 @@ from typing import Any
 from uuid import uuid4
 
 from antiphon.cluster.base import Gpu, Node, Place
+from antiphon.cluster.calls import GRACE, Handle, Inbox, serve
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
-from antiphon.cluster.framing import GRACE, Handle, Inbox, redirect_output, serve
 from antiphon.core.config import set_environment, set_visible_gpus
-from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDied
+from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
+from antiphon.core.processes.own_process import open_log, redirect_output
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
@@ -146,7 +147,7 @@ class RayCluster:
         try:
             return [self._holders[names[place.node], gpu] for gpu in place.gpus]
         except KeyError as error:  # GPU numbers changed because a node has left
-            raise WorkerDied(f"worker {name} cannot run: its GPUs are not the reserved ones") from error
+            raise WorkerDiedError(f"worker {name} cannot run: its GPUs are not the reserved ones") from error
 
     def _least_loaded_node(self) -> str:
         """Return the node with the fewest started workers, this one if tied.
@@ -234,7 +235,8 @@ class WorkerActor:
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         if log is not None:
-            redirect_output(log)
+            with open_log(log) as file:
+                redirect_output(file.fileno())
         if place.cores or place.gpus:
             bind_process(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
@@ -284,7 +286,7 @@ def build_with_reserved_gpus(holders: list[Any], factory: str, args: tuple[Any, 
     try:
         set_visible_gpus(ray.get([holder.gpu.remote() for holder in holders], timeout=RESERVATION_SECONDS))
     except ray.exceptions.GetTimeoutError as error:
-        raise WorkerDied(
+        raise WorkerDiedError(
             f"Ray did not report within {RESERVATION_SECONDS:g} s which GPUs are reserved for this worker"
         ) from error
     return import_path(factory, "worker")(*args)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from antiphon.core.config_document import ConfigDocument, dotted
 from antiphon.core.config_messages import describe_unknown_key, find_mistakes
-from antiphon.core.errors import ConfigError, Mistake, Problems
+from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.yaml_text import dump_yaml
 
 M = TypeVar("M", bound="Config")
@@ -58,7 +58,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
 
 
 def parse(model: type[M], options: Mapping[str, Any], key: str = "options") -> M:
-    """Return the options under `key`, whose model depends on other keys; raises `Problems`, for validators."""
+    """Return the options under `key`, whose model depends on other keys; raises `ValidatorError`, for validators."""
     try:
         return model.model_validate(options)
     except ValidationError as error:
@@ -70,7 +70,7 @@ def parse(model: type[M], options: Mapping[str, Any], key: str = "options") -> M
                 mistakes.append(replace(describe_unknown_key(keys, model), key=place))
             else:
                 mistakes.append(Mistake(place, item["msg"]))
-        raise Problems(mistakes) from error
+        raise ValidatorError(mistakes) from error
 
 
 def dump(config: Config) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from antiphon.core.config_document import ConfigDocument, dotted, shorten
-from antiphon.core.errors import Mistake, Problems
+from antiphon.core.errors import Mistake, ValidatorError
 from antiphon.core.yaml_text import Keys
 
 
@@ -36,7 +36,7 @@ def _describe(item: Any, document: ConfigDocument, model: type[BaseModel]) -> It
     keys: Keys = tuple(item["loc"])
     kind = item["type"]
     cause = item.get("ctx", {}).get("error")
-    if isinstance(cause, Problems):
+    if isinstance(cause, ValidatorError):
         for mistake in cause.mistakes:
             yield (*keys, *(int(part) if part.isdigit() else part for part in mistake.key.split(".") if part)), mistake
     elif kind == "extra_forbidden":

@@ -6,7 +6,7 @@ the run with one message:
 AntiphonError
 ├── ConfigError        a key, a value or a combination in the configuration; names file, path, value and what is valid
 ├── DataError          a dataset, model or file that is missing or not what was promised
-├── WorkerDied         a worker process is gone; carries the traceback it left, or the signal that ended it
+├── WorkerDiedError         a worker process is gone; carries the traceback it left, or the signal that ended it
 ├── StallError         a wait ran past its deadline; carries the table of who waits for whom, and the key of the deadline
 ├── NonFiniteError     a gradient is not finite, and such updates are not, or not any longer, to be skipped
 ├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
@@ -69,10 +69,10 @@ class Mistake:
         return ": ".join(part for part in (self.path, self.key, self.message) if part)
 
 
-class Problems(ValueError):
-    """Mistakes that a configuration model's validators found, with keys relative to that model.
+class ValidatorError(ValueError):
+    """Mistakes found by the validators of a configuration model, with keys relative to that model.
 
-    Validators raise it, so that several mistakes are reported at once, each with its place.
+    Validators raise it to report several mistakes at once, each with its key.
     """
 
     def __init__(self, mistakes: Iterable[Mistake | tuple[str, str]]) -> None:
@@ -123,7 +123,7 @@ class DataError(AntiphonError):
         self.path = path
 
 
-class WorkerDied(AntiphonError):
+class WorkerDiedError(AntiphonError):
     """A worker process or thread ended before it was told to."""
 
 

@@ -1,5 +1,7 @@
-"""Named points at which a test can end a process or look at it, to see that nothing is lost: before and after every write,
-publish and commit. Reaching one costs a comparison; nothing happens unless a test has armed it in this very process."""
+"""Named points at which a test can kill or inspect a process: before and after every write, publish and commit.
+
+Reaching one costs a comparison; nothing happens unless a test has armed it in this very process.
+"""
 
 import os
 import signal

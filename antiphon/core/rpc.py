@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from antiphon.core.deadlines import fail, succeed
-from antiphon.core.errors import AntiphonError, WorkerDied
+from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.workers import Worker, WorkerHandle
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]  # runs one call
@@ -88,7 +88,7 @@ class AsyncWorker(Worker):
             traceback.print_exc()
             known = isinstance(error, AntiphonError)
             with suppress(OSError):  # the controller is gone
-                self._reply("died", value=error if known else WorkerDied(f"it failed:\n{traceback.format_exc()}"))
+                self._reply("died", value=error if known else WorkerDiedError(f"it failed:\n{traceback.format_exc()}"))
 
     def _begin(self, key: int, method: str, args: tuple[Any, ...]) -> None:
         self._tasks[key] = self._owner.create_task(self._answer(key, method, args), name=method)

@@ -27,7 +27,7 @@ class Worker:
 
 
 class WorkerHandle(Protocol):
-    """A worker as the controller sees it. A worker that dies fails every open call with `WorkerDied`."""
+    """A worker as the controller sees it. A worker that dies fails every open call with `WorkerDiedError`."""
 
     name: str
 
@@ -44,7 +44,7 @@ class WorkerHandle(Protocol):
         """Call `callback` once the worker has ended, with the error that its callers get."""
 
     async def died(self) -> None:
-        """Return never; raise `WorkerDied` when the worker ends before `close`."""
+        """Return never; raise `WorkerDiedError` when the worker ends before `close`."""
 
     async def close(self) -> None:
         """End the worker: politely first, by force after a grace period."""

@@ -1,0 +1,1 @@
+"""Engines that generate tokens: native, vLLM, SGLang, and servers that speak OpenAI's protocol."""

@@ -77,7 +77,7 @@ class GenerationHandle(Protocol):
 
 
 class InferenceEngine(Protocol):
-    """An engine as the pool sees it. Once it has died, `load` and the results of all requests raise `WorkerDied`."""
+    """An engine as the pool sees it. Once it has died, `load` and the results of all requests raise `WorkerDiedError`."""
 
     version: int
     capacity: int

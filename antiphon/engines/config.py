@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, parse
-from antiphon.core.errors import Problems
+from antiphon.core.errors import ValidatorError
 
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
 LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can load weights
@@ -81,17 +81,17 @@ class EngineKind(Config):
     def _possible(self) -> Self:
         for name in PARALLEL_SIZES:
             if type(count := self.options.get(name, 1)) is not int or count < 1:
-                raise Problems([(f"options.{name}", f"{count!r} is no number of devices")])
+                raise ValidatorError([(f"options.{name}", f"{count!r} is no number of devices")])
         servers = self.server_options
         if servers is not None:
             if len(set(servers.urls)) < len(servers.urls):
-                raise Problems([("options.urls", "each server is one engine, and one is there twice")])
+                raise ValidatorError([("options.urls", "each server is one engine, and one is there twice")])
             if self.replicas != len(servers.urls):
-                raise Problems(
+                raise ValidatorError(
                     [("replicas", f"there are {len(servers.urls)} servers (options.urls), not {self.replicas}")]
                 )
             if self.routed_experts:
-                raise Problems([("routed_experts", "only the native engine records them")])
+                raise ValidatorError([("routed_experts", "only the native engine records them")])
         return self
 
 
@@ -112,10 +112,10 @@ class EngineConfig(EngineKind):
     @model_validator(mode="after")
     def _together(self) -> Self:
         if self.minimum > len(self.engine_kinds):
-            raise Problems(
+            raise ValidatorError(
                 [("minimum", f"{self.minimum} is more than the {len(self.engine_kinds)} engines of the pool")]
             )
         for number, other in enumerate(self.also):
             if other.routed_experts != self.routed_experts:
-                raise Problems([(f"also.{number}.routed_experts", "all engines of a pool record them, or none")])
+                raise ValidatorError([(f"also.{number}.routed_experts", "all engines of a pool record them, or none")])
         return self

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing_extensions import override
 
 from antiphon.core.deadlines import fail, succeed
-from antiphon.core.errors import AntiphonError, RequestError, WorkerDied
+from antiphon.core.errors import AntiphonError, RequestError, WorkerDiedError
 from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.engines.base import InferenceEngine
@@ -58,7 +58,7 @@ class RemoteEngine(InferenceEngine):
         self._requests[request.id] = generation
         try:
             self.handle.send("add", request)
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             generation.fail(error)
         return generation
 
@@ -106,7 +106,7 @@ class RemoteEngine(InferenceEngine):
         self._requests.pop(request, None)
 
     def _send(self, method: str, *args: str) -> None:
-        with suppress(WorkerDied):  # requests and loads that wait for it fail in `_on_death`
+        with suppress(WorkerDiedError):  # requests and loads that wait for it fail in `_on_death`
             self.handle.send(method, *args)
 
     def _on_event(self, event: WeightsLoaded | list[Delta]) -> None:

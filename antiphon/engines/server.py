@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import override
 
 from antiphon.core.config import read_secret
-from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDied
+from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
@@ -98,7 +98,7 @@ class ServerEngine(InferenceEngine):
         """Check the server, and give it the model's weights if it can load them.
 
         Raises:
-            WorkerDied: If the server does not answer.
+            WorkerDiedError: If the server does not answer.
             ConfigError: If it does not serve the model, or does not say how long a sequence may be.
             UnsupportedError: If it lacks something that training needs.
         """
@@ -338,7 +338,7 @@ class ServerEngine(InferenceEngine):
 
     @override
     async def health(self) -> None:
-        """Return once the server has answered; raise `WorkerDied` also if it holds other weights than it was given."""
+        """Return once the server has answered; raise `WorkerDiedError` also if it holds other weights than it was given."""
         await self._call("GET", "/health")
         if self._loads_weights and not self._loading.locked():
             expected, found = self._weights_id, await self._protocol.weights_id(self._call)
@@ -353,7 +353,7 @@ class ServerEngine(InferenceEngine):
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
         return await self._connection.call(method, path, body)
 
-    def _on_death(self, death: WorkerDied) -> None:
+    def _on_death(self, death: WorkerDiedError) -> None:
         self.dead = True
         for running in self._queue.running.values():
             _cancel(running)

@@ -1,4 +1,7 @@
-"""The HTTP connection of an engine to its server. Once it fails it is dead, and everything asked of it raises `WorkerDied`."""
+"""The HTTP connection of an engine to its server.
+
+Once it has failed, every call raises `WorkerDiedError`.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -6,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from antiphon.core.errors import RequestError, UnsupportedError, WorkerDied
+from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
 
 CONNECT_SECONDS = 10.0
 INVALID_STATUSES = frozenset({400, 413, 422})  # with which a server refuses one request
@@ -15,7 +18,7 @@ INVALID_STATUSES = frozenset({400, 413, 422})  # with which a server refuses one
 class ServerConnection:
     """Calls a server."""
 
-    def __init__(self, url: str, key: str, on_death: Callable[[WorkerDied], None]) -> None:
+    def __init__(self, url: str, key: str, on_death: Callable[[WorkerDiedError], None]) -> None:
         """Create a connection.
 
         Args:
@@ -24,7 +27,7 @@ class ServerConnection:
             on_death: Called once, when the connection dies.
         """
         self.url = url
-        self.death: WorkerDied | None = None
+        self.death: WorkerDiedError | None = None
         self._on_death = on_death
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # The server may close a connection that is kept alive at any time, which would look like its death.
@@ -36,7 +39,7 @@ class ServerConnection:
         """Return the decoded answer to a request; None if it is empty.
 
         Raises:
-            WorkerDied: If the server does not answer, or answers with an error of its own.
+            WorkerDiedError: If the server does not answer, or answers with an error of its own.
             UnsupportedError: If the server refuses the request.
         """
         if self.death is not None:
@@ -55,7 +58,7 @@ class ServerConnection:
 
         Raises:
             RequestError: If the server finds the request invalid.
-            WorkerDied: If it answers with an error of its own.
+            WorkerDiedError: If it answers with an error of its own.
             UnsupportedError: If it refuses for another reason.
         """
         async with self._client.stream("POST", path, json=body) as response:
@@ -66,10 +69,10 @@ class ServerConnection:
                 self._raise_for(response)
             yield response.aiter_lines()
 
-    def die(self, reason: str) -> WorkerDied:
+    def die(self, reason: str) -> WorkerDiedError:
         """Give the server up, if that has not happened yet; return the error that says why."""
         if self.death is None:
-            self.death = WorkerDied(f"the server at {self.url} is lost: {reason}")
+            self.death = WorkerDiedError(f"the server at {self.url} is lost: {reason}")
             self._on_death(self.death)
         return self.death
 

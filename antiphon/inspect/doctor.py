@@ -12,7 +12,6 @@ from antiphon import __version__
 OPTIONAL = {
     "ray": "ray",
     "vllm": "vllm",
-    "sglang": "sglang",
     "deepspeed": "deepspeed",
     "megatron-core": "megatron",
     "peft": "peft",
@@ -21,7 +20,6 @@ OPTIONAL = {
     "rapidfuzz": "envs",
     "mcp": "envs",
     "tensorboard": "tensorboard",
-    "wandb": "wandb",
 }
 
 

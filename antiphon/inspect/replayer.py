@@ -31,6 +31,7 @@ from antiphon.record.reader import RunReader
 from antiphon.record.resume import ReusableRollouts, find_reusable, open_first_lineage
 from antiphon.record.store import LedgerStore
 from antiphon.rollout.filters import FILTERS
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.models import make_step_pipeline
@@ -157,7 +158,7 @@ class Replayer:
             version=PolicyVersion(lineage.number, lineage.version),
             next_prompt=self._mixture.next,
             episodes=attempts,
-            keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
+            hooks=GroupHooks(keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None),
             deadlines=Deadlines(),
             ledger=Ledger(store, Events(), run=run_synchronously),
         )

@@ -83,7 +83,7 @@ class TrainBackend:
         raise NotImplementedError
 
     async def died(self) -> None:
-        """Return never; raise `WorkerDied` when a process of a model ends."""
+        """Return never; raise `WorkerDiedError` when a process of a model ends."""
         raise NotImplementedError
 
 

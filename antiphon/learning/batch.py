@@ -32,35 +32,10 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _UpdateOptions:
-    """Options of cutting an update into packs, see `build_batch`."""
+class BatchOptions:
+    """Options of cutting the groups of a step into updates and packs.
 
-    aggregation: Aggregation
-    max_tokens: int
-    tokens_per_pack: int
-    skip_zero_advantage: bool
-    whole_groups: bool
-    ranks: int
-    share: bool
-
-
-def build_batch(
-    groups: Sequence[Sequence[Sample]],
-    *,
-    aggregation: Aggregation,
-    max_tokens: int,
-    minibatches: int = 1,
-    epochs: int = 1,
-    tokens_per_pack: int,
-    skip_zero_advantage: bool = False,
-    whole_groups: bool = False,
-    ranks: int = 1,
-    share: bool = True,
-) -> TrainBatch:
-    """Cut the groups of a step into updates, and each update into packs.
-
-    Args:
-        groups: Samples of each group.
+    Attributes:
         aggregation: How token losses are summed.
         max_tokens: Constant divisor of `sequence_mean_token_sum_norm`.
         minibatches: Updates in one pass over the groups.
@@ -70,22 +45,28 @@ def build_batch(
             that are zero there.
         whole_groups: Have the samples of a group in one pack, for losses that compare them.
         ranks: Data-parallel ranks that the packs are divided among.
-        share: Have common prefixes, a prompt or an agent's history, once in a pack.
+        share_prefixes: Have common prefixes, a prompt or an agent's history, once in a pack.
     """
-    options = _UpdateOptions(
-        aggregation=aggregation,
-        max_tokens=max_tokens,
-        tokens_per_pack=tokens_per_pack,
-        skip_zero_advantage=skip_zero_advantage,
-        whole_groups=whole_groups,
-        ranks=ranks,
-        share=share,
-    )
-    parts = [groups[i * len(groups) // minibatches : (i + 1) * len(groups) // minibatches] for i in range(minibatches)]
-    return TrainBatch(updates=tuple([_build_update(part, options) for part in parts] * epochs))
+
+    aggregation: Aggregation
+    max_tokens: int
+    tokens_per_pack: int
+    minibatches: int = 1
+    epochs: int = 1
+    skip_zero_advantage: bool = False
+    whole_groups: bool = False
+    ranks: int = 1
+    share_prefixes: bool = True
 
 
-def _build_update(groups: Sequence[Sequence[Sample]], options: _UpdateOptions) -> Update:
+def build_batch(groups: Sequence[Sequence[Sample]], options: BatchOptions) -> TrainBatch:
+    """Cut the groups of a step, each a list of samples, into updates, and each update into packs."""
+    count = options.minibatches
+    parts = [groups[i * len(groups) // count : (i + 1) * len(groups) // count] for i in range(count)]
+    return TrainBatch(updates=tuple([_build_update(part, options) for part in parts] * options.epochs))
+
+
+def _build_update(groups: Sequence[Sequence[Sample]], options: BatchOptions) -> Update:
     counts: dict[object, int] = {}  # loss tokens of each trajectory
     for sample in (sample for group in groups for sample in group):
         counts[sample.meta.id] = counts.get(sample.meta.id, 0) + int(np.count_nonzero(loss_tokens(sample)))
@@ -101,8 +82,8 @@ def _build_update(groups: Sequence[Sequence[Sample]], options: _UpdateOptions) -
         [group for group in trained if group] if options.whole_groups else [[row] for group in trained for row in group]
     )
     skipped = [[row] for group in rows for row in group if skip and not row[0].advantages.any()]
-    _, packs = pack_rows(units, options.tokens_per_pack, options.share)
-    _, forward_only = pack_rows(skipped, options.tokens_per_pack, options.share)
+    _, packs = pack_rows(units, options.tokens_per_pack, options.share_prefixes)
+    _, forward_only = pack_rows(skipped, options.tokens_per_pack, options.share_prefixes)
     return Update(
         packs=balance_packs(packs, options.ranks),
         loss_tokens=sum(counts.values()),
@@ -113,7 +94,7 @@ def _build_update(groups: Sequence[Sequence[Sample]], options: _UpdateOptions) -
     )
 
 
-def _divisors(counts: Mapping[object, int], options: _UpdateOptions) -> dict[object, int]:
+def _divisors(counts: Mapping[object, int], options: BatchOptions) -> dict[object, int]:
     """Return what the loss of each token is divided by, for each trajectory, from the loss tokens of all trajectories."""
     total, nonempty = sum(counts.values()), sum(tokens > 0 for tokens in counts.values())
     match options.aggregation:

@@ -201,8 +201,9 @@ class CheckpointedLearner(ModelWorker):
 
 
 def trim_memory() -> None:
-    """Give back to the system what glibc's allocator keeps of freed gradients and activations, over a gibibyte beside a
-    model of 135M parameters in float32: the copy of the weights needs the room.
+    """Return memory that glibc's allocator keeps of freed gradients and activations to the system.
+
+    It is over a gibibyte beside a model of 135M parameters in float32, and the copy of the weights needs the room.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library

@@ -166,8 +166,9 @@ class LearnerConfig(Config):
 
 
 class CriticConfig(Config):
-    """Critics: each a model that learns the value of a state, in a process of its own that is set up as the learner's is, but
-    on torch whatever `learner.kind` is.
+    """Critics: models that learn the value of a state.
+
+    Each runs in a process of its own that is set up as the learner's is, but on torch whatever `learner.kind` is.
     """
 
     path: str = ""

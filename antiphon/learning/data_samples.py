@@ -18,7 +18,7 @@ from antiphon.core.types import (
     TrainBatch,
     TrajectoryMeta,
 )
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 
 
 def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
@@ -29,20 +29,22 @@ def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_p
 
 
 def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
-    """One update whose loss is the mean over all response tokens."""
-    return build_batch(groups, aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
+    """Return one update whose loss is the mean over all response tokens."""
+    return build_batch(
+        groups, BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, ranks=ranks)
+    )
 
 
 def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
-    """One update whose loss is the mean over pairs, see `pair`: the coefficients of each add up to one over their count, and
-    none is split between packs.
+    """Return one update whose loss is the mean over pairs, see `make_pair`.
+
+    The coefficients of each pair sum to one over the number of pairs, and no pair is split between packs.
     """
     return build_batch(
         pairs,
-        aggregation="sequence_mean_token_mean",
-        max_tokens=1,
-        tokens_per_pack=tokens_per_pack,
-        whole_groups=True,
+        BatchOptions(
+            aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, whole_groups=True
+        ),
     )
 
 

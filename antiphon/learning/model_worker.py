@@ -181,14 +181,13 @@ class ModelWorker(Worker):
     def _set_expert_routing(self, pack: Pack, layout: PackLayout) -> None:
         """Set up the routers for the next forward: replay recorded experts, and add the balance loss."""
         recorded = pack.streams.get(ROUTED_EXPERTS, None)
+        if self._routers is not None:
+            self._routers.replayed = self._routers.balance = None  # of an earlier pack, or of an earlier phase
         if recorded is None and not self._balance:
-            if self._routers is not None:
-                self._routers.replayed = None
             return
         self._routers = self._routers or Routers(self._layers_with_experts)
         tokens = len(layout.positions)
         here, context = self._context(tokens)
-        self._routers.replayed = None
         if recorded is not None:
             known = np.flatnonzero(recorded.any((1, 2)))
             # Siblings go on from one token, the last of their prompt: it takes the experts of the first of them in the pack.

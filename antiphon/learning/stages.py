@@ -11,7 +11,6 @@ stage is named in `learner.stages` as package.module:function, among these or in
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.registry import Registry
 from antiphon.core.types import RETURNS, TOKEN_AGE, Sample, TrainBatch
 from antiphon.learning.annotations import query_models
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
 from antiphon.learning.step import Step, by_key, gather_keyed
 
@@ -119,12 +118,14 @@ def _build(
     step: Step, samples: Sequence[Sequence[Sample]], ranks: int, aggregation: Aggregation, skip: bool = False
 ) -> TrainBatch:
     config = step.pipeline.config
-    cut = partial(build_batch, minibatches=config.minibatches, epochs=config.epochs, share=config.share_prefixes)
-    return cut(
-        samples,
+    options = BatchOptions(
         aggregation=aggregation,
         max_tokens=step.pipeline.max_tokens,
         tokens_per_pack=config.tokens_per_pack,
+        minibatches=config.minibatches,
+        epochs=config.epochs,
         skip_zero_advantage=skip,
         ranks=ranks,
+        share_prefixes=config.share_prefixes,
     )
+    return build_batch(samples, options)

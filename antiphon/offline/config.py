@@ -10,7 +10,7 @@ from antiphon.algorithms.offline_config import DistillationConfig, PreferenceCon
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError, Problems
+from antiphon.core.errors import ConfigError, ValidatorError
 from antiphon.learning.config import LearnerConfig
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import ModelConfig
@@ -49,7 +49,7 @@ class OfflineConfig(Config):
         if self.evaluate_every and self.validation is None:
             problems.append(("evaluate_every", f"{self.evaluate_every} needs data to validate on; give `validation`"))
         if problems:
-            raise Problems(problems)
+            raise ValidatorError(problems)
         return self
 
     @property

@@ -1,0 +1,1 @@
+"""Producing samples: admission, scheduling, episodes, the engine pool, and the gateway for agents."""

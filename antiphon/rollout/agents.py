@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import json
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +19,9 @@ from urllib.parse import urlsplit
 from antiphon.core.config import environment
 from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
-from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling
+from antiphon.core.processes.child import start_child
+from antiphon.core.types import Failure, Prompt
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.sandbox.base import Status
@@ -99,13 +100,9 @@ class Outcome:
 async def run_agent(
     agent: Agent,
     gateway: Gateway,
-    prompt: Prompt,
-    attempt: AttemptId,
-    started: PolicyVersion,
-    sampling: Sampling,
+    inputs: AttemptInputs,
     *,
     seconds: float,
-    priority: int = 0,
     max_turns: int = 0,
 ) -> Outcome:
     """Let an agent run one attempt. This is the named boundary at which its errors become data; those of engines are raised.
@@ -113,21 +110,17 @@ async def run_agent(
     Args:
         agent: The agent.
         gateway: Serves the model to it.
-        prompt: Prompt of the attempt.
-        attempt: Id of the attempt.
-        started: Version of the policy at which it starts.
-        sampling: How tokens are sampled.
+        inputs: Inputs of the attempt.
         seconds: Time limit.
-        priority: Of its requests; lower values go first.
         max_turns: Most replies; 0 means no limit.
     """
     loop = asyncio.get_running_loop()
     began, result, failure = loop.time(), None, None
-    key = gateway.open_attempt(prompt, attempt, started, sampling, priority=priority, max_turns=max_turns)
+    key = gateway.open_attempt(inputs, max_turns=max_turns)
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            result = await agent(Access(gateway.address, key), prompt)
+            result = await agent(Access(gateway.address, key), inputs.prompt)
     except (ConfigError, UnsupportedError):  # it can never work
         raise
     except (SandboxError, StallError) as error:
@@ -206,22 +199,20 @@ class UnconfinedAgent:
     async def __call__(self, access: Access, prompt: Prompt) -> str:
         """Run the command; when it ends, kill what is left of its process group."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = await asyncio.create_subprocess_shell(
-                self.command,
-                stdin=asyncio.subprocess.DEVNULL,
+            child = start_child(
+                ["/bin/sh", "-c", self.command],
+                environment={**environment(*INHERITED), **access.environment(prompt)},
                 stdout=out,
                 stderr=err,
-                env={**environment(*INHERITED), **access.environment(prompt)},
-                start_new_session=True,
+                own_session=True,
             )
             try:
-                code = await process.wait()
+                await child.wait()
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-            if code:
-                raise AgentError(_describe_end(f"exit code {code}", _read_end(err)))
+                child.kill()
+                await child.wait()
+            if child.exit_code:
+                raise AgentError(_describe_end(f"exit code {child.exit_code}", _read_end(err)))
             return _read_end(out)
 
 

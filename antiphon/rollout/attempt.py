@@ -27,6 +27,25 @@ MAX_LOGPROB, MIN_LOGPROB = 0.01, -1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptInputs:
+    """Inputs of one attempt.
+
+    Attributes:
+        prompt: The prompt.
+        attempt: Id of the attempt.
+        started: Version of the policy at which it starts.
+        sampling: How tokens are sampled.
+        priority: Of its requests; lower values go first.
+    """
+
+    prompt: Prompt
+    attempt: AttemptId
+    started: PolicyVersion
+    sampling: Sampling
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnscoredAttempt:
     """An attempt that has ended and is not scored yet."""
 

@@ -96,7 +96,7 @@ class RolloutBackend:
         """Replace engines that die or hang, with weights from `refresh`; runs until it is cancelled.
 
         Raises:
-            WorkerDied: No engine is left, and none will come.
+            WorkerDiedError: No engine is left, and none will come.
         """
         raise NotImplementedError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WeightsError, WorkerDied
+from antiphon.core.errors import StallError, WeightsError, WorkerDiedError
 from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -52,7 +52,7 @@ class EngineSupervisor:
         supply: EngineSupply | None,
         on_loss: Callable[[str], None],
     ) -> None:
-        self.loss: WorkerDied | None = None  # of the last engine, once none will replace it
+        self.loss: WorkerDiedError | None = None  # of the last engine, once none will replace it
         self.shared_devices_free = asyncio.Event()  # the learner does not use the devices that it shares with engines
         self.shared_devices_free.set()
         self._placement = placement
@@ -119,7 +119,7 @@ class EngineSupervisor:
             await self.run_unless_dead(member, load)
         except WeightsError as error:
             member.engine.kill()
-            self.on_engine_lost(member, WorkerDied(f"an engine could not load weights and was killed: {error}"))
+            self.on_engine_lost(member, WorkerDiedError(f"an engine could not load weights and was killed: {error}"))
         else:
             self._placement.update(member)
 
@@ -127,10 +127,10 @@ class EngineSupervisor:
         """Let an engine do something; go on without it if it dies."""
         try:
             await work
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self.on_engine_lost(member, error)
 
-    def on_engine_lost(self, member: EngineState, error: WorkerDied) -> None:
+    def on_engine_lost(self, member: EngineState, error: WorkerDiedError) -> None:
         """Go on without an engine; raise `error` if it was the last and none will replace it."""
         member.open = False
         if member in self._placement.members:
@@ -140,7 +140,7 @@ class EngineSupervisor:
             self._on_loss(f"{error}; engines left: {len(self._placement.members)}")
         self._give_up_if_empty(error)
 
-    def _give_up_if_empty(self, error: WorkerDied) -> None:
+    def _give_up_if_empty(self, error: WorkerDiedError) -> None:
         if not (self._placement.members or self._restarts or self._starting):
             self.loss = error
             self._placement.fail_pending(error)
@@ -160,14 +160,14 @@ class EngineSupervisor:
             await self._deadlines.wait(
                 member.engine.health(), name="health", owner="pool", on="an engine", deadline=timeout
             )
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self.on_engine_lost(member, error)
         except StallError:
             member.engine.kill()
-            self.on_engine_lost(member, WorkerDied(f"an engine did not answer for {timeout:g} s and was killed"))
+            self.on_engine_lost(member, WorkerDiedError(f"an engine did not answer for {timeout:g} s and was killed"))
 
     async def keep_target(self, load_weights: LoadWeights) -> None:
-        """Keep starting engines that are missing and closing those not needed; raise `WorkerDied` once all are lost."""
+        """Keep starting engines that are missing and closing those not needed; raise `WorkerDiedError` once all are lost."""
         pause = RETRY_SECONDS[0]
         while self.loss is None:
             self._due.clear()
@@ -191,9 +191,9 @@ class EngineSupervisor:
         self._restarts, self._starting = self._restarts - 1, True
         try:
             member = self.add(await self.wait(self._supply.start(), "respawn", "a new engine"))
-        except (WorkerDied, StallError) as error:
+        except (WorkerDiedError, StallError) as error:
             self._starting = False
-            self._give_up_if_empty(WorkerDied(str(error)))
+            self._give_up_if_empty(WorkerDiedError(str(error)))
             self._on_loss(f"no engine takes the place that is free yet: {error}")
             self._restarts += bool(self._placement.members)
             return False

@@ -10,15 +10,14 @@ from dataclasses import replace
 from antiphon.core.errors import RequestError
 from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling, Score, Timing, Trajectory
 from antiphon.rollout.agents import Outcome
-from antiphon.rollout.attempt import UnscoredAttempt, find_bad_logprob
-from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.attempt import AttemptInputs, UnscoredAttempt, find_bad_logprob
 from antiphon.rollout.environment_call import EnvironmentCallError
-from antiphon.rollout.episode_loop import AttemptInputs, EnvironmentFactory, EpisodeContext, EpisodeLoop, Generate
-from antiphon.rollout.prompt_encoding import PromptEncoder, PromptError, Tokenizer
+from antiphon.rollout.episode_loop import EnvironmentFactory, EpisodeContext, EpisodeLoop
+from antiphon.rollout.prompt_encoding import PromptError
 from antiphon.tasks.base import Transcript
 
 ScoreTranscript = Callable[[Prompt, Transcript], Awaitable[Score]]
-RunAgent = Callable[..., Awaitable[Outcome]]  # `agents.run_agent` with its agent and gateway
+RunAgent = Callable[[AttemptInputs], Awaitable[Outcome]]  # `agents.run_agent` with its agent and gateway
 
 
 class EpisodeRunner:
@@ -26,35 +25,25 @@ class EpisodeRunner:
 
     def __init__(
         self,
+        context: EpisodeContext,
         *,
-        tokenizer: Tokenizer,
-        generate: Generate,
         grade: ScoreTranscript,
         environments: Mapping[str, EnvironmentFactory],
         agents: Mapping[str, RunAgent] | None = None,
-        config: RolloutConfig,
-        max_length: int,
-        seed: int,
     ) -> None:
         """Create a runner.
 
         Args:
-            tokenizer: Renders and encodes messages.
-            generate: Runs one request to its end.
+            context: What all episodes share.
             grade: Scores a transcript.
             environments: Factory by task, for tasks that have an environment.
             agents: Function that runs an attempt by task, for tasks that have an agent.
-            config: Sampling, and limits of an episode.
-            max_length: Most tokens of a segment.
-            seed: Seed of the run.
         """
-        self._context = EpisodeContext(
-            encoder=PromptEncoder(tokenizer), generate=generate, config=config, max_length=max_length, seed=seed
-        )
+        self._context = context
         self._grade = grade
         self._environments = environments
         self._agents = agents or {}
-        self._sampling = config.sampling.sampling()
+        self._sampling = context.config.sampling.sampling()
 
     async def run(
         self,
@@ -103,7 +92,7 @@ class EpisodeRunner:
     async def _run_agent(self, inputs: AttemptInputs) -> UnscoredAttempt:
         began = asyncio.get_running_loop().time()
         run = self._agents[inputs.prompt.task]
-        outcome = await run(inputs.prompt, inputs.attempt, inputs.started, inputs.sampling, priority=inputs.priority)
+        outcome = await run(inputs)
         segments = outcome.captured.segments
         return UnscoredAttempt(
             attempt=inputs.attempt,

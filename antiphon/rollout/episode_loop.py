@@ -9,16 +9,14 @@ import numpy as np
 
 from antiphon.core.rng import derive
 from antiphon.core.types import (
-    AttemptId,
     Completion,
     FinishReason,
     GenerateRequest,
     Message,
-    PolicyVersion,
     Prompt,
-    Sampling,
     Turn,
 )
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.environment_call import call_environment
 from antiphon.rollout.episode_recording import EpisodeRecording
@@ -38,17 +36,6 @@ class EpisodeContext:
     config: RolloutConfig
     max_length: int  # most tokens of a segment
     seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptInputs:
-    """Inputs of one attempt."""
-
-    prompt: Prompt
-    attempt: AttemptId
-    started: PolicyVersion
-    sampling: Sampling
-    priority: int
 
 
 class EpisodeLoop:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDiedError
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.base import GenerationHandle, InferenceEngine
 from antiphon.engines.deltas import Delta
@@ -90,7 +90,7 @@ class EnginePool:
             load_weights: Loads the newest weights into a new engine.
 
         Raises:
-            WorkerDied: If no engine is left and none will be started; in an exception group.
+            WorkerDiedError: If no engine is left and none will be started; in an exception group.
         """
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._supervisor.check_health(), name="health")
@@ -176,7 +176,7 @@ class EnginePool:
             on_delta: Receives tokens as they come.
 
         Raises:
-            WorkerDied: If no engine is left.
+            WorkerDiedError: If no engine is left.
         """
         pieces = [await self._generate(request, on_delta)]
         while (piece := pieces[-1]).finish is FinishReason.ABORT:  # nobody else aborts a request that is waited for
@@ -237,7 +237,7 @@ class EnginePool:
         try:
             ended = handle.result() if on_delta is None else _stream_result(handle, on_delta)
             return await self._supervisor.wait(ended, "generation", "an engine")
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self._supervisor.on_engine_lost(member, error)
             return handle.partial()
 

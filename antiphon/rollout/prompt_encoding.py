@@ -12,11 +12,14 @@ class Tokenizer(Protocol):
 
     eos_ids: tuple[int, ...]
 
-    def encode_prompt(self, messages: list[Message]) -> IntArray: ...
+    def encode_prompt(self, messages: list[Message]) -> IntArray:
+        """Return the tokens of a prompt with these messages."""
 
-    def encode_observation(self, messages: list[Message], observation: Message, *, closed: bool = True) -> IntArray: ...
+    def encode_observation(self, messages: list[Message], observation: Message, *, closed: bool = True) -> IntArray:
+        """Return the tokens that append an observation to these messages; `closed` if the last message ended with EOS."""
 
-    def decode(self, tokens: IntArray) -> str: ...
+    def decode(self, tokens: IntArray) -> str:
+        """Return the text of these tokens."""
 
 
 class PromptError(Exception):

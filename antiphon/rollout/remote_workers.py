@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDiedError
 from antiphon.core.rpc import Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
@@ -174,7 +174,7 @@ class RolloutWorkers(RolloutBackend):
     async def _unless_dead(self, worker: RolloutWorker, work: Awaitable[None]) -> None:
         try:
             await work
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self._lose(worker, error)
 
     async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> Any:
@@ -190,10 +190,10 @@ class RolloutWorkers(RolloutBackend):
         answer, deadline = worker.call("health"), self._config.engine_timeout
         try:
             await self._deadlines.wait(answer, name="health", owner="pool", on="a rollout worker", deadline=deadline)
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self._lose(worker, error)
         except StallError:
-            self._lose(worker, WorkerDied(f"a rollout worker did not answer for {deadline:g} s and was killed"))
+            self._lose(worker, WorkerDiedError(f"a rollout worker did not answer for {deadline:g} s and was killed"))
 
     async def _keep_refreshing(self, refresh: Refresh) -> None:
         while True:
@@ -207,9 +207,9 @@ class RolloutWorkers(RolloutBackend):
             self._restarts, self._starting = self._restarts - 1, self._starting + 1
             try:
                 worker = await self._wait(self._start(number), "respawn", "a new rollout worker")
-            except (WorkerDied, StallError) as error:
+            except (WorkerDiedError, StallError) as error:
                 self._starting -= 1
-                self._give_up_if_empty(WorkerDied(str(error)))
+                self._give_up_if_empty(WorkerDiedError(str(error)))
                 self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
                 self._restarts += bool(self._workers)
                 await asyncio.sleep(pause)
@@ -228,7 +228,7 @@ class RolloutWorkers(RolloutBackend):
         self._ever.append(worker)
         self._arrived.set()
 
-    def _lose(self, worker: RolloutWorker, error: WorkerDied) -> None:
+    def _lose(self, worker: RolloutWorker, error: WorkerDiedError) -> None:
         """Go on without a worker; raise `error` if it was the last and none will take its place."""
         if worker in self._workers:
             self._workers.remove(worker)
@@ -237,7 +237,7 @@ class RolloutWorkers(RolloutBackend):
             self._on_loss(f"{error}; rollout workers left: {len(self._workers)}")
         self._give_up_if_empty(error)
 
-    def _give_up_if_empty(self, error: WorkerDied) -> None:
+    def _give_up_if_empty(self, error: WorkerDiedError) -> None:
         if not (self._workers or self._restarts or self._starting):
             raise error
 
@@ -272,7 +272,7 @@ class RolloutWorkers(RolloutBackend):
             worker.open[group] += 1
             try:
                 return await worker.call(method, *args)
-            except WorkerDied as error:
+            except WorkerDiedError as error:
                 self._lose(worker, error)
             finally:
                 worker.open[group] -= 1

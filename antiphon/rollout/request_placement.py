@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from antiphon.core.deadlines import fail
-from antiphon.core.errors import WorkerDied
+from antiphon.core.errors import WorkerDiedError
 from antiphon.core.types import GenerateRequest
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -158,7 +158,7 @@ class RequestPlacement:
             member.awake and member.version >= request.min_version and member.since <= before for member in self.members
         )
 
-    def fail_pending(self, error: WorkerDied) -> None:
+    def fail_pending(self, error: WorkerDiedError) -> None:
         """Fail all requests that wait for an engine."""
         for pending in itertools.chain.from_iterable(self._pending.values()):
             fail(pending.placed, error)

@@ -24,6 +24,7 @@ from antiphon.record.resume import ReusableRollout, ReusableRollouts
 from antiphon.rollout.admission import Admission
 from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.rollout.config import Policy, RolloutConfig
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.rollout.live_group import Change
 from antiphon.rollout.open_group import OpenGroup
 from antiphon.rollout.progress_guard import ProgressGuard
@@ -33,8 +34,6 @@ from antiphon.rollout.sampling_loop import SamplingGroup, SamplingLoop
 from antiphon.rollout.selection_bias import BiasMeter
 
 DROPPED = frozenset(AttemptStatus) - {AttemptStatus.RUNNING, AttemptStatus.FINISHED, AttemptStatus.TRAINED}
-
-GroupFilter = Callable[[Group], bool]
 
 
 class Scheduler:
@@ -53,8 +52,7 @@ class Scheduler:
         version: PolicyVersion,
         next_prompt: Callable[[], Prompt],
         episodes: AttemptRunner,
-        sampler: SamplingLoop | None = None,
-        keep: GroupFilter | None,
+        hooks: GroupHooks,
         deadlines: Deadlines,
         ledger: Ledger,
     ) -> None:
@@ -66,8 +64,8 @@ class Scheduler:
         self.progress = ProgressGuard(config.groups_per_step)
         self._prompts = PromptQueue(next_prompt)
         self._episodes = episodes
-        self._sampler = sampler
-        self._keep = keep
+        self._sampler = hooks.sampler
+        self._keep = hooks.keep
         self._deadlines = deadlines
         self._ledger = ledger
         self._reusable = ReusableRollouts()

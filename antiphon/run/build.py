@@ -7,9 +7,8 @@ from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.registry import import_path
 from antiphon.record.run_dir import RunDirectory
-from antiphon.rollout.filters import FILTERS
+from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
 from antiphon.run.config import RunConfig
 from antiphon.run.device_sharing import SharedDevices
@@ -72,8 +71,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
-                keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
-                sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
+                hooks=load_group_hooks(config.rollout),
             )
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.errors import DataError, WorkerDied
+from antiphon.core.errors import DataError, WorkerDiedError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
@@ -79,7 +79,7 @@ async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Main, res
     while True:
         try:
             return await _run_once(config, overwrite, main, resume)
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             newest = list_checkpoints(checkpoints)[-1:]
             left = left - 1 if newest == cut else config.checkpoint.restarts
             if not newest or left <= 0:

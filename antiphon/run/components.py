@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.rollout.backend import RolloutBackend
-from antiphon.rollout.sampling_loop import SamplingLoop
-from antiphon.rollout.scheduler import GroupFilter
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.record import RunRecord
 from antiphon.run.launch.tasks import TaskData
@@ -23,8 +22,7 @@ class Components:
         rollouts: Engines and episodes.
         weights: The policy's version, and the learner behind it.
         record: Everything that is written.
-        keep: Filters complete groups, if that is configured.
-        sampler: The user's own loop of a group, if that is configured.
+        hooks: The user's functions that fill and filter groups.
     """
 
     config: RunConfig
@@ -33,8 +31,7 @@ class Components:
     rollouts: RolloutBackend
     weights: WeightPublisher
     record: RunRecord
-    keep: GroupFilter | None = None
-    sampler: SamplingLoop | None = None
+    hooks: GroupHooks = field(default_factory=GroupHooks)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
 from antiphon.core.config import Config, add_import_folder, load
-from antiphon.core.errors import Problems
+from antiphon.core.errors import ValidatorError
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
@@ -87,7 +87,7 @@ class RunConfig(Config):
     def _check_combinations(self) -> Self:
         problems = list(find_problems(self))
         if problems:
-            raise Problems(problems)
+            raise ValidatorError(problems)
         return self
 
     @property

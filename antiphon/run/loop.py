@@ -172,8 +172,7 @@ class Run:
             version=parts.weights.version,
             next_prompt=parts.tasks.mixture.next,
             episodes=parts.rollouts,
-            sampler=parts.sampler,
-            keep=parts.keep,
+            hooks=parts.hooks,
             deadlines=parts.deadlines,
             ledger=parts.record.ledger,
         )

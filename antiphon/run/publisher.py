@@ -106,7 +106,7 @@ class WeightPublisher:
         await self._devices.training.wait_saved()
 
     async def died(self) -> None:
-        """Return never; raise `WorkerDied` when a process of a model ends."""
+        """Return never; raise `WorkerDiedError` when a process of a model ends."""
         await self._devices.training.died()
 
     async def _switch_to_training(self) -> None:

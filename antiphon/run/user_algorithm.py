@@ -5,7 +5,7 @@ Reading a configuration imports no code that it names, so these declarations are
 
 from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
-from antiphon.core.errors import ConfigError, Problems
+from antiphon.core.errors import ConfigError, ValidatorError
 from antiphon.core.types import STREAMS
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.algorithms import check_advantage, check_critics
@@ -30,5 +30,5 @@ def add_declared_needs(config: RunConfig) -> RunConfig:
         streams = tuple(dict.fromkeys((*algorithm.streams, *needs)))
         config = config.model_copy(update={"algorithm": algorithm.model_copy(update={"streams": streams})})
     if problems := [*check_advantage(config, advantage), *check_critics(config)]:
-        raise ConfigError.from_mistakes(Problems(problems).mistakes)
+        raise ConfigError.from_mistakes(ValidatorError(problems).mistakes)
     return config

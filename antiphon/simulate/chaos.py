@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from antiphon.core.errors import RolloutError, WorkerDied
+from antiphon.core.errors import RolloutError, WorkerDiedError
 from antiphon.simulate.chaos_scenario import draw_scenario
 from antiphon.simulate.invariants import CheckedDeadlines, InvariantChecker, InvariantError
 from antiphon.simulate.run import simulate
@@ -53,7 +53,7 @@ def run_seed(seed: int, log: io.StringIO) -> str:
     scenario, error = draw_scenario(seed), None
     try:
         simulate(scenario, log, CheckedDeadlines())
-    except (WorkerDied, RolloutError) as raised:
+    except (WorkerDiedError, RolloutError) as raised:
         error = raised
     except Exception as raised:  # no fault explains any other error
         raise InvariantError(f"the run failed: {type(raised).__name__}: {raised}") from raised
@@ -67,7 +67,7 @@ def run_seed(seed: int, log: io.StringIO) -> str:
     return re.sub(r"\d+", "n", str(error))
 
 
-def _is_explained(error: WorkerDied | RolloutError, scenario: ScenarioConfig, checker: InvariantChecker) -> bool:
+def _is_explained(error: WorkerDiedError | RolloutError, scenario: ScenarioConfig, checker: InvariantChecker) -> bool:
     """Return True if a fault may end a run: of the learner, of all engines and their successors, of all attempts of a group."""
     if isinstance(error, RolloutError):
         return bool(checker.faults & {"reward.lost", "environment.slow", "environment.hang", "environment.fail"})

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from antiphon.core import failpoints
-from antiphon.core.errors import AntiphonError, RecordError, RolloutError, WorkerDied
+from antiphon.core.errors import AntiphonError, RecordError, RolloutError, WorkerDiedError
 from antiphon.core.rng import generator
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import CheckpointConfig
@@ -173,7 +173,7 @@ def _run_lineage(
         return "nothing to resume"
     except RecordError as error:
         raise InvariantError(f"the resume failed: {error}") from error
-    except (WorkerDied, RolloutError):
+    except (WorkerDiedError, RolloutError):
         return "a fault ended it"
     finally:
         failpoints.watch(None)

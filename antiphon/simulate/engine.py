@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 
 from antiphon.core.deadlines import fail, succeed
-from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDied
+from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDiedError
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.request_checks import validate_request
 from antiphon.simulate.decode_batch import DecodeBatch
@@ -40,7 +40,7 @@ class SimulatedEngine:
         self.colocated = colocated
         self.version = version
         self.capacity = speed.slots
-        self.dead: WorkerDied | None = None
+        self.dead: WorkerDiedError | None = None
         self.read_tokens = 0  # prefilled
         self.load_failures: Callable[[], bool] = lambda: False  # called at each load
         self._batch = DecodeBatch(speed)
@@ -121,7 +121,7 @@ class SimulatedEngine:
         """Die now, as a killed process does."""
         self._catch_up()
         self._stop_timer()
-        self.dead = WorkerDied("a simulated engine crashed")
+        self.dead = WorkerDiedError("a simulated engine crashed")
         for request in list(self._batch.known):
             self._batch.discard(request).generation.fail(self.dead)
         if self._hung is not None:
@@ -181,7 +181,7 @@ class SimulatedEngine:
         """Do nothing: there is nothing to restore."""
 
     async def health(self) -> None:
-        """Return if the engine works; raise `WorkerDied` if it is dead; wait while it hangs."""
+        """Return if the engine works; raise `WorkerDiedError` if it is dead; wait while it hangs."""
         if self.dead is None and self._hung is not None:
             await asyncio.shield(self._hung)
         if self.dead is not None:

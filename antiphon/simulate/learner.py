@@ -9,7 +9,7 @@ from pydantic import Field
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import Config
-from antiphon.core.errors import StateError, WorkerDied
+from antiphon.core.errors import StateError, WorkerDiedError
 from antiphon.core.types import FloatArray, Pack, TrainBatch, WeightsUpdate
 from antiphon.learning.config import OptimizerConfig
 from antiphon.simulate.engine import SimulatedEngine
@@ -52,7 +52,7 @@ class SimulatedLearner:
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Take the time of a training step."""
         if self._faults.should_fail("learner.crash"):
-            raise WorkerDied("the simulated learner crashed")
+            raise WorkerDiedError("the simulated learner crashed")
         seconds = await self._work(self.speed.step + self.speed.per_token * batch.tokens)
         self.busy_seconds += seconds
         return {"seconds": seconds, "tokens": float(batch.tokens)}

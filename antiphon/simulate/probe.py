@@ -20,6 +20,7 @@ from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
 from antiphon.run.loop import Run
@@ -115,7 +116,7 @@ async def _run_phases(config: RunConfig, seconds: float) -> tuple[RunDirectory, 
             folder.mkdir()
             ledger = Ledger(LedgerStore(folder), record.events)
             phase_record = replace(record, view=view, ledger=ledger)
-            view.run = Run(replace(parts, config=phase, keep=keep_all, sampler=None, record=phase_record))
+            view.run = Run(replace(parts, config=phase, hooks=GroupHooks(keep=keep_all), record=phase_record))
             await view.run.reinforce()
             await ledger.close()
         # A policy that learns from the last phase's small steps may degrade: its responses are unlike those of a run.

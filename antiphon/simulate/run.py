@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.registry import import_path
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, Prompt
 from antiphon.learning.learner import ModelRoles
@@ -24,9 +23,10 @@ from antiphon.record.store import LedgerStore
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.episode import EpisodeRunner
-from antiphon.rollout.episode_loop import EnvironmentFactory
-from antiphon.rollout.filters import FILTERS
+from antiphon.rollout.episode_loop import EnvironmentFactory, EpisodeContext
+from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.rollout.pool import EnginePool
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.run.components import Components
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.models import make_local_training
@@ -140,13 +140,15 @@ class _Simulation:
         judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), self.faults)
         prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
         episodes = EpisodeRunner(
-            tokenizer=SimulatedTokenizer(),
-            generate=self.pool.generate,
+            EpisodeContext(
+                encoder=PromptEncoder(SimulatedTokenizer()),
+                generate=self.pool.generate,
+                config=config.rollout,
+                max_length=MAX_LENGTH,
+                seed=config.seed,
+            ),
             grade=judge.score,
             environments=_make_environments(scenario, self.faults),
-            config=config.rollout,
-            max_length=MAX_LENGTH,
-            seed=config.seed,
         )
         rollouts = LocalRollouts(self.pool, episodes)
         wait = partial(RunWaits(config, self.deadlines), name="step", on="the learner")
@@ -160,8 +162,7 @@ class _Simulation:
             rollouts=rollouts,
             weights=WeightPublisher(config, self.deadlines, devices, context, record.first_version),
             record=record,
-            keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None,
-            sampler=import_path(config.rollout.sampler, "sampler") if config.rollout.sampler else None,
+            hooks=load_group_hooks(config.rollout),
         )
 
     def make_outcome(self, summary: dict[str, Any]) -> Outcome:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
-from antiphon.core.errors import Problems
+from antiphon.core.errors import ValidatorError
 from antiphon.sandbox.base import Level
 
 
@@ -158,7 +158,7 @@ class JudgeConfig(Config):
     def _possible(self) -> Self:
         if self.minimum > self.replicas:
             message = f"{self.minimum} is more than there may be: give 1 to {self.replicas} (replicas), or 0 for all"
-            raise Problems([("minimum", message)])
+            raise ValidatorError([("minimum", message)])
         return self
 
 

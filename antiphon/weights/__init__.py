@@ -1,0 +1,1 @@
+"""Moving weights from the learner to engines: channels, digests, adapters and manifests."""

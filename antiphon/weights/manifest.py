@@ -14,16 +14,20 @@ class TensorSpec(Protocol):
     """A tensor, or the description of one that is assembled on demand: `detach` gathers the pieces that other ranks hold."""
 
     @property
-    def shape(self) -> "torch.Size": ...
+    def shape(self) -> "torch.Size":
+        """Return the size of each dimension."""
 
     @property
-    def dtype(self) -> "torch.dtype": ...
+    def dtype(self) -> "torch.dtype":
+        """Return the type of the elements."""
 
     @property
-    def device(self) -> "torch.device": ...
+    def device(self) -> "torch.device":
+        """Return the device on which the tensor is, or will be once it is assembled."""
 
     @property
-    def detach(self) -> Callable[[], "torch.Tensor"]: ...
+    def detach(self) -> Callable[[], "torch.Tensor"]:
+        """Return a callable that gives the tensor without its gradient."""
 
 
 NamedTensors = Iterable[tuple[str, TensorSpec]]

@@ -57,12 +57,17 @@ NOT_TO_BE_READ = ("/proc", "..", "/tests", "/test_", "/conftest")
 class Tests:
     """The modules of the tests: compiled before the package is imported, and executed when pytest imports them."""
 
-    def __init__(self, work: str, paths: Iterable[str]) -> None:
-        """The files of these `paths` in `work` are empty afterwards."""
-        self.secret: set[int] = set()
-        """Identities of the namespaces of these modules, and of their test functions."""
+    def __init__(self, work: str, paths: Iterable[str], remember: Callable[[int], None]) -> None:
+        """Compile the tests, and empty their files.
+
+        Args:
+            work: Folder of the `paths`.
+            paths: Files of tests.
+            remember: Called with the identities of the modules' namespaces and of their test functions. The package can get at
+                this object, by `sys.meta_path`, so it is no attribute.
+        """
         self._names = {module_name(path): work + path for path in paths}
-        self._modules = self._bodies({name: compiled(path) for name, path in self._names.items()})
+        self._modules = self._bodies({name: compiled(path) for name, path in self._names.items()}, remember)
         next(self._modules)
 
     def find_spec(self, name: str, *_: object) -> Any:
@@ -80,9 +85,9 @@ class Tests:
         """Execute it, with stand-ins for its test functions."""
         self._modules.send(module)
 
-    def _bodies(self, codes: dict[str, CodeType]) -> Generator[None, ModuleType, None]:
+    def _bodies(self, codes: dict[str, CodeType], remember: Callable[[int], None]) -> Generator[None, ModuleType, None]:
         # Nothing of the locals of a generator can be had without its frame, which the hook guards.
-        run, remember = exec, self.secret.add
+        run = exec
         while True:
             module = yield
             code, space = codes.pop(module.__name__), module.__dict__
@@ -163,7 +168,8 @@ def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, A
     package is imported, and it calls no method of an object of the package.
     """
     frame_of, thread, leave, write = sys._getframe, __import__("_thread").get_ident, os._exit, os.write
-    watched, code, busy = (*ALWAYS, "sys._getframe", "object.__", "open", "compile", "import"), CODE, set()
+    watched, code = (*ALWAYS, "sys._getframe", "object.__", "open", "compile", "import"), CODE
+    busy, own = set(), set()  # threads that are in the hook, and those that are about to ask for a frame there
     identity, error_type, status = id, BaseException, REACHED
     named, of_a_test, suspicious = judge_of_events(work, secret)
 
@@ -178,10 +184,13 @@ def watch(tell: int, work: str, mine: str, secret: set[int]) -> Callable[[str, A
             end(event, name, "a test")
         me = thread()
         if me in busy:
-            if event != "sys._getframe" and not guarded:
-                end(event, name, "a signal")
+            if me in own and event == "sys._getframe":
+                own.discard(me)
+            elif not guarded:
+                end(event, name, "a signal, or the end of an object")
             return
         busy.add(me)
+        own.add(me)
         frame = frame_of(2)
         caller = where = "" if identity(frame.f_globals) in secret else frame.f_code.co_filename
         while where and (not where.startswith((work, "<")) or where.startswith("<frozen")):
@@ -250,10 +259,41 @@ def judge_of_events(work: str, secret: set[int]) -> Judge:  # noqa: C901
     return named, of_a_test, suspicious
 
 
+def guard(tell: int, work: str, paths: Iterable[str]) -> None:
+    """Install the finder of the tests in `paths`, and the hook, which tells what it sees on the descriptor `tell`.
+
+    What both share, the identities of what the tests are, is in no frame that lives on, and no attribute of an object.
+    """
+    import signal
+    import subprocess
+
+    secret: set[int] = set()
+    sys.meta_path.insert(0, Tests(work, paths, secret.add))
+    hook = watch(tell, work, os.path.abspath(__file__), secret)
+    subprocess._fork_exec = sys.modules["_posixsubprocess"].fork_exec = None  # type: ignore[attr-defined]
+    # A handler would be given the frames of the hook, and with them all that it knows.
+    signal.signal = sys.modules["_signal"].signal = None  # type: ignore[attr-defined, assignment]
+    importer = sys.modules["_imp"]
+    creating = creates(importer.create_builtin)
+    next(creating)
+    importer.create_builtin = creating.send  # type: ignore[attr-defined]
+    sys.addaudithook(hook)
+
+
+def creates(create: Callable[[Any], Any]) -> Generator[Any, Any, None]:
+    """Make builtin modules, but none that has what `guard` took away; a generator, so that nobody can take `create` out."""
+    from types import SimpleNamespace as Spec
+
+    module, text, refused = None, str.__str__, frozenset({"_imp", "_posixsubprocess", "_signal"})
+    while True:
+        spec = yield module
+        name = text(spec.name)  # read once: the next time it may be another
+        module = None if name in refused else create(Spec(name=name))
+
+
 def run(package: str, seconds: float, paths: list[str]) -> None:
     """Run the tests in these files: paths from the working directory, where the `package` is."""
     import resource
-    import subprocess
 
     import pytest
     from _pytest.runner import runtestprotocol
@@ -294,10 +334,7 @@ def run(package: str, seconds: float, paths: list[str]) -> None:
                 passed.append(f"PASSED {said[7:].decode()} {item.nodeid}\n")
             return True
 
-    tests = Tests(work, paths)
-    sys.meta_path.insert(0, tests)
-    subprocess._fork_exec = sys.modules["_posixsubprocess"].fork_exec = None  # type: ignore[attr-defined]
-    sys.addaudithook(watch(tell, work, os.path.abspath(__file__), tests.secret))
+    guard(tell, work, paths)
     sys.path.insert(0, work)
     options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-W", f"ignore:::{package}.conftest"]
     pytest.main([*options, *paths], plugins=[Apart()])

@@ -82,7 +82,7 @@ ROOMS = {
         sources=("antiphon/learning/**/*.py",),
         tests=(
             "tests/unit/learning",
-            "tests/unit/algorithms/test_rhythm.py",
+            "tests/unit/algorithms/test_attention_credit.py",
             "tests/unit/algorithms/test_settings.py",
             "tests/unit/run/test_config.py",
             *DECLARATIONS,
@@ -101,7 +101,8 @@ ROOMS = {
     "grading": Room(
         sources=("antiphon/tasks/grading/*.py",),
         tests=("tests/unit/tasks/test_grading.py", "tests/unit/tasks/test_reward_router.py"),
-        elsewhere=("antiphon/tasks/grading/worker.py",),
+        runs=("tests/system/test_confined_graders.py", "tests/system/test_reward_integrity.py"),
+        elsewhere=("antiphon/tasks/grading/worker.py", "antiphon/tasks/grading/worker_process.py"),
     ),
 }
 CORE = tuple(name for name in ROOMS if name != "algorithms")

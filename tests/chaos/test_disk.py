@@ -62,7 +62,7 @@ def one_line(error):
 
 
 @pytest.mark.chaos
-def test_a_disk_that_takes_no_more_ends_a_run_that_goes_on_when_it_does(project, disk):
+def test_run_ends_on_a_full_disk_and_resumes(project, disk):
     done = project.run("train", project.config(**settings(disk, 4)))
     assert done.returncode == 0, done.stderr
 
@@ -88,7 +88,7 @@ def test_a_disk_that_takes_no_more_ends_a_run_that_goes_on_when_it_does(project,
 
 
 @pytest.mark.chaos
-def test_a_disk_that_takes_no_more_ends_an_offline_run_that_begins_again_when_it_does(project, disk):
+def test_offline_run_ends_on_a_full_disk_and_restarts(project, disk):
     (project.folder / "pairs.jsonl").write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "x"}))
     path = project.folder / "offline.yaml"
     settings = {

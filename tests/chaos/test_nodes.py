@@ -120,7 +120,7 @@ def finish(project, process):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-def test_engines_that_run_anywhere_go_elsewhere_when_nodes_are_killed(project, request):
+def test_engines_move_when_nodes_are_killed(project, request):
     """Nodes drawn at random; `make chaos` asks for it."""
     kills = request.config.getoption("--kills")
     if not kills:

@@ -9,7 +9,7 @@ import torch
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.errors import WeightsError, WorkerDied
+from antiphon.core.errors import WeightsError, WorkerDiedError
 from antiphon.weights.base import TransferContext, open_channel
 from antiphon.weights.manifest import BUCKET_BYTES
 
@@ -73,7 +73,7 @@ def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket
         dead, *alive = await asyncio.gather(
             *(r.call("load", update) for r in sending.receivers), return_exceptions=True
         )
-        assert isinstance(dead, WorkerDied) and alive == [digest] * 2
+        assert isinstance(dead, WorkerDiedError) and alive == [digest] * 2
         update, digest = sending.send()
         assert await asyncio.gather(*(r.call("load", update) for r in sending.receivers[1:])) == [digest] * 2
 
@@ -81,7 +81,7 @@ def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket
 
 
 @pytest.mark.chaos
-def test_buckets_that_are_corrupt_skipped_or_reordered_are_refused(tmp_path):
+def test_corrupt_skipped_or_reordered_buckets_are_refused(tmp_path):
     def corrupt(copy):
         copy[BUCKET_BYTES + 5] ^= 1
 

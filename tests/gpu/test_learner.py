@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.torch_learner import TorchLearner
@@ -28,7 +28,7 @@ def samples():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_that_of_a_cpu(model_directories, kind, dtype, tolerance):
     algorithm = AlgorithmConfig(entropy_coefficient=0.01)
-    batch = build_batch([samples()], aggregation="token_mean", max_tokens=1, tokens_per_pack=64)
+    batch = build_batch([samples()], BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=64))
     gradients, said = [], []
     for device, precision in (("cpu", "float32"), ("cuda", dtype)):
         learner = make_learner(model_directories[kind], device=device, dtype=precision, logits_chunk=17)
@@ -73,7 +73,7 @@ def lesson(seed):
     return supervised_batch(texts, 128)
 
 
-def test_a_learner_that_leaves_its_device_gives_memory_back_and_goes_on(large):
+def test_offloaded_learner_frees_memory_and_continues(large):
     learner, other = begun(large), begun(large)
     for each in (learner, other):
         each.step(lesson(0))

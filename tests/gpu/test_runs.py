@@ -54,7 +54,7 @@ def test_vllm_leaves_its_gpu_to_the_learner(project, vllm_python):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
-def test_the_tiny_recipe_has_only_the_engine_asleep_that_is_on_its_learners_gpu(project, pytestconfig, placement):
+def test_only_the_engine_on_the_learners_gpu_sleeps(project, pytestconfig, placement):
     settings = {
         "placement.learner": "gpu:0",
         **placement,

@@ -14,7 +14,7 @@ from antiphon.weights.digest import digest_on_device
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def test_engines_take_weights_from_the_learners_memory_and_refuse_what_was_changed(tmp_path):
+def test_engines_load_from_learner_memory_and_check_digests(tmp_path):
     tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.arange(5.0))]
     sender = open_channel(TransferContext(tmp_path, "device_memory"))
 

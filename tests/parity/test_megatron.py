@@ -112,9 +112,7 @@ SAVED = [
 
 
 @pytest.mark.parametrize(("model", "mesh", "how"), SAVED, ids=str)
-def test_torch_goes_on_with_what_it_has_saved_and_it_with_what_torch_has(
-    bench, one, models, tmp_path, model, mesh, how
-):
+def test_torch_and_megatron_resume_each_others_checkpoints(bench, one, models, tmp_path, model, mesh, how):
     (runner, members), (other, alone) = bench, one
     path = models[model]
     for place in ("ours", "theirs"):

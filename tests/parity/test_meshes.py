@@ -39,7 +39,7 @@ from antiphon.core.types import (
     Streams,
 )
 from antiphon.engines.deltas import Delta
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.parallel.rank_group import RankGroup
@@ -164,7 +164,7 @@ def batch_for(mesh):
     *groups, last = samples()
     groups.append([replace(sample, advantages=0 * sample.advantages) for sample in last])
     how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": 90}
-    return build_batch(groups, skip_zero_advantage=True, ranks=mesh.data, **how)
+    return build_batch(groups, BatchOptions(skip_zero_advantage=True, ranks=mesh.data, **how))
 
 
 async def opened(members, model, mesh, **config):
@@ -489,7 +489,7 @@ OF_MANY = [
     ("first", "then"),
     [(OF_ROLES[0], OF_ROLES[1]), *(pytest.param(one, OF_ROLES[1], marks=pytest.mark.long) for one in OF_MANY)],
 )
-def test_models_on_meshes_of_their_own_say_and_learn_what_they_do_on_one_rank(models, tmp_path, first, then):
+def test_models_on_own_meshes_match_one_rank(models, tmp_path, first, then):
     """And go on, each on another."""
     alone, ours = asyncio.run(from_mesh_to_mesh(models["llama"], first, then, tmp_path))
     assert np.abs(alone[1][0][0]).max() > 0, "the critic has learned"
@@ -500,7 +500,7 @@ def test_models_on_meshes_of_their_own_say_and_learn_what_they_do_on_one_rank(mo
         assert metrics["critic/0/grad_norm"] > 0
 
 
-def test_a_mesh_that_does_not_fit_its_model_is_refused_before_a_rank_starts(models):
+def test_unfit_mesh_is_refused_before_a_rank_starts(models):
     with pytest.raises(ConfigError, match=r"meshes.critic.pipeline: of the model at .*, 4 layers cannot be cut into 3"):
         asyncio.run(
             steps_on(LocalCluster(ClusterConfig()), run_on(models["llama"], {}, {"critic": {"pipeline": 3}}), ())
@@ -550,7 +550,7 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
 
 
 @pytest.mark.parametrize("mesh", [{"shard": 2}, {"shard": 2, "pipeline": 2}])
-def test_what_is_published_and_saved_is_the_same_after_questions(bench, models, mesh):
+def test_scoring_changes_neither_published_nor_saved_weights(bench, models, mesh):
     """Which leave FSDP with whole parameters, in the precision that is computed in."""
     runner, members = bench
     questions = ["score", "attention_stats"]

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.core.types import ROUTED_EXPERTS
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig
 from tests.parity.test_meshes import ALGORITHM, apart, bench, models, samples  # noqa: F401 - fixtures
@@ -40,7 +40,7 @@ def batch_for(ranks=1, tokens=90, replayed=False):
     if replayed:
         groups = [[recorded(sample, rng) for sample in group] for group in groups]
     how = {"aggregation": "sequence_mean_token_mean", "max_tokens": 1, "tokens_per_pack": tokens}
-    return build_batch(groups, ranks=ranks, **how)
+    return build_batch(groups, BatchOptions(ranks=ranks, **how))
 
 
 async def trained(members, model, algorithm, tokens=90, replayed=False, config=None, **mesh):

@@ -11,7 +11,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.torch_learner import TorchLearner
@@ -79,10 +79,10 @@ def test_a_learner_that_replays_agrees_with_the_engine(model, options):
     assert replayed < 0.7 * routed_anew, (replayed, routed_anew)
 
     learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-4), 10)
-    batch = build_batch(groups, aggregation="token_mean", max_tokens=40, tokens_per_pack=300)
+    batch = build_batch(groups, BatchOptions(aggregation="token_mean", max_tokens=40, tokens_per_pack=300))
     bare = [[replace(sample, streams=Streams()) for sample in group] for group in groups]
     told = learner.step(batch)
     again = TorchLearner(model, LearnerConfig(**options), seed=0)
     again.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-4), 10)
-    untold = again.step(build_batch(bare, aggregation="token_mean", max_tokens=40, tokens_per_pack=300))
+    untold = again.step(build_batch(bare, BatchOptions(aggregation="token_mean", max_tokens=40, tokens_per_pack=300)))
     assert told["mismatch_kl"] < untold["mismatch_kl"]

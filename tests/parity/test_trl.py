@@ -28,7 +28,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import make_pair, make_scored_pair, pair_mean_batch, supervised_batch
 from antiphon.learning.host_device_copy import to_floats
@@ -217,9 +217,7 @@ def test_policy_losses(model, tmp_path, name):
     algorithm = AlgorithmConfig(**settings)
     batch = build_batch(
         [given[first : first + 3] for first in range(0, 12, 3)],
-        aggregation=algorithm.aggregation,
-        max_tokens=COMPLETION,
-        tokens_per_pack=64,
+        BatchOptions(aggregation=algorithm.aggregation, max_tokens=COMPLETION, tokens_per_pack=64),
     )
     metrics, packed = ours(TorchLearner(str(model), LearnerConfig(), 0), batch, algorithm)
     assert metrics["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)

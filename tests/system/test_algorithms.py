@@ -81,7 +81,7 @@ def test_a_penalty_in_the_reward_is_held_at_its_target(project):
         assert then == pytest.approx(now * (1 + min(max(step["reward/kl"] / 1e-6 - 1, -0.2), 0.2)))
 
 
-def test_a_mixture_of_experts_is_trained_by_the_experts_that_sampled(project, tmp_path):
+def test_moe_is_trained_through_the_experts_that_sampled(project, tmp_path):
     mixture = tmp_path / "mixture"
     shutil.copytree(project.model, mixture)
     dense = AutoConfig.from_pretrained(project.model)
@@ -203,7 +203,7 @@ def train_on(project, *overrides):
         ({"algorithm": "gigpo"}, "algorithm.advantage: 'gigpo' asks for turns"),
     ],
 )
-def test_what_an_algorithm_cannot_do_without_is_said_before_anything_is_loaded(project, change, said):
+def test_unmet_needs_of_an_algorithm_are_reported_early(project, change, said):
     with pytest.raises(ConfigError, match=said):
         load(project.config(**change), model=RunConfig)
 

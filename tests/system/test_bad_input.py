@@ -174,7 +174,7 @@ def test_ctrl_c_stops_after_the_step_and_saves(project):
     ).is_file()
 
 
-def test_ctrl_c_is_heard_where_the_groups_of_a_step_are_always_there(project):
+def test_ctrl_c_ends_a_run_that_never_waits_for_groups(project):
     """The learner is slower than engines."""
     (project.folder / "slow.py").write_text(
         textwrap.dedent("""

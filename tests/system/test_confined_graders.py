@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -144,6 +145,26 @@ def test_a_reward_that_tries_gets_nothing_if_all_are_confined(confine: str, tmp_
         assert (found.value, dict(found.parts)) == (0.0, {})
     else:
         assert found.parts.keys() >= {"reads a file", "writes beside the run", "connects", "signals"}
+
+
+def tries_together(prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]) -> list[Score]:
+    """A group reward that takes what it can get."""
+    return [tries(prompt, transcript) for transcript in transcripts]
+
+
+def test_a_group_reward_is_confined_as_its_own_task_says(tmp_path: Path) -> None:
+    async def attempt(port: int) -> list[Score]:
+        own, siblings = GradingConfig(confine="all"), [Transcript((Message("assistant", "x"),))] * 2
+        judged = task("u", "length", {"low": 1, "high": 2}, own).model_copy(
+            update={"group_reward": f"{SAME}:tries_together"}
+        )
+        async with RewardRouter([judged, task("v", f"{SAME}:tries", {})], GradingConfig(), Deadlines()) as graders:
+            prompt = Prompt(id="p", task="u", messages=(), payload=(port, os.getpid(), str(tmp_path)))
+            return list(await graders.score_group(prompt, siblings, [Score.of(1.0)] * 2))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = asyncio.run(attempt(server.getsockname()[1]))
+    assert [(each.value, dict(each.parts)) for each in found] == [(0.0, {})] * 2
 
 
 @pytest.mark.parametrize("level", [Level.CONFINED, Level.ISOLATED])

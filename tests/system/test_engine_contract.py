@@ -15,7 +15,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.errors import AntiphonError, RequestError, StateError, UnsupportedError, WeightsError, WorkerDied
+from antiphon.core.errors import (
+    AntiphonError,
+    RequestError,
+    StateError,
+    UnsupportedError,
+    WeightsError,
+    WorkerDiedError,
+)
 from antiphon.core.types import (
     MIXED_CACHE,
     Completion,
@@ -510,7 +517,7 @@ async def test_a_cache_is_given_back_and_taken_again_or_kept_openly(world, engin
 
 
 @contract
-async def test_an_engine_that_sleeps_takes_weights_and_what_is_asked_of_it_waits(world, engine):
+async def test_sleeping_engine_loads_weights_and_queues_requests(world, engine):
     if isinstance(world, Simulated) or world.kind in ("server", "sglang"):
         pytest.skip("it has nothing to give back, or does not leave its device")
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 300)
@@ -592,12 +599,12 @@ async def test_what_an_engine_cannot_do_as_asked_it_refuses(world, engine):
 
 
 @contract
-async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world, engine):
+async def test_killed_engine_fails_waiters_and_keeps_its_deltas(world, engine):
     handle = engine.start(request("r", tokens=LONG))
     await world.until_under_way(handle)
     await engine.health()
     world.kill(engine)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await handle.result()
     told = handle.partial()
     assert told.finish is FinishReason.ABORT and 0 < len(told.tokens) < LONG
@@ -605,9 +612,9 @@ async def test_a_killed_engine_fails_whoever_waits_and_keeps_what_it_told(world,
         replace(told, timing=replace(told.timing, finished=max(told.timing.finished, told.timing.started))),
         len(told.tokens),
     )
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.start(request("late")).result()
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.load(world.update(1), OnUpdate.RECOMPUTE)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         await engine.health()

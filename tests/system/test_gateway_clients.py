@@ -29,6 +29,7 @@ from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampl
 from antiphon.engines.config import EngineConfig
 from antiphon.record.events import Events
 from antiphon.rollout.agents import FunctionAgent, run_agent
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
@@ -268,7 +269,12 @@ def captured(directory, agents):
             async with Gateway(model) as gateway:
                 sampling, started = Sampling(max_tokens=40, temperature=0.0), PolicyVersion(0, 0)
                 playing = [
-                    run_agent(FunctionAgent(agent), gateway, PROMPT, AttemptId(0, n, 0), started, sampling, seconds=60)
+                    run_agent(
+                        FunctionAgent(agent),
+                        gateway,
+                        AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, n, 0), started=started, sampling=sampling),
+                        seconds=60,
+                    )
                     for n, agent in enumerate(agents)
                 ]
                 return await asyncio.gather(*playing)
@@ -278,7 +284,7 @@ def captured(directory, agents):
     return asyncio.run(run())
 
 
-def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
+def test_attempts_of_both_clients_are_captured_exactly(directory):
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")
     renderer = Renderer(directory)
@@ -302,7 +308,7 @@ def test_attempts_of_both_clients_are_captured_as_they_were_sampled(directory):
 # --- a run that is served ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_served_from_its_newest_checkpoint_with_its_engines(project):
+def test_run_is_served_from_its_newest_checkpoint(project):
     config = project.config(
         steps=1, engine={"slots": 3, "device": "cpu"}, checkpoint={"every": 1}, cluster={"debug": True}
     )

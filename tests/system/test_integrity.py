@@ -12,7 +12,7 @@ PAYS_ALL = """
 """
 
 
-def test_a_reward_that_pays_everybody_is_refused_and_if_it_is_meant_an_alarm(project):
+def test_reward_that_pays_everybody_is_refused_or_alarms(project):
     (project.folder / "generous.py").write_text(textwrap.dedent(PAYS_ALL))
     task = {
         "name": "t",

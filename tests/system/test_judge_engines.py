@@ -48,7 +48,7 @@ def config(project, judge=None, **sections):
     return project.config(tasks=[task], grading={"deadline": 60}, **sections)
 
 
-def test_a_reward_asks_a_model_of_its_own_with_more_engines_while_more_is_asked(project):
+def test_judge_engines_scale_with_load(project):
     sections = {"judge": {"replicas": 2, "minimum": 1}, "engine": {"slots": 2}, "record": {"events": True}}
     done = project.run("train", config(project, steps=2, **sections))
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ class Heard(Events):
             pass
 
 
-def test_engines_of_a_judge_come_with_questions_and_their_processes_end_when_idle(project, monkeypatch):
+def test_judge_engines_start_on_demand_and_end_when_idle(project, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(project.folder), *sys.path])
     judge = {"replicas": 2, "minimum": 1, "idle_seconds": 0.5}
     settings = load(config(project, judge=judge, engine={"slots": 1}), model=RunConfig)

@@ -78,7 +78,7 @@ def test_ranks_train_together_and_one_goes_on(project, mesh):
     ],
     ids=["in turns with engines", "beside a trainer"],
 )
-def test_critics_and_reference_train_on_meshes_of_their_own_and_go_on_with_others(project, sections):
+def test_critics_and_reference_resume_on_other_meshes(project, sections):
     given = {
         "algorithm": {"recipe": "ppo", "kl": {"coefficient": 0.1}},
         "critic": {"count": 2},
@@ -114,14 +114,14 @@ def test_a_rank_that_dies_takes_nothing_along(project, dying):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-def test_a_mesh_that_does_not_fit_the_model_is_refused_before_anything_learns(project):
+def test_unfit_mesh_is_refused_before_learning(project):
     done = train(project, {"mesh": {"tensor": 3}})
     assert done.returncode == 2
     assert "learner.mesh.tensor" in done.stderr and "Traceback" not in done.stderr
     assert "step 1" not in done.stdout
 
 
-def test_layers_that_cannot_be_divided_are_refused_before_anything_starts(project):
+def test_indivisible_layers_are_refused_before_the_start(project):
     biased = project.folder / "biased"
     shutil.copytree(project.model, biased)
     described = json.loads((biased / "config.json").read_text())
@@ -144,7 +144,7 @@ def test_the_megatron_learner_is_refused_where_it_cannot_be(project):
     assert "Traceback" not in done.stderr and "step 1" not in done.stdout
 
 
-def test_a_sampled_padding_token_teaches_ranks_what_it_teaches_one(project):
+def test_sampled_padding_token_trains_alike_on_ranks(project):
     """Transformers gives the embedding of the padding token no gradient."""
     norms = []
     for mesh in ({}, {"tensor": 2}):

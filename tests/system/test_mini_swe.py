@@ -20,6 +20,8 @@ from antiphon.core.types import (
 )
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.tasks.environments import environment_factory
 from antiphon.tasks.rewards.environment_return import environment_return
 from antiphon_envs.mini_swe.build import check
@@ -48,7 +50,7 @@ pytestmark = pytest.mark.commands("bwrap")
 
 
 @pytest.mark.parametrize("package", ["networkx", "mpmath"])
-def test_instances_are_solved_by_the_original_and_not_as_they_are(package):
+def test_instances_are_solved_only_by_their_original(package):
     some = [instance for instance in INSTANCES if instance.package == package]
     assert asyncio.run(check(random.Random(0).sample(some, SAMPLE))) == []
 
@@ -86,13 +88,15 @@ def test_a_scripted_agent_solves_one_in_an_episode():
 
     said = []
     episodes = EpisodeRunner(
-        tokenizer=Letters(),
-        generate=generate,
+        EpisodeContext(
+            encoder=PromptEncoder(Letters()),
+            generate=generate,
+            config=RolloutConfig(groups_per_step=1, max_turns=30, sampling={"max_tokens": 1000}),
+            max_length=100_000,
+            seed=0,
+        ),
         grade=grade,
         environments={"t": environment_factory("mini_swe", {})},
-        config=RolloutConfig(groups_per_step=1, max_turns=30, sampling={"max_tokens": 1000}),
-        max_length=100_000,
-        seed=0,
     )
     payload = {"instance": msgspec.to_builtins(instance)}
     prompt = Prompt(id="p", task="t", messages=(Message("user", "Mend it."),), payload=payload)

@@ -49,7 +49,8 @@ def test_plain_pytest_believes_it_and_mini_swe_does_not(hack):
 
 @pytest.mark.parametrize("hack", SEEKING.values(), ids=SEEKING)
 def test_nothing_tells_which_tests_must_fail(hack):
-    assert not asyncio.run(judge(INSTANCE, hacked(INSTANCE, hack))).solved
+    verdict = asyncio.run(judge(INSTANCE, hacked(INSTANCE, hack)))
+    assert not verdict.solved and "the tests saw the text of tests" not in verdict.flags
 
 
 @pytest.mark.parametrize("hack", CAUGHT_ELSEWHERE.values(), ids=CAUGHT_ELSEWHERE)

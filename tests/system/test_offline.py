@@ -252,7 +252,7 @@ def test_an_impossible_configuration_is_one_message(project, pairs, verb, overri
         load(config(project, verb, data=prompts(pairs)), [override], model=VERBS[verb][0])
 
 
-def test_a_teacher_with_another_tokenizer_is_refused_before_models_are_loaded(project):
+def test_teacher_with_another_tokenizer_is_refused_early(project):
     teacher = project.folder / "teacher"
     exec(compile("from mytask import build; build(place, 0)", "build", "exec"), {"place": teacher})
     written = json.loads((teacher / "tokenizer.json").read_text())

@@ -143,7 +143,7 @@ def test_a_placement_means_the_same_on_ray(project):
         ),
     ],
 )
-def test_what_no_machine_can_do_is_refused_with_the_configuration(project, sections, message):
+def test_impossible_placement_is_refused_with_the_config(project, sections, message):
     with pytest.raises(ConfigError) as refused:
         load(project.config(**sections), model=RunConfig)
     assert message in str(refused.value)
@@ -160,7 +160,7 @@ def test_what_no_machine_can_do_is_refused_with_the_configuration(project, secti
         ({"placement": {"engine": FIRST, "judge": FIRST}}, "and both generate at the same time"),
     ],
 )
-def test_what_this_machine_cannot_do_is_refused_before_anything_starts(project, sections, message):
+def test_placement_beyond_this_machine_is_refused_early(project, sections, message):
     with pytest.raises(ConfigError) as refused:
         resolve_placement(LocalCluster(ClusterConfig()).nodes(), load(project.config(**sections), model=RunConfig))
     assert message in str(refused.value)

@@ -32,6 +32,9 @@ from antiphon.record.resume import open_first_lineage
 from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
+from antiphon.rollout.group_hooks import GroupHooks
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
@@ -132,20 +135,16 @@ async def grade_and_train(folder, address):
     ledger = Ledger(store, Events(), run=run_synchronously)
     async with RewardRouter(tasks, GradingConfig(workers=1, max_workers=2, deadline=0.5), deadlines) as graders:
         episodes = EpisodeRunner(
-            tokenizer=Tokenizer(),
-            generate=generate,
+            EpisodeContext(encoder=PromptEncoder(Tokenizer()), generate=generate, config=config, max_length=64, seed=0),
             grade=graders.score,
             environments={},
-            config=config,
-            max_length=64,
-            seed=0,
         )
         scheduler = Scheduler(
             config=config,
             version=PolicyVersion(0, 0),
             next_prompt=mixture.next,
             episodes=episodes,
-            keep=None,
+            hooks=GroupHooks(),
             deadlines=deadlines,
             ledger=ledger,
         )

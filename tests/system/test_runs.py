@@ -53,7 +53,7 @@ def test_every_way_to_update_weights_in_flight(project, mode):
     assert project.summary()["steps"] == 4
 
 
-def test_the_mismatch_between_engine_and_learner_is_numerical_only(project):
+def test_engine_and_learner_differ_by_rounding_only(project):
     """Synchronous and one update a step: the learner's log-probs are the engine's."""
     assert train(project, "steps=3", rollout=rollout(async_ratio=0)) == 0
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in project.metrics())

@@ -558,7 +558,7 @@ def workers(monkeypatch):
 
 def own(server) -> list[psutil.Process]:
     """The worker processes."""
-    return [child for child in server.children(recursive=False) if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in server.children(recursive=False) if "service.reverse_proxy" in " ".join(child.cmdline())]
 
 
 def test_workers_behind_one_address(workers):

@@ -23,7 +23,7 @@ def written(events):
     return [json.loads(line) for line in events.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def test_a_run_begins_with_the_server_that_answers_and_the_other_joins(project, wide_model, servers):
+def test_run_begins_with_one_server_and_the_other_joins(project, wide_model, servers):
     """One tells what is new, the other all there is; what they sampled is what the learner would have."""
     late = servers[1]
     late.kill()

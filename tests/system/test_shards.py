@@ -190,7 +190,7 @@ KILLS = """
 """
 
 
-def test_a_worker_that_writes_the_trainer_and_one_of_its_ranks_are_killed(project):
+def test_killed_worker_trainer_and_rank_are_survived(project):
     """In mid-write and in mid-step. What was not whole is not there, and the run goes on, at a checkpoint where it must."""
     (project.folder / "kills.py").write_text(textwrap.dedent(KILLS))
     for who in ("rollout", "trainer", "rank"):

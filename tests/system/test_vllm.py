@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from antiphon.core.errors import UnsupportedError, WorkerDied
+from antiphon.core.errors import UnsupportedError, WorkerDiedError
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from tests.servers import vllm
@@ -77,7 +77,7 @@ def test_weights_arrive_in_mid_flight(project, vllm_python, mode):
 
 
 @pytest.mark.parametrize(("mode", "ratio"), [("drain", 0), ("recompute", 2)])
-def test_a_server_is_trained_with_and_each_run_begins_with_its_own_model(project, wide_model, server, mode, ratio):
+def test_vllm_server_trains_and_each_run_reloads_its_model(project, wide_model, server, mode, ratio):
     """Also the second, on what the first has made of the server."""
     engine = {"kind": "server", "options": {"urls": [server.url]}, "slots": 4, "max_length": 256}
     rollout = {"async_ratio": ratio, "on_update": mode, "sampling": {"max_tokens": 200 if ratio else 8}}
@@ -124,7 +124,7 @@ def test_a_server_with_weights_that_are_not_ours_is_given_up(wide_model, server)
         await engine.ready()
         await engine.health()
         httpx.post(f"{server.url}/update_weight_version", json={"new_version": "of another run"})
-        with pytest.raises(WorkerDied, match="someone else"):
+        with pytest.raises(WorkerDiedError, match="someone else"):
             await engine.health()
         again = opened(server, wide_model)
         await again.ready()
@@ -133,7 +133,7 @@ def test_a_server_with_weights_that_are_not_ours_is_given_up(wide_model, server)
     asyncio.run(main())
 
 
-def test_a_server_whose_log_probs_leave_out_the_temperature_is_refused(vllm_python, wide_model, tmp_path):
+def test_server_with_untempered_logprobs_is_refused(vllm_python, wide_model, tmp_path):
     server = vllm(vllm_python, wide_model, tmp_path / "log", "--logprobs-mode", "raw_logprobs")
     try:
         with pytest.raises(UnsupportedError, match="processed_logprobs"):

@@ -110,3 +110,13 @@ def test_extras_are_installed_from_the_repository():
     named = {extra for text in texts.values() for extra in re.findall(r"pip install -e '\.\[([^\]]+)\]'", text)}
     assert {"ray", "peft", "megatron"} <= named
     assert {extra for extra in named if "{" not in extra} <= extras.keys()
+
+
+def test_every_extra_installs_something_that_the_code_uses():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path for name in ("antiphon", "antiphon_envs") for path in (ROOT / name).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in sources if path.name != "doctor.py")  # which has the table of extras
+    for extra, requirements in extras.items():
+        modules = {re.split(r"[<>=\[-]", requirement)[0] for requirement in requirements}
+        unused = {module for module in modules if not re.search(rf'(import |from |"){module}\b', code)}
+        assert extra == "dev" or not unused, f"{extra} installs {unused}"

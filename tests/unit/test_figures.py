@@ -303,5 +303,7 @@ def test_every_benchmark_says_what_it_measures():
 
 def test_what_benchmarks_measure_exists():
     for path in (ROOT / "benchmarks").glob("*.py"):
-        for found in re.findall(r"^(?:MEASURES|WHOLE_RUN) = \((.*?)\)$", path.read_text(encoding="utf-8"), re.M | re.S):
+        for found in re.findall(
+            r"^(?:MEASURES|WHOLE_RUN|SIMULATION) = \((.*?)\)$", path.read_text(encoding="utf-8"), re.M | re.S
+        ):
             figures.digest_modules(re.findall(r'"([\w.]+)"', found), ROOT)

@@ -6,7 +6,7 @@ attention function registered under a name of ours, and hands it whatever keywor
 step's `FlatBatch` travels that way. For a name that has no mask function registered, transformers builds no mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from antiphon.core.errors import UnsupportedError
 
-NAME = "antiphon_slots"
+ATTENTION_NAME = "antiphon_slots"
 Indices = NDArray[np.int64]
 
 # What calling attention once more costs, in bytes of KV cache that could be read meanwhile. It decides which slots share
@@ -50,14 +50,14 @@ class KVCache:
             self._layers[index] = new
 
     def layer(self, index: int, like: Tensor) -> Tensor:
-        """The cache of a layer whose keys are `like` [1, kv_heads, T, head_dim]."""
+        """Return the cache of a layer whose keys are `like` [1, kv_heads, T, head_dim]."""
         found = self._layers.get(index)
         if found is None:
             found = self._layers[index] = self._empty(like.shape[1], like.shape[3], like)
         return found
 
     def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
-        """Give `targets` the first `tokens` positions of `source`."""
+        """Copy the first `tokens` positions of slot `source` to the slots `targets`."""
         for layer in self._layers.values():
             prefix = layer[:, source, :, :tokens]
             for target in targets:
@@ -80,9 +80,11 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots. Slots of the
-    range which do not decode attend too, with some row's query, and what comes out is dropped."""
+class DecodeSpan:
+    """Decode rows [begin, end) of the flat batch that share one attention call, against a range of slots.
+
+    Slots of the range that do not decode attend too, with the query of some row; their output is dropped.
+    """
 
     begin: int
     end: int
@@ -94,7 +96,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """A piece of one sequence, rows [begin, end) of the flat batch."""
 
     begin: int
@@ -111,47 +113,58 @@ class FlatBatch:
     cache: KVCache
     slots: Tensor  # [T]
     positions: Tensor  # [T]
-    rows: tuple[Rows, ...]
-    chunks: tuple[Chunk, ...]
+    rows: tuple[DecodeSpan, ...]
+    chunks: tuple[PrefillChunk, ...]
     longest: int
 
 
-def flat_batch(
+def make_flat_batch(
     cache: KVCache, decode: tuple[Indices, Indices], chunks: list[tuple[int, int, int]], like: Tensor
 ) -> tuple[FlatBatch, Indices, Indices]:
-    """The batch of `decode` (slots ascending [N], their lengths [N]) and `chunks` (slot, start, stop), with the slot and
-    the position of each token [T] on the host. `like` gives device and dtype."""
+    """Lay the tokens of one step end to end.
+
+    Args:
+        cache: The KV cache they attend to.
+        decode: Slots [N], ascending, of which the last token is computed, and the lengths [N] of their sequences.
+        chunks: Pieces to prefill: slot, start, stop.
+        like: A tensor with the model's device and dtype.
+
+    Returns:
+        The batch, and the slot and position of each token [T] on the host.
+    """
     slots, lengths = decode
     flat_slots = np.concatenate([slots, *(np.full(stop - start, slot) for slot, start, stop in chunks)])
     positions = np.concatenate([lengths - 1, *(np.arange(start, stop) for _, start, stop in chunks)])
     placed = torch.from_numpy(np.stack([flat_slots, positions])).to(like.device, non_blocking=True)
     pieces, begin = [], len(slots)
     for slot, start, stop in chunks:
-        pieces.append(Chunk(begin, begin + stop - start, slot, stop, _causal(start, stop, like)))
+        pieces.append(PrefillChunk(begin, begin + stop - start, slot, stop, _causal_mask(start, stop, like)))
         begin += stop - start
     longest = int(positions.max()) + 1
-    batch = FlatBatch(cache, placed[0], placed[1], _decode_rows(cache, slots, lengths, like), tuple(pieces), longest)
+    batch = FlatBatch(cache, placed[0], placed[1], _make_spans(cache, slots, lengths, like), tuple(pieces), longest)
     return batch, flat_slots, positions
 
 
-def _causal(start: int, stop: int, like: Tensor) -> Tensor | None:
+def _causal_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
     if start == 0:
         return None
     query = torch.arange(start, stop, device=like.device)[:, None]
-    return _additive(torch.arange(stop, device=like.device) <= query, like)[None, None]
+    return _additive_mask(torch.arange(stop, device=like.device) <= query, like)[None, None]
 
 
-def _additive(visible: Tensor, like: Tensor) -> Tensor:
+def _additive_mask(visible: Tensor, like: Tensor) -> Tensor:
     # Every layer would turn a boolean mask into this one again.
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
 
 
-def _decode_rows(cache: KVCache, slots: Indices, lengths: Indices, like: Tensor) -> tuple[Rows, ...]:
+def _make_spans(cache: KVCache, slots: Indices, lengths: Indices, like: Tensor) -> tuple[DecodeSpan, ...]:
     call = _CALL_BYTES.get(like.device.type, _CALL_BYTES["cuda"]) // max(cache.bytes_per_token, 1)
-    return tuple(_rows(*span, slots, lengths, like) for span in _spans(slots.tolist(), lengths.tolist(), call))
+    return tuple(
+        _make_span(*span, slots, lengths, like) for span in _group_rows(slots.tolist(), lengths.tolist(), call)
+    )
 
 
-def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) -> Rows:
+def _make_span(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) -> DecodeSpan:
     own = slots[begin:end] - slots[begin]
     size, longest = int(own[-1]) + 1, int(lengths[begin:end].max())
     span = slice(int(slots[begin]), int(slots[begin]) + size)
@@ -166,13 +179,16 @@ def _rows(begin: int, end: int, slots: Indices, lengths: Indices, like: Tensor) 
     mask = None
     if longest > int(visible.min()):
         seen = torch.from_numpy(np.arange(longest) < visible[:, None]).to(like.device, non_blocking=True)
-        mask = _additive(seen, like)[:, None, None]
-    return Rows(begin, end, span, longest, mask, spread, gather)
+        mask = _additive_mask(seen, like)[:, None, None]
+    return DecodeSpan(begin, end, span, longest, mask, spread, gather)
 
 
-def _spans(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
-    """Cut rows into spans, greedily: a row joins the span before it unless what is read in vain then (slots between them,
-    and padding to the longest) costs more than a `call` of its own. Costs are in tokens read."""
+def _group_rows(slots: list[int], lengths: list[int], call: int) -> list[tuple[int, int]]:
+    """Group decode rows into spans, each of one attention call; returns [begin, end) of each.
+
+    Greedy: a row joins the span before it unless what is then read in vain (slots between them, and padding to the longest)
+    costs more than another `call`. Costs are in tokens read.
+    """
     if not slots:
         return []
     spans, begin, longest = [], 0, lengths[0]
@@ -196,38 +212,55 @@ def slot_attention(
     scaling: float | None = None,
     *,
     slot_batch: FlatBatch,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in each layer.
+    """Attend against the slots' KV cache; transformers calls this in each layer.
 
-    query [1, heads, T, head_dim], key and value [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim]. Writes keys
-    and values into the cache, then attends: decode rows of many slots at once, each chunk to its own slot.
+    Writes keys and values into the cache, then attends: decode rows of many slots at once, each chunk to its own slot.
+
+    Args:
+        module: The attention layer.
+        query: [1, heads, T, head_dim].
+        key: [1, kv_heads, T, head_dim].
+        value: [1, kv_heads, T, head_dim].
+        attention_mask: Ignored; transformers builds none for this function.
+        scaling: Factor of the attention scores; None is 1 / sqrt(head_dim).
+        slot_batch: Where the tokens are in the cache.
+        **options: The layer's other options, of which none may change the softmax.
+
+    Returns:
+        Outputs [1, T, heads, head_dim], and None in place of attention weights.
+
+    Raises:
+        UnsupportedError: The layer has soft-capped scores, sinks, or a sliding window shorter than a sequence.
     """
-    if softcap is not None or s_aux is not None or (sliding_window is not None and sliding_window < slot_batch.longest):
-        raise UnsupportedError(
-            f"the native engine has neither soft-capped attention, nor sinks, nor sliding windows: layer "
-            f"{module.layer_idx} wants softcap={softcap}, sinks={s_aux is not None}, sliding_window={sliding_window} "
-            f"for a sequence of {slot_batch.longest} tokens"
-        )
+    _check_plain_softmax(module, options, slot_batch.longest)
     kv = slot_batch.cache.layer(module.layer_idx, key)
-    _write(kv, key, value, slot_batch)
+    _write_cache(kv, key, value, slot_batch)
     # [T, heads, head_dim]; contiguous, since fused kernels want a dense head_dim and `linear` may have turned it.
     tokens = query[0].transpose(0, 1).contiguous()
-    parts = [_attend_rows(rows, tokens, kv, scaling) for rows in slot_batch.rows]
+    parts = [_attend_span(rows, tokens, kv, scaling) for rows in slot_batch.rows]
     parts += [_attend_chunk(chunk, tokens, kv, scaling) for chunk in slot_batch.chunks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
-def _write(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:
+def _check_plain_softmax(module: Any, options: Mapping[str, Any], longest: int) -> None:
+    softcap, sinks, window = (options.get(name) for name in ("softcap", "s_aux", "sliding_window"))
+    if softcap is not None or sinks is not None or (window is not None and window < longest):
+        raise UnsupportedError(
+            f"the native engine has neither soft-capped attention, nor sinks, nor sliding windows: layer "
+            f"{module.layer_idx} wants softcap={softcap}, sinks={sinks is not None}, sliding_window={window} "
+            f"for a sequence of {longest} tokens"
+        )
+
+
+def _write_cache(kv: Tensor, key: Tensor, value: Tensor, batch: FlatBatch) -> None:
     keys, values = kv.unbind(0)
     keys[batch.slots, :, batch.positions] = key[0].transpose(0, 1)
     values[batch.slots, :, batch.positions] = value[0].transpose(0, 1)
 
 
-def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+def _attend_span(rows: DecodeSpan, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
     keys, values = kv[:, rows.slots, :, : rows.length].unbind(0)
     own = tokens[rows.begin : rows.end] if rows.spread is None else tokens[rows.spread]
     count, heads, head_dim = own.shape
@@ -238,7 +271,7 @@ def _attend_rows(rows: Rows, tokens: Tensor, kv: Tensor, scaling: float | None) 
     return out if rows.gather is None else out[rows.gather]
 
 
-def _attend_chunk(chunk: Chunk, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
+def _attend_chunk(chunk: PrefillChunk, tokens: Tensor, kv: Tensor, scaling: float | None) -> Tensor:
     keys, values = kv[:, chunk.slot : chunk.slot + 1, :, : chunk.length].unbind(0)
     query = tokens[chunk.begin : chunk.end].transpose(0, 1)[None]
     out = scaled_dot_product_attention(
@@ -253,4 +286,4 @@ def _attend_chunk(chunk: Chunk, tokens: Tensor, kv: Tensor, scaling: float | Non
     return out[0].transpose(0, 1)
 
 
-AttentionInterface.register(NAME, slot_attention)
+AttentionInterface.register(ATTENTION_NAME, slot_attention)

@@ -28,10 +28,10 @@ from antiphon.core.types import (
 )
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.deltas import Delta
-from antiphon.engines.native.attention import KVCache, flat_batch
-from antiphon.engines.native.models import end_tokens, longest, prepare
+from antiphon.engines.native.attention import KVCache, make_flat_batch
+from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
 from antiphon.engines.native.plan import Plan, plan_step
-from antiphon.engines.native.sampling import Draw, Floats, sample, uniforms
+from antiphon.engines.native.sampling import Floats, SamplingParams, sample, uniform_numbers
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
 from antiphon.engines.request_checks import validate_request
@@ -70,25 +70,25 @@ class NativeEngine:
     ) -> None:
         self.version = 0
         self.counters = EngineCounters()
-        self.model: Any = prepare(model, config)
+        self.model: Any = prepare_model(model, config)
         self._routers = Routers(find_routers(self.model)) if config.routed_experts else None
-        self.max_length = longest(self.model, config.max_length)
+        self.max_length = max_sequence_length(self.model, config.max_length)
         self.capacity = config.slots
         self._config = config
         self._receive = receive
         self._tokenizer = tokenizer
         self._clock = clock
         self.vocabulary = int(self.model.config.get_text_config().vocab_size)
-        self._ends = np.array(end_tokens(self.model), np.int64)
+        self._eos_ids = np.array(eos_ids(self.model), np.int64)
         self._like = next(self.model.parameters()).detach()[:0]
-        self._home = self._like.device
+        self._device = self._like.device
         self._table = SlotTable(config.slots, self.max_length)
         self._cache: KVCache | None = KVCache(config.slots)
-        self._epoch = 0  # counts loads; a version number may come back after a rollback, an epoch does not
+        self._weights_id = 0  # counts loads; a version number may come back after a rollback, an id does not
         self._rules: dict[int, StopRule] = {}
         self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
         self._queue: RequestQueue[int] = RequestQueue(  # of a running request it keeps the slot
-            config.slots, start=self._start, stop=self._release, emit=lambda delta: self._outbox.append(delta)
+            config.slots, start=self._start_request, stop=self._release, emit=lambda delta: self._outbox.append(delta)
         )
         self._broken = False
 
@@ -116,43 +116,50 @@ class NativeEngine:
         return self.counters.loads
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Take new weights between two steps. `DRAIN` waits for what runs and admits nothing meanwhile; an update that
-        comes during the wait replaces the one waited for. `WeightsError` if the tensors are not the model's: then weights
-        are half written, and `step` refuses until a load succeeds."""
-        if self._queue.begin_update(update, mode):
-            self._swap(update, mode)
+        """Load new weights between two steps.
 
-    def _swap(self, update: WeightsUpdate, mode: OnUpdate) -> None:
+        `DRAIN` waits until running requests have ended and admits none meanwhile; a later update replaces one that still waits.
+
+        Raises:
+            WeightsError: The tensors are not the model's. Weights are then half written; `step` fails until a load succeeds.
+        """
+        if self._queue.begin_update(update, mode):
+            self._apply_update(update, mode)
+
+    def _apply_update(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         self._broken = True
         copy_weights(self.model, self._receive(update))
         self._broken = False
         self.version = update.version
-        self._epoch += 1
+        self._weights_id += 1
         self.counters.loads += 1
         table = self._table
         for slot, continuation in self._queue.continue_running(mode, table.progress):
             if continuation is Continuation.KEEP_CACHE:
-                table.epoch[slot] = MIXED
+                table.weights_id[slot] = MIXED
                 continue
-            table.forget(slot, self._epoch)
+            table.invalidate_cache(slot, self._weights_id)
             if continuation is Continuation.RESTART:
                 table.length[slot] = table.prompt[slot]
 
     def sleep(self) -> None:
-        """Give back the KV cache, and the device: weights are kept in the memory of its machine. `StateError` if requests are
-        running; queued ones wait until `wake`."""
+        """Free the KV cache and the device; weights move to host memory. Queued requests wait until `wake`.
+
+        Raises:
+            StateError: Requests are running.
+        """
         if running := len(self._queue.running):
             raise StateError(f"the engine cannot sleep: {running} requests are running")
         self._queue.hold("asleep")
         self._cache = None
         self._table.cached[:] = 0
         self._move(torch.device("cpu"))
-        if self._home.type == "cuda":
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the device again."""
-        self._move(self._home)
+        """Move the weights back to the device and admit requests again."""
+        self._move(self._device)
         self._cache = self._cache or KVCache(self._config.slots)
         self._queue.release("asleep")
 
@@ -172,9 +179,9 @@ class NativeEngine:
         if self._cache is not None:
             self._queue.admit()
             with torch.inference_mode():
-                plan = plan_step(self._table, self._cache, self._config.prefill_tokens, self._epoch)
+                plan = plan_step(self._table, self._cache, self._config.prefill_tokens, self._weights_id)
                 if not plan.empty:
-                    deltas += self._advance(plan, self._cache)
+                    deltas += self._run_plan(plan, self._cache)
             self._finish_draining()
         self.counters.steps += 1
         self.counters.seconds += self._clock() - began
@@ -182,15 +189,15 @@ class NativeEngine:
 
     def _finish_draining(self) -> None:
         if (update := self._queue.take_drained()) is not None:
-            self._swap(update, OnUpdate.DRAIN)
+            self._apply_update(update, OnUpdate.DRAIN)
 
-    def _start(self, request: GenerateRequest) -> int:
-        slot = self._table.admit(request, self._epoch)
+    def _start_request(self, request: GenerateRequest) -> int:
+        slot = self._table.admit(request, self._weights_id)
         if (rule := StopRule.of(request)) is not None:
             self._rules[slot] = rule
         return slot
 
-    def _advance(self, plan: Plan, cache: KVCache) -> list[Delta]:
+    def _run_plan(self, plan: Plan, cache: KVCache) -> list[Delta]:
         table = self._table
         logits, experts = self._forward(plan, cache)
         for slot, _, stop in plan.chunks:
@@ -204,15 +211,21 @@ class NativeEngine:
             return []
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
-        return self._accept(slots, *sample(logits, self._draw(slots)), None if experts is None else experts[rows])
+        return self._append_tokens(
+            slots, *sample(logits, self._sampling_params(slots)), None if experts is None else experts[rows]
+        )
 
     def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
-        """Run the model on the plan's tokens; logits [rows that are sampled from, V] and, where they are recorded, the numbers
-        from 1 on of the rows' experts [rows, layers, k]."""
+        """Run the model on the plan's tokens.
+
+        Returns:
+            Logits [R, V] of the rows that are sampled from, and their experts [R, layers, k] counted from 1; None if the
+            engine does not record experts.
+        """
         table = self._table
         lengths = table.length[plan.decode]
         cache.reserve(int(max(lengths.max(initial=0), *(stop for _, _, stop in plan.chunks), 1)), self.max_length)
-        batch, slots, positions = flat_batch(cache, (plan.decode, lengths), plan.chunks, self._like)
+        batch, slots, positions = make_flat_batch(cache, (plan.decode, lengths), plan.chunks, self._like)
         tokens = torch.from_numpy(table.tokens[slots, positions].astype(np.int64)).to(
             self._like.device, non_blocking=True
         )
@@ -234,29 +247,29 @@ class NativeEngine:
         experts = self._routers.chosen()[keep] if plan.chunks else self._routers.chosen()
         return output.logits[0], (experts + 1).to(torch.int16).cpu().numpy()
 
-    def _draw(self, slots: Indices) -> Draw:
+    def _sampling_params(self, slots: Indices) -> SamplingParams:
         table = self._table
-        return Draw(
+        return SamplingParams(
             temperature=table.temperature[slots],
             top_p=table.top_p[slots],
             top_k=table.top_k[slots],
             min_p=table.min_p[slots],
-            uniform=uniforms(table.seed[slots], table.length[slots]),
+            uniform=uniform_numbers(table.seed[slots], table.length[slots]),
         )
 
-    def _accept(
+    def _append_tokens(
         self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, experts: NDArray[np.int16] | None
     ) -> list[Delta]:
-        """Append one token to each of `slots` [R], free what has ended, and tell."""
+        """Append one token to each of `slots` [R], free slots whose sequence has ended, and return the deltas."""
         table = self._table
         table.tokens[slots, table.length[slots]] = tokens
         table.length[slots] += 1
-        ended = np.isin(tokens, self._ends)
+        ended = np.isin(tokens, self._eos_ids)
         if self._rules:
-            ended |= [self._rule_ends(slot) for slot in slots.tolist()]
+            ended |= [self._matches_stop_rule(slot) for slot in slots.tolist()]
         reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
-        streams = [_FLAGS[mixed] for mixed in (table.epoch[slots] == MIXED).tolist()]
+        streams = [_FLAGS[mixed] for mixed in (table.weights_id[slots] == MIXED).tolist()]
         if experts is not None:
             streams = [flags.with_stream(ROUTED_EXPERTS, experts[i : i + 1]) for i, flags in enumerate(streams)]
         deltas = [
@@ -277,7 +290,7 @@ class NativeEngine:
         self.counters.sampled_tokens += len(slots)
         return deltas
 
-    def _rule_ends(self, slot: int) -> bool:
+    def _matches_stop_rule(self, slot: int) -> bool:
         rule = self._rules.get(slot)
         completion = self._table.tokens[slot, self._table.prompt[slot] : self._table.length[slot]]
         return rule is not None and rule.matches(completion, self._tokenizer)
@@ -288,7 +301,7 @@ class NativeEngine:
 
 
 def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:
-    """For each sequence that gets a token: its row of the logits and its slot."""
+    """Return the row of the logits and the slot of each sequence that gets a token."""
     slots = [*plan.decode.tolist(), *(plan.chunks[i][0] for i in plan.finishing)]
     rows = list(range(len(slots)))
     if plan.followers:

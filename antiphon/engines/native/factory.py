@@ -1,4 +1,4 @@
-"""Opening the native engine in its worker."""
+"""Opens the native engine in its worker process."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,7 +14,7 @@ from antiphon.engines.stops import read_decoder
 def open_engine(
     model: str, config: EngineConfig, receive: Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
 ) -> NativeEngine:
-    """The engine for the model in a directory, with its tokenizer for stop strings."""
+    """Return the engine for the model in a directory, with its tokenizer for stop strings."""
     if config.options:
         raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")
     torch.set_num_threads(config.threads)

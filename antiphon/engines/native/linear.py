@@ -17,7 +17,7 @@ _ELEMENTS = 2**18
 
 
 def speed_up_linears(model: nn.Module) -> None:
-    """Let the large linear layers of a CPU model multiply few rows the faster way round."""
+    """Make the large linear layers of a CPU model multiply few rows as W·xᵀ."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.numel() >= _ELEMENTS:
             module.forward = MethodType(_forward, module)

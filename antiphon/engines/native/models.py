@@ -1,4 +1,4 @@
-"""Getting a transformers model ready to be run by the engine, or saying why it cannot be."""
+"""Prepares a transformers model for the engine, or says why it cannot run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphon.core.errors import UnsupportedError
 from antiphon.engines.config import EngineConfig
-from antiphon.engines.native.attention import NAME
+from antiphon.engines.native.attention import ATTENTION_NAME
 from antiphon.engines.native.linear import speed_up_linears
 
 
-def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
-    """The model (loaded, if a directory is named) on the configured device and dtype, with our attention.
+def prepare_model(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
+    """Return the model on the configured device and dtype, with our attention; load it if a directory is named.
 
     A model that is passed is taken over: its weights, dtype, device and attention are the engine's from then on.
+
+    Raises:
+        UnsupportedError: The engine cannot run the model.
     """
     dtype = getattr(torch, config.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -33,12 +36,12 @@ def prepare(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
             raise UnsupportedError(f"model {str(model)!r} cannot be loaded: {reason}") from error
     _require_supported(model)
     prepared: Any = model.to(device=device, dtype=dtype).eval()
-    prepared.set_attn_implementation(NAME)
+    prepared.set_attn_implementation(ATTENTION_NAME)
     speed_up_linears(prepared)
     return prepared
 
 
-def longest(model: Any, configured: int) -> int:
+def max_sequence_length(model: Any, configured: int) -> int:
     """Most tokens of a sequence: what is `configured`, else what the model was made for."""
     limit: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if configured or limit is not None:
@@ -46,7 +49,7 @@ def longest(model: Any, configured: int) -> int:
     raise UnsupportedError(f"{type(model).__name__} has no length limit of its own; set max_length")
 
 
-def end_tokens(model: Any) -> list[int]:
+def eos_ids(model: Any) -> list[int]:
     """The tokens that end every generation of this model."""
     ends = model.generation_config.eos_token_id
     return [] if ends is None else [int(ends)] if isinstance(ends, int) else [int(end) for end in ends]

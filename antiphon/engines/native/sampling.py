@@ -19,7 +19,7 @@ _BLOCK = 256
 _NUCLEUS = 256
 
 
-def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def uniform_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) [R], a hash (splitmix64's finaliser, twice) of each seed and position."""
     mixed = _mix(_mix(seeds) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -33,7 +33,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingParams:
     """Sampling parameters of each row of logits; arrays [R] on the host."""
 
     temperature: Floats  # 0: greedy
@@ -43,8 +43,8 @@ class Draw:
     uniform: NDArray[np.float64]
 
 
-def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], Floats]:
-    """Tokens [R] and their log-probabilities [R] for logits [R, V], which are overwritten.
+def sample(logits: Tensor, draw: SamplingParams) -> tuple[NDArray[np.int64], Floats]:
+    """Sample tokens [R] from logits [R, V], which are overwritten; return them with their log-probabilities [R].
 
     Log-probabilities are of the whole vocabulary at the row's temperature (1 where it is 0), whatever top-p, top-k and
     min-p cut off. One copy from the device to the host is all the waiting there is.
@@ -58,7 +58,7 @@ def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], Floats]:
     mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()  # the likeliest token has 1
     blocks = _block_sums(mass)
     total = blocks.sum(-1, dtype=torch.float64)
-    chosen = best if best is not None and greedy.all() else _draw(mass, blocks, draw)
+    chosen = best if best is not None and greedy.all() else _sample_rows(mass, blocks, draw)
     if best is not None and not greedy.all():
         chosen = torch.where(torch.from_numpy(greedy).to(chosen.device), best, chosen)
     # Below the smallest normal number exp has lost precision, but such a token is drawn once in 1e37.
@@ -67,17 +67,19 @@ def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], Floats]:
     return packed[0].astype(np.int64), packed[1].astype(np.float32)
 
 
-def _draw(mass: Tensor, blocks: Tensor, draw: Draw) -> Tensor:
+def _sample_rows(mass: Tensor, blocks: Tensor, draw: SamplingParams) -> Tensor:
     cut = (draw.temperature > 0) & ((draw.top_p < 1) | (draw.top_k > 0) | (draw.min_p > 0))
     uniform = torch.from_numpy(draw.uniform).to(mass.device, non_blocking=True)
     if not cut.any():
-        return invert(mass, blocks, uniform)
+        return sample_inverse_cdf(mass, blocks, uniform)
     rows = torch.from_numpy(np.flatnonzero(cut)).to(mass.device, non_blocking=True)
-    limits = Draw(draw.temperature[cut], draw.top_p[cut], draw.top_k[cut], draw.min_p[cut], draw.uniform[cut])
-    kept = truncate(mass[rows], limits)
+    limits = SamplingParams(draw.temperature[cut], draw.top_p[cut], draw.top_k[cut], draw.min_p[cut], draw.uniform[cut])
+    kept = truncate_mass(mass[rows], limits)
     if cut.all():
-        return invert(kept, _block_sums(kept), uniform)
-    return invert(mass, blocks, uniform).index_copy_(0, rows, invert(kept, _block_sums(kept), uniform[rows]))
+        return sample_inverse_cdf(kept, _block_sums(kept), uniform)
+    return sample_inverse_cdf(mass, blocks, uniform).index_copy_(
+        0, rows, sample_inverse_cdf(kept, _block_sums(kept), uniform[rows])
+    )
 
 
 def _block_sums(mass: Tensor) -> Tensor:
@@ -87,9 +89,11 @@ def _block_sums(mass: Tensor) -> Tensor:
     return sums if whole == vocabulary else torch.cat([sums, mass[:, whole:].sum(-1, keepdim=True)], 1)
 
 
-def invert(mass: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
-    """The first token [R] at which the running sum of `mass` [R, V] exceeds `uniform` [R] of the whole; `blocks` are the
-    sums of its blocks. Never a token without mass."""
+def sample_inverse_cdf(mass: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first token [R] at which the running sum of `mass` [R, V] exceeds the share `uniform` [R] of its total.
+
+    `blocks` are the sums of blocks of `mass`. A token without mass is never returned.
+    """
     running = blocks.double().cumsum(-1)
     block, before = _first_above(running, uniform * running[:, -1], uniform * running[:, -1])
     columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=mass.device)
@@ -100,8 +104,10 @@ def invert(mass: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _first_above(running: Tensor, target: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first of `running` above `target`, and `rest` less what lies before it. Rounding may put a target at or
-    past the end; it is pulled below it, so that what is found is always a step up."""
+    """Return the index of the first of `running` above `target`, and `rest` less the sum before that index.
+
+    Rounding may put a target at or past the end; it is lowered below the end, so that the sum rises at the index.
+    """
     end = running[:, -1]
     target = torch.minimum(target, torch.nextafter(end, torch.zeros_like(end)))
     index = (running <= target[:, None]).sum(-1)
@@ -109,8 +115,8 @@ def _first_above(running: Tensor, target: Tensor, rest: Tensor) -> tuple[Tensor,
     return index, (torch.minimum(rest, target) - before).clamp_(min=0)
 
 
-def truncate(mass: Tensor, draw: Draw) -> Tensor:
-    """`mass` [R, V] with what top-k, top-p and min-p exclude set to zero.
+def truncate_mass(mass: Tensor, draw: SamplingParams) -> Tensor:
+    """Return `mass` [R, V] with what top-k, top-p and min-p exclude set to zero.
 
     In the order of the field: the k likeliest (and what ties with the last of them), then the fewest of those that hold
     `top_p` of their mass, then those with at least `min_p` of the likeliest. Mass is relative: the largest of a row is 1.
@@ -121,7 +127,7 @@ def truncate(mass: Tensor, draw: Draw) -> Tensor:
     return mass.masked_fill(mass < floor[:, None], 0)
 
 
-def _rank_floor(mass: Tensor, draw: Draw) -> Tensor:
+def _rank_floor(mass: Tensor, draw: SamplingParams) -> Tensor:
     """The least mass that top-k and top-p leave in each row [R]."""
     vocabulary = mass.shape[1]
     limit = np.where((draw.top_k > 0) & (draw.top_k < vocabulary), draw.top_k, vocabulary)
@@ -144,7 +150,7 @@ def _rank_floor(mass: Tensor, draw: Draw) -> Tensor:
     return torch.maximum(kth, nucleus)[:, 0]
 
 
-def _falls_short(mass: Tensor, ranked: Tensor, draw: Draw, rows: NDArray[np.bool_]) -> bool:
+def _falls_short(mass: Tensor, ranked: Tensor, draw: SamplingParams, rows: NDArray[np.bool_]) -> bool:
     """True if the ranked tokens hold less than top-p in one of `rows`. Waits for the device; only top-p comes here."""
     held = (ranked.sum(-1, dtype=torch.float64) / mass.sum(-1, dtype=torch.float64)).cpu().numpy()
     return bool(np.any(held[rows] < draw.top_p[rows]))

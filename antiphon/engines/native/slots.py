@@ -1,7 +1,7 @@
-"""The slots of an engine: who sits where, and which tokens' keys and values each slot holds.
+"""The slots of an engine: which request each runs, and which tokens' keys and values it holds.
 
 A slot is a row of arrays. `tokens` are those of its sequence, `length` how many there are, `cached` for how many of them
-the KV cache holds keys and values, and `epoch` which weights made all of those. A sequence is ready to be sampled once
+the KV cache holds keys and values, and `weights_id` which weights made all of those. A sequence is ready to be sampled once
 all but its last token are cached. A slot that is freed keeps all this until it is given away, so that whatever comes
 later with the same beginning finds it: a sibling, or the next turn of a conversation.
 """
@@ -16,18 +16,18 @@ from antiphon.engines.request_queue import Progress
 
 Indices = NDArray[np.int64]
 
-MIXED = -1  # the epoch of a cache that no single set of weights made
+MIXED = -1  # the weights_id of a cache that no single set of weights made
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PrefixMatch:
     """The slot whose tokens begin like those asked for, and how many they share."""
 
     slot: int
     tokens: int
 
 
-NO_MATCH = Match(-1, 0)
+NO_MATCH = PrefixMatch(-1, 0)
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class SlotTable:
     tokens: NDArray[np.int32] = field(init=False)  # [slots, max_length]
     length: Indices = field(init=False)
     cached: Indices = field(init=False)
-    epoch: Indices = field(init=False)
+    weights_id: Indices = field(init=False)
     active: NDArray[np.bool_] = field(init=False)
     arrival: Indices = field(init=False)  # order of admission
     released: Indices = field(init=False)  # order of release
@@ -55,40 +55,42 @@ class SlotTable:
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros((self.slots, self.max_length), np.int32)
-        for name in ("length", "cached", "epoch", "arrival", "released", "prompt", "limit", "top_k"):
+        for name in ("length", "cached", "weights_id", "arrival", "released", "prompt", "limit", "top_k"):
             setattr(self, name, np.zeros(self.slots, np.int64))
         for name in ("temperature", "top_p", "min_p"):
             setattr(self, name, np.zeros(self.slots, np.float32))
         self.active = np.zeros(self.slots, bool)
         self.seed = np.zeros(self.slots, np.uint64)
-        self.epoch[:] = MIXED
+        self.weights_id[:] = MIXED
 
-    def admit(self, request: GenerateRequest, epoch: int) -> int:
-        """Seat a request in a free slot (there must be one) and return the slot. Takes over the slot's own cache if that
-        is mostly the beginning of the request."""
+    def admit(self, request: GenerateRequest, weights_id: int) -> int:
+        """Put a request into a free slot (there must be one) and return the slot.
+
+        Reuses a free slot's cache if the request begins with most of it.
+        """
         prompt = request.tokens
         free = np.flatnonzero(~self.active)
-        usable = free[(self.epoch[free] == epoch) & (self.cached[free] > 0)]
-        found = self.match(prompt, usable, self.cached, len(prompt) - 1)
+        usable = free[(self.weights_id[free] == weights_id) & (self.cached[free] > 0)]
+        found = self.match_prefix(prompt, usable, self.cached, len(prompt) - 1)
         kept = 0
         if found.tokens and 2 * found.tokens >= self.cached[found.slot]:
             slot, kept = found.slot, found.tokens
         else:
-            slot = self._least_useful(free, epoch)
-        self._seat(slot, request, epoch, kept)
+            slot = self._least_useful(free, weights_id)
+        self._occupy(slot, request, weights_id, kept)
         return slot
 
-    def _least_useful(self, free: Indices, epoch: int) -> int:
+    def _least_useful(self, free: Indices, weights_id: int) -> int:
         """Return the free slot to overwrite: one whose cache no request can use, else the one released longest ago."""
-        useful = (self.epoch[free] == epoch) & (self.cached[free] > 0)
+        useful = (self.weights_id[free] == weights_id) & (self.cached[free] > 0)
         return int(free[np.argmin(np.where(useful, self.released[free] + 1, 0))])
 
-    def _seat(self, slot: int, request: GenerateRequest, epoch: int, kept: int) -> None:
+    def _occupy(self, slot: int, request: GenerateRequest, weights_id: int, kept: int) -> None:
         sampling, prompt = request.sampling, len(request.tokens)
         self._clock += 1
         self.tokens[slot, :prompt] = request.tokens
         self.length[slot] = self.prompt[slot] = prompt
-        self.cached[slot], self.epoch[slot] = kept, epoch
+        self.cached[slot], self.weights_id[slot] = kept, weights_id
         self.active[slot], self.arrival[slot] = True, self._clock
         self.limit[slot] = prompt + sampling.max_tokens
         self.temperature[slot], self.min_p[slot] = sampling.temperature, sampling.min_p
@@ -102,23 +104,29 @@ class SlotTable:
         self.active[slot], self.released[slot] = False, self._clock
         return self.requests.pop(slot)
 
-    def match(self, query: NDArray[np.int32], among: Indices, known: Indices, most: int) -> Match:
-        """The slot of `among` whose first `known` tokens [slots] share the longest beginning with `query`, counted up to
-        `most`; the lowest of equals."""
-        if not len(among) or most <= 0:
+    def match_prefix(self, query: NDArray[np.int32], candidates: Indices, lengths: Indices, limit: int) -> PrefixMatch:
+        """Return the slot that shares the longest prefix with `query`; the lowest of equals.
+
+        Args:
+            query: Tokens to look for.
+            candidates: Slots to compare.
+            lengths: Number of leading tokens to compare of each slot [slots].
+            limit: Longest prefix that counts.
+        """
+        if not len(candidates) or limit <= 0:
             return NO_MATCH
-        width = min(len(query), most, int(known[among].max()))
-        differs = self.tokens[among, :width] != query[:width]
+        width = min(len(query), limit, int(lengths[candidates].max()))
+        differs = self.tokens[candidates, :width] != query[:width]
         first = np.where(differs.any(1), differs.argmax(1), width)
-        shared = np.minimum(first, known[among])
+        shared = np.minimum(first, lengths[candidates])
         best = int(shared.argmax())
-        return Match(int(among[best]), int(shared[best]))
+        return PrefixMatch(int(candidates[best]), int(shared[best]))
 
     def progress(self, slot: int) -> Progress:
         """Return how far the request in a slot is."""
         return Progress(sampled=bool(self.length[slot] > self.prompt[slot]), cached=bool(self.cached[slot] > 0))
 
-    def forget(self, slot: int, epoch: int) -> None:
-        """Drop the cache of an active slot: its tokens are to be computed again, by the weights of `epoch`."""
+    def invalidate_cache(self, slot: int, weights_id: int) -> None:
+        """Drop the cache of an active slot: its tokens are to be computed again, by the weights of `weights_id`."""
         self.cached[slot] = 0
-        self.epoch[slot] = epoch
+        self.weights_id[slot] = weights_id

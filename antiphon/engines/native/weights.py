@@ -18,15 +18,17 @@ Named = Iterable[tuple[str, Tensor]]
 def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     """Copy named `tensors` into the parameters of `model`, converting dtype and device.
 
-    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may.
-    `WeightsError` names what is unknown, misshapen or missing. Tensors are taken in turn, so a failure leaves the model
-    half written. On a CPU several are copied at once.
+    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may. Tensors are
+    copied in turn, several at once on a CPU, so a failure leaves the model half written.
+
+    Raises:
+        WeightsError: A tensor is unknown, misshapen or missing; the message names it.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     missing = {id(parameter): name for name, parameter in model.named_parameters()}
     copies: deque[Future[Tensor]] = deque()
     try:
-        for name, tensor in _in_the_model(model, state.keys(), tensors):
+        for name, tensor in _to_model_names(model, state.keys(), tensors):
             own = state[name]
             if own.shape != tensor.shape:
                 shapes = f"of shape {tuple(tensor.shape)}, expected {tuple(own.shape)}"
@@ -48,7 +50,7 @@ def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
         raise WeightsError(f"the update lacks {', '.join(names[:8])}{more}")
 
 
-def _in_the_model(model: PreTrainedModel, known: Collection[str], tensors: Named) -> Named:
+def _to_model_names(model: PreTrainedModel, known: Collection[str], tensors: Named) -> Named:
     """Tensors under the names of the model. Of files, which adapters are added to, those of experts have others."""
     of_files = {}
     for name, tensor in tensors:

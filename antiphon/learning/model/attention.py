@@ -20,7 +20,7 @@ PACKED_ATTENTION = "antiphon_packed"
 
 
 class AttentionReader(Protocol):
-    """Looks at the queries and keys of every layer that a forward passes; may raise to end it."""
+    """Reads queries and keys of every layer that a forward passes; may raise to end it."""
 
     def read(
         self,
@@ -28,7 +28,8 @@ class AttentionReader(Protocol):
         query: torch.Tensor,  # [heads, T, head size]
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
-    ) -> None: ...
+    ) -> None:
+        """Read the queries and keys of one attention layer."""
 
 
 def packed_attention(
@@ -41,12 +42,12 @@ def packed_attention(
     layout: PackLayout,
     scaling: float | None = None,
     reader: AttentionReader | None = None,
-    context: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence of the pack; returns [1, T, heads, head size].
 
-    `UnsupportedError` if the layer's is not a plain softmax over all that came before.
+    Raises:
+        UnsupportedError: The attention is not a plain softmax over all earlier tokens.
     """
     _require_plain(module, options, layout.longest)
     if reader is not None:
@@ -73,8 +74,9 @@ def attention_by_heads(
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`packed_attention` where each rank of the group `context` has some tokens: they exchange them for some of the heads, of
-    all tokens. Fewer key heads than ranks are repeated.
+    """Run `packed_attention` where each rank of the group `context` has some tokens of every sequence.
+
+    Ranks exchange their tokens for some of the heads, of all tokens. Key heads are repeated if there are fewer than ranks.
 
     Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
     """
@@ -127,7 +129,7 @@ def _attend(
     mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attention to what the mask says; to what came before, without one. [n, heads, tokens, head size]"""
+    """Attend to what the mask shows, or causally without a mask; returns [n, heads, tokens, head size]."""
     heads = query.size(1) // key.size(1)  # that share keys
     if heads > 1 and query.is_cuda and (mask is not None or value.dtype == torch.float32):
         # There flash attention alone knows of shared keys, and neither of masks nor of single precision: what torch would

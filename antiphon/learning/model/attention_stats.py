@@ -37,8 +37,8 @@ HEAD_SHARE = 0.3  # that are local, and that are global
 BLOCK = 2**21  # elements of the maps that exist at once, unless one row of all heads has more
 
 
-class AllLayersRead(Exception):
-    """Ends a forward when the last layer that is needed has been read."""
+class AllLayersRead(Exception):  # noqa: N818 - control flow, as StopIteration
+    """Ends a forward pass when the last layer that is needed has been read."""
 
 
 def middle_layers(count: int) -> list[int]:

@@ -66,8 +66,9 @@ def file_sizes(model: PreTrainedModel, outlines: State) -> dict[str, int]:
 
 
 def write_index(sizes: Sequence[dict[str, int]], place: Path) -> None:
-    """Write which of the ranks' files has which weights, of what `file_sizes` says of each rank; not of one alone, which is
-    found by its name.
+    """Write which of the ranks' files holds which weights, given the `file_sizes` of each rank.
+
+    A single file needs no index: it is found by its name.
     """
     if len(sizes) == 1:
         return

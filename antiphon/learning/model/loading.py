@@ -31,9 +31,20 @@ def load_model(
     kind: Any = AutoModelForCausalLM,
     **options: Any,
 ) -> PreTrainedModel:
-    """A model of `kind`, a causal language model by default, from a directory or Hugging Face id; `options` are of its
-    configuration. On the device `meta`, what its files have has no memory yet; the rest begins on the CPU, as it does on any
-    device. `DataError` when there is none.
+    """Load a model from a directory or Hugging Face id.
+
+    Args:
+        path: Directory or Hugging Face id.
+        attention: Name of the attention implementation.
+        device: Device of the weights. On `meta`, tensors that the files hold get no memory yet; others begin on the CPU, with
+            the same values as on any device.
+        dtype: Precision of the weights.
+        kind: Class of the model, by default a causal language model.
+        options: Options of the model's configuration.
+
+    Raises:
+        DataError: There is no such model.
+        UnsupportedError: The model cannot be of this kind.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
@@ -102,9 +113,10 @@ def allocate(tensor: torch.Tensor, device: torch.device) -> None:
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
-    """The tensors in a model's safetensors files, by the names of its parameters and buffers: in the files they may have
-    others, and be in pieces. Each is read when it is asked for, in the precision of the file; what lies there as the model has
-    it is mapped into memory, and read where it is looked at.
+    """The tensors in a model's safetensors files, by the names of its parameters and buffers.
+
+    In the files they may have other names and be in pieces. Each is read on access, in the precision of the file; one that is
+    stored as the model has it is mapped into memory and read where it is accessed.
     """
 
     def __init__(self, path: str | Path, kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:

@@ -26,8 +26,12 @@ PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"  # peft's, of wh
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Freeze the model and give the linear layers of its decoder adapters, all of them or those that `config.targets` names;
-    B is zero, so nothing changes yet. `DataError` if it has none of these.
+    """Freeze the model and add adapters to the linear layers of its decoder.
+
+    All of them get one, or those that `config.targets` names. B is zero, so outputs do not change yet.
+
+    Raises:
+        DataError: The model has none of these layers.
     """
     body = {id(module) for module in model.base_model.modules()}
     found = [
@@ -46,8 +50,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 
 @contextmanager
 def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
-    """Parameters on the device `meta` that seem to be on the CPU meanwhile: adapters are where their layers are, and are to
-    begin with numbers.
+    """Make parameters on the device `meta` look as if they were on the CPU.
+
+    New adapters are created on the device of their layer, and must begin with real numbers.
     """
     seeming = [torch.nn.Parameter(torch.zeros(()).expand(p.shape), requires_grad=False) for p in empty]
     for parameter, other in zip(empty, seeming, strict=True):

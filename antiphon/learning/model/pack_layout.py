@@ -101,7 +101,7 @@ def loss_sequences(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def previous_tokens(lengths: IntArray, parents: IntArray) -> NDArray[np.int64]:
-    """Return the token before each token of a forest of pieces, in its sequence; of a first token, itself. [T]
+    """Return the index [T] of the token before each token of a forest of pieces; of a first token, its own.
 
     >>> previous_tokens(np.array([2, 1, 3]), np.array([-1, 0, 0]))
     array([0, 0, 1, 1, 3, 4])

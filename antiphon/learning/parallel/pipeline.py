@@ -40,8 +40,6 @@ def schedule(place: int, ranks: int, chunks: int, packs: int) -> list[Action]:
     """
 
     def turn(number: int, backward: bool) -> Action:
-        if chunks == 1:
-            return Action(backward, number, 0)
         rounds, within = divmod(number, ranks * chunks)
         chunk = within // ranks
         return Action(backward, rounds * ranks + within % ranks, chunks - 1 - chunk if backward else chunk)
@@ -81,8 +79,11 @@ class Pipeline:
         return self._place == self._ranks - 1
 
     def _groups(self) -> list[Any]:
-        """Those with whom this rank shares packs, for what goes on and for what comes back, each between neighbours and between
-        the ends; then the first and last alone. Two ranks are both: on a GPU one way would wait for the other.
+        """Return the groups of ranks with which this rank exchanges packs.
+
+        Forward and backward have one each, between neighbours and between the two ends; the last group joins the first and
+        the last rank alone. Two ranks are both neighbours and ends: in one group, one direction would wait for the other
+        on a GPU.
         """
         found: list[Any] = []
         for places in (*[range(self._ranks)] * 4, (0, self._ranks - 1)):

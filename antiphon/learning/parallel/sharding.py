@@ -98,8 +98,9 @@ class ShardedModel(WholeModel):
         self._divide_vocabulary()
 
     def _cut_linear(self, name: str, module: Any, dim: int) -> None:
-        """A linear layer by columns (0) or rows (1); of an adapted one, B or A alike, and each rank has a part of the other's
-        gradient.
+        """Cut a linear layer by columns (0) or rows (1).
+
+        Of an adapted layer either B or A is cut alike, and each rank has a part of the gradient of the other.
         """
         linear = getattr(module, "base_layer", module)
         self._cut_in(name if linear is module else f"{name}.base_layer", linear, dim)
@@ -144,8 +145,9 @@ class ShardedModel(WholeModel):
             module.forward = dispatch_to_experts(module, self.mesh.group("expert"))
 
     def _shard(self, config: LearnerConfig) -> None:
-        """Fully sharded data parallelism, layer by layer, whose gradients are sums: a token's coefficient counts all ranks'
-        tokens already.
+        """Apply fully sharded data parallelism layer by layer; gradients are summed.
+
+        A token's coefficient counts the tokens of all ranks already.
         """
         low = config.dtype == "bfloat16"
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
@@ -211,8 +213,10 @@ class ShardedModel(WholeModel):
         return said
 
     def _reshard(self) -> None:
-        """Have no more than this rank's pieces: without a backward FSDP keeps what is outermost, and what a forward that was
-        ended early had begun with. Both would be published as if they were pieces.
+        """Free all but this rank's pieces of the weights.
+
+        Without a backward FSDP keeps the outermost module whole, and the modules at which a forward was ended early. Both would
+        be published as if they were pieces.
         """
         model: Any = self.model
         if isinstance(model, FSDPModule):
@@ -324,8 +328,12 @@ class ShardedModel(WholeModel):
         _local(piece.detach()).copy_(whole)
 
     def fill(self, whole: Mapping[str, torch.Tensor], device: torch.device, *, offload: bool) -> None:
-        """Give memory to the pieces that have none, on the device or, of what FSDP shards, in the machine's memory, and set
-        them from whole tensors, one after another. These have the names of a model without adapters.
+        """Allocate pieces that have no memory yet and set them from whole tensors, one after another.
+
+        Args:
+            whole: Whole tensors, under the names of a model without adapters.
+            device: Device of the pieces.
+            offload: Keep pieces that FSDP shards in host memory.
         """
         empty = {name: piece for name, piece in self.local_parameters() if piece.is_meta}
         for piece in empty.values():

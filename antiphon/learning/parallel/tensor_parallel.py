@@ -23,8 +23,15 @@ PARTIAL = "replicated_with_grad_allreduce"
 
 
 def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
-    """`UnsupportedError` unless a model, which may be without memory, has layers that can be divided on such a mesh, which is
-    said `at` this place.
+    """Check that the layers of a model, which may be without memory, can be divided on a mesh.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        at: Key of the mesh in the configuration, for messages.
+
+    Raises:
+        UnsupportedError: They cannot.
     """
     kind, styles = type(model).__name__, set[str]()
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():

@@ -9,16 +9,14 @@ from typing_extensions import override
 from antiphon.core.errors import AntiphonError
 from antiphon.core.rng import derive
 from antiphon.core.types import (
-    AttemptId,
     FinishReason,
     GenerateRequest,
     IntArray,
     Message,
-    PolicyVersion,
-    Prompt,
     Sampling,
     Segment,
 )
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.capture import Capture, CaptureCounts, Draft
 from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
@@ -45,12 +43,8 @@ class AttemptSession(Session):
     def __init__(
         self,
         model: ServedModel,
-        prompt: Prompt,
-        attempt: AttemptId,
-        started: PolicyVersion,
-        sampling: Sampling,
+        inputs: AttemptInputs,
         *,
-        priority: int = 0,
         max_turns: int = 0,
         seed: int = 0,
     ) -> None:
@@ -58,21 +52,14 @@ class AttemptSession(Session):
 
         Args:
             model: The model.
-            prompt: Prompt of the attempt.
-            attempt: Id of the attempt.
-            started: Version of the policy at which it starts.
-            sampling: How tokens are sampled, whatever the agent asks for.
-            priority: Of its requests; lower values go first.
+            inputs: Inputs of the attempt. Its sampling holds whatever the agent asks for.
             max_turns: Most replies; 0 means no limit.
             seed: Seed of the run.
         """
         super().__init__(model)
         self._max_turns = max_turns
-        self._prompt = prompt
-        self._name, self._group = str(attempt), str(attempt.group)
-        self._started = started
-        self._sampling = sampling
-        self._priority = priority
+        self._inputs = inputs
+        self._name, self._group = str(inputs.attempt), str(inputs.attempt.group)
         self._seed = seed
         self._capture = Capture(model.tokenizer)
         self._messages: tuple[Message, ...] = ()
@@ -104,7 +91,7 @@ class AttemptSession(Session):
     @override
     def sampling(self, chat: ChatRequest, room: int) -> Sampling:
         """Return the configured sampling, with the client's stop strings, and its token limit if that is lower."""
-        held, wanted = self._sampling, chat.max_tokens or room
+        held, wanted = self._inputs.sampling, chat.max_tokens or room
         self._overridden.update(
             name for name, value in chat.requested_sampling.items() if not self._is_configured(name, value)
         )
@@ -115,22 +102,23 @@ class AttemptSession(Session):
 
     def _is_configured(self, name: str, value: float) -> bool:
         """Return True if a setting that the client asks for is the configured one anyway. Seeds are the run's."""
-        return name != "seed" and value == (0 if name in PENALTIES else getattr(self._sampling, name))
+        return name != "seed" and value == (0 if name in PENALTIES else getattr(self._inputs.sampling, name))
 
     @override
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         number = next(self._numbers)
         if self._max_turns and number >= self._max_turns:
             raise ApiError(f"the attempt has had its {self._max_turns} turns", 403, MAX_TURNS)
-        seed = derive(self._seed, self._prompt.id, self._prompt.epoch, self._name, number)
+        prompt_id, epoch = self._inputs.prompt.id, self._inputs.prompt.epoch
+        seed = derive(self._seed, prompt_id, epoch, self._name, number)
         return GenerateRequest(
             id=f"{self._name}/{number}",
             tokens=prompt,
             sampling=replace(sampling, seed=seed),
             affinity=(self._name, self._group),
-            priority=self._priority,
-            min_version=self._started.n,
-            task=self._prompt.task,
+            priority=self._inputs.priority,
+            min_version=self._inputs.started.n,
+            task=self._inputs.prompt.task,
         )
 
     @override

@@ -176,8 +176,10 @@ class Capture:
         draft.place.rewritten[_sense(reply)] = place
 
     def segments(self) -> tuple[Segment, ...]:
-        """One for each turn that nothing follows, in the order in which these came; each sampled token is in the loss mask
-        of one."""
+        """Return one segment for each turn that no turn follows, in the order in which these came.
+
+        Each sampled token is in the loss mask of exactly one segment.
+        """
         found: list[Segment] = []
         trained: dict[_Sampled, int] = {}  # and in which segment
         for leaf in self._turns:
@@ -256,8 +258,10 @@ def _key(message: Message, call: int) -> Key:
 
 
 def _sense(reply: Message) -> Key:
-    """Equal for a reply and what clients make of it without changing it: they strip it, write arguments as JSON in their own
-    way, and give calls ids of their own."""
+    """Return a key that is equal for a reply and for what clients make of it without changing its meaning.
+
+    Clients strip replies, write arguments as JSON in their own way, and give calls ids of their own.
+    """
     calls = tuple((call.name, _canonical(call.arguments)) for call in reply.tool_calls)
     return reply.content.strip(), calls
 

@@ -16,6 +16,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signal handlers as they are."""
         yield
 
 

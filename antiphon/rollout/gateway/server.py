@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
-from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway import anthropic, openai
 from antiphon.rollout.gateway.attempt_session import AttemptSession, CapturedAttempt
 from antiphon.rollout.gateway.chat import ApiError, parse_object
@@ -54,36 +54,14 @@ class Gateway:
 
     # --- keys ----------------------------------------------------------------------------------------------------------
 
-    def open_attempt(
-        self,
-        prompt: Prompt,
-        attempt: AttemptId,
-        started: PolicyVersion,
-        sampling: Sampling,
-        *,
-        priority: int = 0,
-        max_turns: int = 0,
-    ) -> str:
+    def open_attempt(self, inputs: AttemptInputs, *, max_turns: int = 0) -> str:
         """Issue a key for an attempt that begins now.
 
         Args:
-            prompt: Prompt of the attempt.
-            attempt: Id of the attempt.
-            started: Version of the policy at which it starts.
-            sampling: How its tokens are sampled.
-            priority: Of its requests; lower values go first.
+            inputs: Inputs of the attempt.
             max_turns: Most replies; 0 means no limit.
         """
-        session = AttemptSession(
-            self.model,
-            prompt,
-            attempt,
-            started,
-            sampling,
-            priority=priority,
-            max_turns=max_turns,
-            seed=self._seed,
-        )
+        session = AttemptSession(self.model, inputs, max_turns=max_turns, seed=self._seed)
         return self._admit(secrets.token_urlsafe(24), session)
 
     def close_attempt(self, key: str) -> CapturedAttempt:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, StallError, WorkerDied
+from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
 from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.remote_engine import RemoteEngine
@@ -25,7 +25,7 @@ ENGINE_WORKER = "antiphon.engines.worker:EngineWorker"
 Engine = RemoteEngine | ServerEngine
 
 
-class _NoDevicesError(WorkerDied):
+class _NoDevicesError(WorkerDiedError):
     """The devices of an engine are not there."""
 
 
@@ -87,19 +87,19 @@ class EngineStarter:
         results = await asyncio.gather(*map(start, range(self.wanted)), return_exceptions=tolerant)
         engines = [each for each in results if not isinstance(each, BaseException)]
         for error in (each for each in results if isinstance(each, BaseException)):
-            if not isinstance(error, WorkerDied | StallError) or len(engines) < self._least:
+            if not isinstance(error, WorkerDiedError | StallError) or len(engines) < self._least:
                 raise error
             report(f"the run begins with {len(engines)} of {self.wanted} engines: {error}")
         return engines
 
     async def start_replacement(self) -> Engine:
-        """Start an engine at the first free index whose devices are there; `WorkerDied` if there is none."""
-        lost = WorkerDied(f"{self._name}: all engines are running")
+        """Start an engine at the first free index whose devices are there; `WorkerDiedError` if there is none."""
+        lost = WorkerDiedError(f"{self._name}: all engines are running")
         for index in range(len(self._kinds)):
             if index not in self._engines or self._engines[index].dead:
                 try:
                     return await self._start(index)
-                except WorkerDied as error:
+                except WorkerDiedError as error:
                     if self._kinds[index].server_options is None and not isinstance(error, _NoDevicesError):
                         raise  # it died as it started, which the pool reports
                     lost = error

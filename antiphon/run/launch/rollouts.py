@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.placement import gpus_of
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.group_scoring import GroupScoring
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
@@ -51,14 +53,16 @@ async def start_rollouts(
         starter, config.rollout, context.deadlines, context.events, context.report, prefers
     )
     episodes = EpisodeRunner(
-        tokenizer=renderer,
-        generate=pool.generate,
+        EpisodeContext(
+            encoder=PromptEncoder(renderer),
+            generate=pool.generate,
+            config=config.rollout,
+            max_length=max_length,
+            seed=config.seed,
+        ),
         grade=graders.router.score,
         environments=make_environments(context),
         agents=await start_agents(context, pool, renderer, max_length, stack),
-        config=config.rollout,
-        max_length=max_length,
-        seed=config.seed,
     )
     group_scoring = _make_group_scoring(context, episodes, graders.router)
     return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges)
@@ -97,7 +101,7 @@ class _WorkerStarter:
         self._serials = itertools.count()
 
     async def start(self, number: int) -> RolloutWorker:
-        """Start the worker that has share `number` of the engines. `WorkerDied` if its devices are gone."""
+        """Start the worker that has share `number` of the engines. `WorkerDiedError` if its devices are gone."""
         context, serial = self._context, next(self._serials)
         devices = self._assign_devices(number)
         at = devices[0].place
@@ -117,4 +121,4 @@ class _WorkerStarter:
         try:
             return [assign(engine) for engine in range(self._share)]
         except ConfigError as error:  # at the start it could be placed: a node has left since
-            raise WorkerDied(f"rollout worker {number} has nowhere to run: {error}") from error
+            raise WorkerDiedError(f"rollout worker {number} has nowhere to run: {error}") from error

@@ -1,0 +1,1 @@
+"""Levels of isolation that the kernel offers, and processes confined by them."""

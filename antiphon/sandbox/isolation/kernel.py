@@ -120,11 +120,6 @@ def map_user(proc: int, inside: int, uid: int, gid: int) -> None:
             os.close(descriptor)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, for whatever reason."""
-    _prctl("parent death signal", 1, signal.SIGKILL)
-
-
 def become_subreaper() -> None:
     """Adopt every descendant of this process that loses its parent."""
     _prctl("subreaper", 36, 1)

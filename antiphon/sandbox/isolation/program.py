@@ -56,6 +56,7 @@ class ProgramProcess:
         self.links = [fcntl.fcntl(each, fcntl.F_DUPFD, OPEN_FILES // 2) for each in streams[FIRST_LINK:]]
         if self.worker.group:
             self.worker.group.join()
+        resource_limits = self._resource_limits()  # while /proc can be read
         if setup.level >= Level.CONFINED:
             self._confine()
         if setup.level >= Level.ISOLATED:
@@ -66,7 +67,7 @@ class ProgramProcess:
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        kernel.set_limits(self._resource_limits())
+        kernel.set_limits(resource_limits)
         resource.setrlimit(
             resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
         )
@@ -88,6 +89,7 @@ class ProgramProcess:
             kernel.drop_capabilities()
 
     def _resource_limits(self) -> dict[int, int]:
+        """Return the limits of the program. Reads /proc, which Landlock hides."""
         limits, setup = self.limits, self.worker.zygote
         values = {
             resource.RLIMIT_AS: self.worker.base_memory + limits.memory,
@@ -99,8 +101,8 @@ class ProgramProcess:
         }
         if setup.level >= Level.ISOLATED:
             values[resource.RLIMIT_NPROC] = limits.processes + 1  # the worker counts too
-        elif os.getuid():
-            values[resource.RLIMIT_NPROC] = limits.processes + _count_threads(os.getuid())
+        elif uid := self.worker.uid if setup.changes_user else os.getuid():
+            values[resource.RLIMIT_NPROC] = limits.processes + _count_threads(uid)
         return values
 
 

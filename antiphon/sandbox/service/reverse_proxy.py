@@ -8,7 +8,8 @@ lost.
 import asyncio
 import itertools
 import json
-import multiprocessing
+import os
+import pickle
 import re
 import secrets
 import socket
@@ -27,7 +28,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from antiphon.core.errors import SandboxError
-from antiphon.sandbox.isolation import kernel
+from antiphon.core.processes.child import Child, start_python
+from antiphon.core.processes.framing import read_frame, write_frame
+from antiphon.core.processes.own_process import die_with_parent
 from antiphon.sandbox.service import rock
 from antiphon.sandbox.service.bounds import run_while_connected
 from antiphon.sandbox.service.config import ServiceConfig
@@ -62,7 +65,6 @@ class Workers:
     def __init__(self, config: ServiceConfig, serve: Serve) -> None:
         self._share = divide_quotas(config)
         self._serve = serve
-        self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-service-")
         places = [Path(self._folder.name) / str(index) for index in range(config.workers)]
         # The sockets stay open here, so that requests wait in them while a worker starts or is replaced.
@@ -76,7 +78,7 @@ class Workers:
             for place in places
         ]
         self._supervisors: list[asyncio.Task[None]] = []
-        self._processes: dict[int, Any] = {}
+        self._children: dict[int, Child] = {}
         self._is_ready = False
 
     async def __aenter__(self) -> Self:
@@ -99,11 +101,11 @@ class Workers:
     ) -> None:
         for supervisor in self._supervisors:
             supervisor.cancel()
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            await asyncio.to_thread(process.join, END_SECONDS)
-            process.kill()
+        for child in self._children.values():
+            child.terminate()
+        for child in self._children.values():
+            await child.wait(END_SECONDS)
+            child.kill()
         await asyncio.gather(*(client.aclose() for client in self.clients))
         for listener in self._listeners:
             listener.close()
@@ -114,17 +116,9 @@ class Workers:
 
     async def _supervise(self, index: int) -> None:
         """Start a worker, and replace it whenever it ends."""
-        loop = asyncio.get_running_loop()
         while True:
-            process = self._context.Process(target=_run_worker, args=(self._serve, self._share, self._listeners[index]))
-            process.start()
-            self._processes[index] = process
-            ended = loop.create_future()
-            loop.add_reader(process.sentinel, ended.set_result, None)
-            try:
-                await ended
-            finally:
-                loop.remove_reader(process.sentinel)
+            self._children[index] = child = _start_worker(self._serve, self._share, self._listeners[index])
+            await child.wait()
             if not self._is_ready:
                 return
             await asyncio.sleep(PAUSE_SECONDS)
@@ -137,10 +131,29 @@ def _listen(place: Path) -> socket.socket:
     return listener
 
 
-def _run_worker(serve: Serve, config: ServiceConfig, listener: socket.socket) -> None:
-    """Run a worker until it ends, or the service does."""
-    kernel.die_with_parent()
-    serve(config, listener)
+def _start_worker(serve: Serve, config: ServiceConfig, listener: socket.socket) -> Child:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        given = [theirs.fileno(), listener.fileno()]
+        child = start_python(f"{__name__}:{run_worker.__name__}", *given, os.getpid(), descriptors=given)
+        write_frame(ours, pickle.dumps((serve, config)))  # not on the command line: the token is in it
+    return child
+
+
+def run_worker(order: int, listener: int, parent: int) -> None:
+    """Run a worker until it ends, or the service does.
+
+    Args:
+        order: Descriptor of the socket that brings the function to call and its configuration.
+        listener: Descriptor of the socket to serve at.
+        parent: Process id of the service.
+    """
+    die_with_parent(parent)
+    with socket.socket(fileno=order) as connection:
+        content = read_frame(connection)
+    if content is not None:  # else the service has ended
+        serve, config = pickle.loads(content)
+        serve(config, socket.socket(fileno=listener))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

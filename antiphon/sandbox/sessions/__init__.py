@@ -1,0 +1,1 @@
+"""Sandboxes that keep their state between commands: shells, files and network egress."""

@@ -5,9 +5,9 @@ import inspect
 from typing import Any
 
 from antiphon.core.errors import SandboxError
+from antiphon.core.processes.own_process import die_with_parent
 from antiphon.core.types import Prompt
 from antiphon.core.workers import Worker
-from antiphon.sandbox.isolation import kernel
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments import GEM_NAMES, environment_factory
 
@@ -17,7 +17,7 @@ class EnvironmentWorker(Worker):
 
     def __init__(self, name: str) -> None:
         # An environment that hangs would not notice that its parent is gone.
-        kernel.die_with_parent()
+        die_with_parent()
         self._runner = asyncio.Runner()
         empty_prompt = Prompt(id=name, task=name, messages=())  # clients have none
         make = environment_factory(*GEM_NAMES.get(name, (name, {})))

@@ -27,19 +27,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from antiphon.core.deadlines import Deadlines, fail, succeed
-from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDiedError
+from antiphon.core.processes.child import describe_exit
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading.gpus import GpuAssigner
-from antiphon.tasks.grading.worker import Graded, frame_order
+from antiphon.tasks.grading.worker import Graded
 from antiphon.tasks.grading.worker_process import (
     START_SECONDS,
     Grading,
     RewardSpecs,
     WorkerLauncher,
     WorkerProcess,
-    describe_exit,
 )
 from antiphon.tasks.rewards import GROUP_REWARDS, REWARDS
 
@@ -134,7 +134,7 @@ class GradingPool:
         """Return the score by the task's reward, or the reason why there is none.
 
         Raises:
-            WorkerDied: The pool cannot go on.
+            WorkerDiedError: The pool cannot go on.
         """
         if prompt.task not in self._rewards:
             raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
@@ -173,13 +173,13 @@ class GradingPool:
 
     async def close(self) -> None:
         """End all processes, and all waits for them. May be called twice."""
-        self._fail(WorkerDied("the grading pool was closed"))
+        self._fail(WorkerDiedError("the grading pool was closed"))
         self._schedule_scale_up()
         for supervisor in self._supervisors:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         for worker in self._workers:  # killed by their supervisors, which were cancelled before its end
-            await worker.process.wait()
+            await worker.child.wait()
         self._supervisors.clear()
         self._workers.clear()
 
@@ -190,14 +190,17 @@ class GradingPool:
         self._supervisors.append(asyncio.get_running_loop().create_task(self._supervise(ready), name="grading worker"))
 
     async def _supervise(self, ready: asyncio.Future[None] | None) -> None:
-        """Keep one worker alive: consumes its answers, waits for them, is unblocked by its death, produces verdicts and
-        a new worker. Ends the pool if a worker cannot be started, unless it is an additional one, which has no `ready`."""
+        """Keep one worker alive.
+
+        Consumes its answers, waits for them, is unblocked by its death, produces verdicts and a new worker. Ends the pool if a
+        worker cannot be started, unless it is an additional one, which has no `ready`.
+        """
         try:
             pauses = iter(() if ready is None else RESTART_SECONDS)
             while True:
                 try:
                     worker = await self._start()
-                except (ConfigError, WorkerDied, StallError, OSError):
+                except (ConfigError, WorkerDiedError, StallError, OSError):
                     self.stats.failed_starts += 1
                     if ready is None:
                         self._wanted -= 1
@@ -234,7 +237,7 @@ class GradingPool:
 
     async def _start(self) -> WorkerProcess:
         """Start a worker and wait until it has built all rewards."""
-        worker = await self._launcher.spawn()
+        worker = self._launcher.spawn()
         self._workers.add(worker)
         self.stats.processes += 1
         try:
@@ -303,9 +306,7 @@ class GradingPool:
                 worker.batch.extend(batch)
                 worker.since = asyncio.get_running_loop().time()
                 self._set_timer(worker, self._config.deadline, self._check_deadline)
-                worker.writer.write(
-                    frame_order([(each.number, each.task, each.together, each.content) for each in batch])
-                )
+                worker.send([(each.number, each.task, each.together, each.content) for each in batch])
         self._schedule_scale_up()
 
     def _set_idle(self, worker: WorkerProcess) -> None:
@@ -331,7 +332,7 @@ class GradingPool:
         if loop.time() < due:
             worker.timer = loop.call_at(due, self._check_deadline, worker)
             return
-        if worker.process.returncode is None:  # else it died by itself, and something it started holds its socket
+        if not worker.child.has_ended:  # else it died by itself, and something it started holds its socket
             worker.overdue = worker.batch[0]
         worker.kill()
 
@@ -369,7 +370,7 @@ class GradingPool:
             if culprit.deaths > 1:
                 left.popleft()
                 self.stats.died += 1
-                detail = f"the grading process died twice, the last time with {describe_exit(worker.process.returncode or 0)}"
+                detail = f"the grading process died twice; the last time it {describe_exit(worker.child.exit_code)}"
                 succeed(culprit.verdict, Graded(Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail)))
         self._pending.extendleft(reversed(left))
 

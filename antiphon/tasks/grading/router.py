@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import AntiphonError, ConfigError, WorkerDied
+from antiphon.core.errors import AntiphonError, ConfigError, WorkerDiedError
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
@@ -84,7 +84,7 @@ class AsyncGrader:
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Return the score by the reward; a time-out counts as failed infrastructure, since the response did not cause it."""
         if self._reward is None:
-            raise WorkerDied(f"{self._where}: was closed")
+            raise WorkerDiedError(f"{self._where}: was closed")
         async with self._seats:
             limit = asyncio.timeout(self._config.deadline)
             try:
@@ -121,8 +121,16 @@ class RewardRouter:
         cores: Sequence[int] = (),
         gpus: Sequence[str] | None = None,
     ) -> None:
-        """`generate` has, for each task with a judge, what asks it; processes are held to `cores`, if there are any, and each
-        sees one of `gpus`, or none if there are none, or whatever there is if nothing is said of them."""
+        """Set up the pools and graders of all tasks.
+
+        Args:
+            tasks: Tasks to grade.
+            config: The run's settings, for tasks without `grading` of their own.
+            deadlines: Deadlines of all waits.
+            generate: For each task with a judge, the callable that queries it.
+            cores: CPU cores that processes are held to; empty is all.
+            gpus: GPUs of which each process sees one; empty hides all GPUs, None leaves them as they are.
+        """
         shared = None if gpus is None else GpuAssigner(gpus)  # by all pools
         self._of: dict[str, Grader] = {}
         self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
@@ -184,7 +192,7 @@ class RewardRouter:
 
         Raises:
             ConfigError: The task has no reward.
-            WorkerDied: The task's grader cannot go on.
+            WorkerDiedError: The task's grader cannot go on.
         """
         if prompt.task in self._compositions:
             composition = self._compositions[prompt.task]
@@ -199,8 +207,10 @@ class RewardRouter:
         return self._in_range(prompt.task, score)
 
     def _apart(self, task: TaskConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """The rewards of a task, by the name that they are graded under: its own; or those that it is composed of, if one of
-        them is `async def`."""
+        """Return the rewards of a task by the name under which they are graded.
+
+        It is the task's own; for a composition with an `async def` part, one name a part.
+        """
         if task.reward in COMPOSED:
             composition = Composition(**task.reward_options)
             if any(is_asynchronous(part.reward) for part in composition.parts.values()):

@@ -1,19 +1,15 @@
 """A process that grades. It may hang, crash or be killed at any moment; the pool on the other side knows what to do.
 
-Frames on the socket are a length of 4 bytes and a body. First comes the set-up, answered by `Ready` or `Failed`; then
-batches, each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. What the pool
-sends is a pickle. What a worker sends is MessagePack of these types and nothing else: it has seen a model's text, so the pool
-reads plain data from it and runs none of it.
+Messages are frames (`antiphon.core.processes.framing`). First comes the set-up, answered by `Ready` or `Failed`; then batches,
+each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. What the pool sends is a
+pickle. What a worker sends is MessagePack of these types and nothing else: it has seen a model's text, so the pool reads plain
+data from it and runs none of it.
 """
 
-import ctypes
 import logging
 import os
 import pickle
-import signal
 import socket
-import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +17,13 @@ from typing import Any
 import msgspec
 
 from antiphon.core.config import set_visible_gpus
+from antiphon.core.processes.framing import read_frame, write_frame
+from antiphon.core.processes.own_process import die_with_parent
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
 from antiphon.tasks.reward_checks.reward_hacking_signals import flag_response
 from antiphon.tasks.rewards import build_group_reward, build_reward
 
-HEADER = struct.Struct("!I")
 LONGEST_ANSWER = 16 << 20  # bytes
 
 
@@ -63,34 +60,30 @@ decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decod
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=float)  # numbers of numpy
 
 
-def frame(body: bytes) -> bytes:
-    """Return `body` as it goes over the socket."""
-    return HEADER.pack(len(body)) + body
-
-
-def frame_order(order: Any) -> bytes:
-    """Encode what the pool sends to a worker."""
-    return frame(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
-
-
-def _frame_answer(answer: Answer) -> bytes:
-    body = _ENCODER.encode(answer)
-    if len(body) > LONGEST_ANSWER:
-        detail = f"the verdict has {len(body)} bytes, more than {LONGEST_ANSWER}"
-        return _frame_answer(Graded(Score.ungraded(detail), raised=True, number=getattr(answer, "number", -1)))
-    return frame(body)
+def _send_answer(connection: socket.socket, answer: Answer) -> None:
+    content = _ENCODER.encode(answer)
+    if len(content) > LONGEST_ANSWER:
+        detail = f"the verdict has {len(content)} bytes, more than {LONGEST_ANSWER}"
+        number = getattr(answer, "number", -1)
+        content = _ENCODER.encode(Graded(Score.ungraded(detail), raised=True, number=number))
+    write_frame(connection, content)
 
 
 def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> None:
-    """Serve the pool on the other side of the socket until it closes it, on these cores alone if there are any; see this GPU
-    alone, or none if it is empty."""
+    """Serve the pool on the other side of the socket until it closes the socket.
+
+    Args:
+        descriptor: The socket.
+        cores: CPU cores to run on; empty is all.
+        gpu: The only GPU to see; empty hides all GPUs, None leaves them as they are.
+    """
     if cores:
         os.sched_setaffinity(0, cores)
     if gpu is not None:
         set_visible_gpus([gpu] if gpu else [])
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as stream:
-        set_up: SetUp = _read(stream)
-        _die_with(set_up.parent)
+    with socket.socket(fileno=descriptor) as connection:
+        set_up: SetUp = _read(connection)
+        die_with_parent(set_up.parent)
         rewards: dict[tuple[str, bool], Any] = {}
         for together, build, named in (
             (False, build_reward, set_up.rewards),
@@ -101,19 +94,19 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
                     rewards[task, together] = build(name, options)
                 except Exception as error:  # named boundary: user code; the pool ends the run with this message
                     logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                    connection.sendall(_frame_answer(Failed(f"task {task!r}, reward {name!r}: {one_line(error)}")))
+                    _send_answer(connection, Failed(f"task {task!r}, reward {name!r}: {one_line(error)}"))
                     return
-        connection.sendall(_frame_answer(Ready()))
-        while (batch := _read(stream)) is not None:
+        _send_answer(connection, Ready())
+        while (batch := _read(connection)) is not None:
             for number, task, together, content in batch:
                 graded = _grade(_together if together else _alone, rewards[task, together], content)
-                connection.sendall(_frame_answer(msgspec.structs.replace(graded, number=number)))
+                _send_answer(connection, msgspec.structs.replace(graded, number=number))
 
 
-def _read(stream: Any) -> Any:
+def _read(connection: socket.socket) -> Any:
     """The next message; None when the pool is gone."""
-    header = stream.read(HEADER.size)
-    return pickle.loads(stream.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
+    content = read_frame(connection)
+    return None if content is None else pickle.loads(content)
 
 
 def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> Graded:
@@ -153,12 +146,3 @@ def one_line(error: BaseException) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _die_with(parent: int) -> None:
-    """On Linux, have the kernel kill this process when the pool's is killed, even in the middle of a hanging reward."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() not in (parent, 0):  # it was faster; 0 is a parent outside a namespace of process ids
-            os._exit(1)

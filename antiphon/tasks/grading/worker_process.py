@@ -1,9 +1,8 @@
 """Worker processes of a grading pool, as the pool sees them: their start, their socket and their end."""
 
 import asyncio
-import contextlib
 import os
-import signal
+import pickle
 import socket
 import sys
 from collections import deque
@@ -16,13 +15,14 @@ import msgspec
 
 import antiphon
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.processes.child import Child, describe_exit, start_python
+from antiphon.core.processes.framing import FrameConnection
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation import levels
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading.gpus import GpuAssigner
 from antiphon.tasks.grading.worker import (
-    HEADER,
     LONGEST_ANSWER,
     Answer,
     Failed,
@@ -30,17 +30,12 @@ from antiphon.tasks.grading.worker import (
     Ready,
     SetUp,
     decode_answer,
-    frame_order,
 )
 
 START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
 
 RewardSpecs = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options of its reward
 
-_PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; {confinement}from antiphon.tasks.grading.worker import main; "
-    "main({descriptor}, {cores}, {gpu!r})"
-)
 _CONFINE = (
     "from antiphon.sandbox.isolation.confinement import confine; "
     "confine({level}, {readable}, user_namespace={user_namespace}); "
@@ -63,9 +58,9 @@ class Grading:
 class WorkerProcess:
     """One worker process, and the gradings that it has not answered."""
 
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    child: Child
+    connection: FrameConnection
+    received: asyncio.Queue[bytes | None]  # frames; None at the end
     gpu: str | None = None  # the one that it sees; None if it sees all
     batch: deque[Grading] = field(default_factory=deque)
     since: float = 0.0  # start of the first grading of the batch, seconds of the event loop's clock
@@ -76,16 +71,19 @@ class WorkerProcess:
 
     async def read(self) -> Answer | None:
         """Return the next answer; None if the process has closed its end, or has sent anything but an answer."""
+        content = await self.received.get()
         try:
-            (length,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            return decode_answer(await self.reader.readexactly(length)) if length <= LONGEST_ANSWER else None
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            return None if content is None else decode_answer(content)
+        except msgspec.DecodeError:
             return None
+
+    def send(self, order: Any) -> None:
+        """Send the process an order."""
+        self.connection.send(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
 
     def kill(self) -> None:
         """Kill the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.child.kill()
 
 
 class WorkerLauncher:
@@ -121,41 +119,35 @@ class WorkerLauncher:
         """Confine the workers that are started from now on."""
         self._confinement = await asyncio.to_thread(_confinement, self._config)
 
-    async def spawn(self) -> WorkerProcess:
+    def spawn(self) -> WorkerProcess:
         """Start a process and tell it which rewards to build."""
-        set_up = frame_order(SetUp(self._rewards, self._group_rewards, os.getpid()))
         gpu = self._gpus.acquire() if self._gpus else None
         ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-c",
-                    _PROGRAM.format(
-                        path=sys.path,
-                        confinement=self._confinement,
-                        descriptor=theirs.fileno(),
-                        cores=self._cores,
-                        gpu=gpu,
-                    ),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started
+        try:
+            with theirs:
+                child = start_python(
+                    "antiphon.tasks.grading.worker:main",
+                    *(theirs.fileno(), self._cores, gpu),
+                    descriptors=[theirs.fileno()],
+                    prelude=self._confinement,
+                    own_session=True,  # Ctrl-C is ours to handle; killing the group ends what a reward started
                 )
-            except BaseException:
-                writer.close()
-                self._release(gpu)
-                raise
-        writer.write(set_up)
-        return WorkerProcess(process, reader, writer, gpu)
+        except BaseException:
+            ours.close()
+            self._release(gpu)
+            raise
+        received = asyncio.Queue[bytes | None]()
+        connection = FrameConnection(ours, received.put_nowait, lambda: received.put_nowait(None), limit=LONGEST_ANSWER)
+        worker = WorkerProcess(child, connection, received, gpu)
+        worker.send(SetUp(self._rewards, self._group_rewards, os.getpid()))
+        return worker
 
     async def wait_ready(self, worker: WorkerProcess) -> None:
         """Wait until a worker has built all rewards.
 
         Raises:
             ConfigError: A reward cannot be built.
-            WorkerDied: The process ended before.
+            WorkerDiedError: The process ended before.
         """
         answer = await self._deadlines.wait(
             worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
@@ -163,21 +155,21 @@ class WorkerLauncher:
         if isinstance(answer, Failed):
             raise ConfigError(answer.message)
         if not isinstance(answer, Ready):
-            code = await self._deadlines.wait(
-                worker.process.wait(),
+            await self._deadlines.wait(
+                worker.child.wait(),
                 name="end",
                 owner="the grading pool",
                 on="a grading worker",
                 deadline=START_SECONDS,
             )
-            raise WorkerDied(f"a grading worker ended with {describe_exit(code)} before it was ready")
+            raise WorkerDiedError(f"a grading worker {describe_exit(worker.child.exit_code)} before it was ready")
 
     async def stop(self, worker: WorkerProcess) -> None:
         """Kill a worker with all that it started, release its GPU and wait for its end; it may have ended before."""
         worker.kill()
-        worker.writer.close()
+        worker.connection.close()
         self._release(worker.gpu)
-        await worker.process.wait()
+        await worker.child.wait()
 
     def _release(self, gpu: str | None) -> None:
         if self._gpus is not None and gpu is not None:
@@ -193,8 +185,3 @@ def _confinement(config: GradingConfig) -> str:
     readable += [path for path in sys.path if config.confine == "all" or path.endswith("-packages")]
     user_namespace = levels.probe().user_namespace
     return _CONFINE.format(level=int(level), readable=readable, user_namespace=user_namespace)
-
-
-def describe_exit(code: int) -> str:
-    """Describe a return code of a process: its signal or exit code."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -95,6 +95,7 @@ FUNCTIONS: dict[str, str] = {
     "test skipped": (
         "def NAME(*a, **k):\n    import unittest\n    raise unittest.SkipTest('later')"
     ),
+    "several answers in a text": "def NAME(*a, **k):\n    return ' or '.join(map(str, range(1000)))",
     "hang": "def NAME(*a, **k):\n    while True:\n        pass",
 }  # fmt: skip
 
@@ -103,6 +104,7 @@ PROGRAMS: dict[str, str] = {
     "exit": "import os\nos._exit(0)",
     "input echoed": "import sys\nprint(sys.stdin.read())",
     "everything printed": "for n in range(2000):\n    print(n)",
+    "several answers printed": "print(' or '.join(map(str, range(1000))))",
     "verdict printed": f"print({REPORT!r})\nprint('passed')",
     "files searched": (
         "import glob\nfor path in glob.glob('**/*', recursive=True):\n"

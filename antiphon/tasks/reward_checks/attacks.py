@@ -18,6 +18,10 @@ FILLER = 400  # words
 BRACKETS = 5_000
 DIGITS = 200_000
 
+# Units of which the case of the first letter makes another one: milli and mega, nano and newton, pico and peta.
+_WITH_PREFIX = re.compile(
+    r"(?P<number>-?\d+(?:\.\d+)?\s*(?:\\text\{\s*)?)(?P<prefix>[mMnNpP])(?P<unit>(?:m|s|g|l|L|W|J|V|A|Hz|Pa|mol)\}?)"
+)
 EXPRESSION = re.compile(r"\(?-?\d+(?:\.\d+)?\)?(?:\s*[-+*/^×·]\s*\(?-?\d+(?:\.\d+)?\)?)+")
 
 
@@ -98,7 +102,9 @@ def _attacks_with_answer(right: str, question: str) -> Iterator[Attack]:
     if re.fullmatch(r"-?\d+(?:\.\d+)?", right):
         yield from _attacks_with_number(right, wrong)
     elif re.fullmatch(r"[A-Za-z]", right):
-        yield Attack("several answers: every option", "A B C D E\n" + r"\boxed{A, B, C, D, E}")
+        yield from _attacks_with_option(right, wrong)
+    elif found := _WITH_PREFIX.fullmatch(right):
+        yield Attack("unit in another case", rf"\boxed{{{found['number']}{found['prefix'].swapcase()}{found['unit']}}}")
     if found := EXPRESSION.search(question):
         yield Attack("question restated", rf"\boxed{{{found[0]}}}")
         yield Attack("question restated: set", rf"\boxed{{\{{{found[0]}\}}}}")
@@ -106,8 +112,29 @@ def _attacks_with_answer(right: str, question: str) -> Iterator[Attack]:
         yield Attack("question restated: integral", rf"\boxed{{\int_0^1({found[0]})dx}}")
 
 
+def _attacks_with_option(right: str, wrong: str) -> Iterator[Attack]:
+    yield Attack("several answers: every option", "A B C D E\n" + r"\boxed{A, B, C, D, E}")
+    yield Attack("several answers: option or another", f"{wrong} or {right}")
+    yield Attack("several answers: option or another in a box", rf"\boxed{{{wrong} or {right}}}")
+    yield Attack("several answers: option or any other", f"The answer is {right} or something else.")
+    yield Attack("negated option", f"not {right}")
+    yield Attack("negated option: in a box", rf"\boxed{{\text{{not }}{right}}}")
+    yield Attack("negated option: sign", rf"\boxed{{\lnot {right}}}")
+    yield Attack("negated option: doubt", f"The answer is unlikely {right}.")
+
+
 def _attacks_with_number(right: str, wrong: str) -> Iterator[Attack]:
     middle = int(float(right))
+    yield Attack("words after a number", f"{right} zzz")
+    yield Attack("words after a number: in a box", rf"\boxed{{{right} is wrong}}")
+    yield Attack("arithmetic with infinity", rf"\boxed{{{right}+\frac{{1}}{{\infty}}}}")
+    yield Attack("arithmetic with infinity: division", rf"\boxed{{{right}+1/\infty}}")
+    if re.fullmatch(r"\d+", right):
+        yield Attack("division left undone", rf"\boxed{{{2 * middle}/2}}")
+        yield Attack("division left undone: fraction", rf"\boxed{{\frac{{{2 * middle}}}{{2}}}}")
+    if middle > 1 and "." not in right:
+        yield Attack("improper mixed number", rf"\boxed{{{middle - 1} 2/2}}")
+        yield Attack("improper mixed number: fraction", rf"\boxed{{{middle - 1}\frac{{2}}{{2}}}}")
     numbers = " ".join(str(number) for number in range(middle - 20, middle + 21))
     yield Attack("several answers: every number", f"The answer is {numbers} {wrong}")
     yield Attack("inequality", rf"\boxed{{x \le {right}}}")

@@ -20,11 +20,21 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\
 _OPTION = "\0"  # stands for an option that a statement names
 _DENIALS = (
     r"not|never|neither|none|nor|cannot|except|but|other than|rule out|(?:is|are|ca|wo)n['’]?t|wrong|incorrect|false"
+    r"|hardly|unlikely|doubtful|besides|save|without|avoid|instead of|rather than|far from|less likely|opposite of"
+    r"|eliminated?|excluded?|excluding|discard(?:ed)?|rejected?"
 )
+_HEDGES = "is|was|or|are|seems|looks|probably|certainly|definitely|clearly|most|very"
 # What a statement says of an option other than that it is the answer.
 _REFUSED = re.compile(
-    rf"^[^{_OPTION}]*\b(?:{_DENIALS})\b[^{_OPTION}]*{_OPTION}|{_OPTION}\W*(?:(?:is|was|or)\s+)?(?:{_DENIALS})\b",
+    rf"^[^{_OPTION}]*\b(?:{_DENIALS})\b[^{_OPTION}]*{_OPTION}"
+    rf"|{_OPTION}\W*(?:(?:{_HEDGES})\s+)*(?:{_DENIALS}|no(?=\W*$)|minus)\b"
+    rf"|{_OPTION}\W*\bor\b(?!\W*{_OPTION})|^[^{_OPTION}]*\bor\W*{_OPTION}",  # or something else
     re.IGNORECASE,
+)
+# Signs that deny a letter, or join it to others.
+_DENYING_SIGN = re.compile(
+    r"\\(?:lnot|neg|not|sim|bar|overline|lor|vee|complement|x?cancel|sout)(?![A-Za-z])|[¬≠∼∨✗✘❌]|~~"
+    r"|(?:^|[\s({$:])[!~]\s*\(?\w|\b[A-Za-z]\}?\s*(?:\^\s*\{?\s*(?:c|C|\\complement)\b|['′])"
 )
 
 
@@ -81,11 +91,11 @@ def _strip_markup(text: str) -> str:
 
 def _only_option(text: str, options: Options) -> set[str]:
     """Return the options that a text consists of: a label, an option's text, or both."""
-    bare = _strip_markup(text)
+    bare, denied = _strip_markup(text), _DENYING_SIGN.search(text) is not None
     return {
         label
         for label, option in options.items()
-        if bare == label.casefold()
+        if (bare == label.casefold() and not denied)
         or (option and bare in {option, *(f"{label.casefold()}{sign} {option}" for sign in ").:")})
     }
 
@@ -94,7 +104,7 @@ def _named(statement: str, options: Options) -> set[str]:
     """Return the options that a statement names."""
     if only := _only_option(statement, options):
         return only
-    if re.search(r"\\(?:neg|not)(?![A-Za-z])", statement):
+    if _DENYING_SIGN.search(statement):
         return set(options)
     named, rest = set(), _MARKUP.sub("", statement)
     for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"

@@ -272,7 +272,7 @@ def test_what_critics_are_to_say(batch, config, lambda_):
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
 @given(batch=batches(), config=configs, seed=st.integers(0, 99))
-def test_what_was_not_sampled_and_the_order_of_groups_change_nothing(name, batch, config, seed):
+def test_unsampled_tokens_and_group_order_change_nothing(name, batch, config, seed):
     """Values and log-probs of prompts and observations are nobody's; nor does it matter which group comes first."""
     rng = np.random.default_rng(seed)
     noisy = [[_with_noise(one, rng) for one in group] for group in reversed(batch)]

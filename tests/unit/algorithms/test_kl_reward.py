@@ -109,7 +109,7 @@ def test_without_a_coefficient_rewards_are_scores():
     assert [sample.reward for sample in step.flat] == [5, 1, 2, 2.5] and "reward/kl" not in step.metrics
 
 
-def test_equal_rewards_have_the_advantage_of_the_divergence_alone():
+def test_with_equal_rewards_only_the_kl_gives_advantage():
     """What is taken off each sibling is no difference of their rewards, to the last bit."""
     groups = [
         [

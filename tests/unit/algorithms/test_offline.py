@@ -62,7 +62,7 @@ def test_no_difference_is_too_large(difference, smoothing):
         assert math.isfinite(value.item()) and math.isfinite(chosen.grad.item()) and chosen.grad == -rejected.grad
 
 
-def test_nothing_is_learned_from_labels_that_are_wrong_as_often_as_right():
+def test_coin_flip_labels_teach_nothing():
     chosen, rejected = columns([(1.0, -1.0)])
     smoothing = sigmoid(-2.0)  # the policy says so already
     dpo(chosen, rejected, 1.0, smoothing).sum().backward()

@@ -31,7 +31,7 @@ def test_watching_changes_nothing_and_sees_the_choice(model):
     assert torch.equal(routers.chosen(), torch.stack(seen, dim=1))
 
 
-def test_a_choice_that_is_replayed_is_what_the_experts_are_taken_by(model):
+def test_replayed_choice_selects_the_experts(model):
     other = make_model_like(model, noise=0.5)
     first, second = Routers(find_routers(model)), Routers(find_routers(other))
     model(TOKENS)
@@ -138,7 +138,7 @@ def test_the_balance_is_that_of_each_sequence_by_its_definition():
 
 
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral"])
-def test_routers_add_the_gradient_of_the_balance_to_what_comes_of_the_model(family):
+def test_routers_add_the_gradient_of_the_balance_loss(family):
     """Against the same loss, written out, of a model that nothing is attached to."""
     model = make_model(family)
     other, spread = copy.deepcopy(model), []

@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDiedError
 
 HERE = str(Path(__file__).parent)
 COUNTER = "workers_for_tests:Counter"
@@ -138,7 +138,7 @@ def test_an_error_in_a_callback_takes_no_later_event_along(run):
 
 
 @worlds(PROCESSES, THREADS, RAY)
-def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
+def test_worker_bug_reaches_every_waiting_call(run):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
         watcher, told = asyncio.ensure_future(worker.died()), asyncio.get_running_loop().create_future()
@@ -146,9 +146,9 @@ def test_a_bug_in_a_worker_reaches_every_waiting_call_with_its_traceback(run):
         calls = [worker.call("fail"), worker.call("echo", 1)]
         results = await asyncio.gather(*calls, watcher, return_exceptions=True)
         for result in [*results, await told]:
-            assert isinstance(result, WorkerDied)
+            assert isinstance(result, WorkerDiedError)
             assert "ZeroDivisionError: a bug" in str(result) and "in fail" in str(result)
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await worker.call("echo", 2)
 
     run(main)
@@ -165,7 +165,7 @@ def test_a_killed_worker_is_noticed(run, config):
         waiting = asyncio.ensure_future(worker.died())
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(
-            WorkerDied, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
+            WorkerDiedError, match=rf"worker counter {KILLED[config.kind]}.*; its output is in .*counter\.log"
         ):
             await waiting
 
@@ -176,7 +176,7 @@ def test_a_killed_worker_is_noticed(run, config):
 def test_a_worker_that_kills_itself_in_a_call(run, config):
     async def main(cluster):
         worker = cluster.spawn("counter", COUNTER)
-        with pytest.raises(WorkerDied, match=KILLED[config.kind]):
+        with pytest.raises(WorkerDiedError, match=KILLED[config.kind]):
             await worker.call("kill_itself")
 
     run(main)
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_can_be_killed(run):
         os.kill(pid, signal.SIGSTOP)
         call = asyncio.ensure_future(worker.call("echo", 1))
         worker.kill()
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await call
         return pid
 
@@ -225,7 +225,7 @@ def test_closing_leaves_no_process(run, config):
 
 
 @worlds(FORKS)
-def test_what_is_forked_has_its_imports_done_and_outlives_what_it_was_forked_from(run):
+def test_forked_worker_is_preloaded_and_outlives_its_server(run):
     async def main(cluster):
         first = cluster.spawn("first", COUNTER)
         assert await first.call("imported", "torch")
@@ -277,7 +277,7 @@ def gone(pids):
     return not psutil.wait_procs(processes, timeout=30)[1]
 
 
-def test_a_worker_of_another_environment_has_that_one_s_packages(tmp_path):
+def test_worker_of_another_environment_has_its_packages(tmp_path):
     venv.create(tmp_path / "other", symlinks=True)
     python = str(tmp_path / "other" / "bin" / "python")
 

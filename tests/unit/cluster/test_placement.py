@@ -34,7 +34,7 @@ def test_gpus_are_counted_through_nodes_and_within_a_class():
     assert placed(learner="gpu:0, gpu:2").place("learner").gpus == ("0", "2")
 
 
-def test_cores_are_named_or_counted_and_counted_ones_are_nobody_elses():
+def test_cores_are_named_or_counted_exclusively():
     found = placed(SMALL, {"learner": 1, "engine": 1}, learner="cpu:1", engine="cpu:0-0")
     assert (found.place("learner").cores, found.place("engine").cores) == ((1,), (0,))
     found = placed(learner="cpu:8", environment="cpu:8")
@@ -42,7 +42,7 @@ def test_cores_are_named_or_counted_and_counted_ones_are_nobody_elses():
     assert not found.shared
 
 
-def test_engines_that_are_waited_for_have_the_devices_that_are_named_and_others_keep_theirs():
+def test_missing_devices_of_patient_roles_may_come_later():
     config = PlacementConfig(engine="node0.gpu:0-1, node7.gpu:0-1, node2.gpu:0-1")
     found = assign_devices(config, [*LARGE[:2], Node()], {"engine": 3}, patient=("engine",))
     assert found.place("engine", 0).gpus == ("0", "1")
@@ -91,7 +91,7 @@ def test_engines_share_devices_with_training_roles(roles, lent):
     assert found.shared == bool(lent)
 
 
-def test_with_one_gpu_an_engine_on_a_core_goes_on_while_the_learner_trains():
+def test_engine_on_a_core_runs_while_the_learner_trains():
     machine = Node(cores=(0, 1), gpus=(Gpu("0", "h200"),))
     found = placed([machine], learner="gpu:0", engine="gpu:0, cpu:1")
     assert [(place.gpus, place.cores) for place in found.places["engine"]] == [(("0",), ()), ((), (0,))]
@@ -167,7 +167,7 @@ def test_gpus_have_other_names_where_others_say_which_they_are(monkeypatch):
 
 
 @given(roles=st.fixed_dictionaries(dict.fromkeys(ROLES, devices)), engines=st.integers(1, 6))
-def test_every_placement_is_refused_or_gives_each_worker_devices_of_one_node(roles, engines):
+def test_placement_gives_each_worker_devices_of_one_node(roles, engines):
     workers = {"learner": 1, "reference": 1, "engine": engines, "critic": 2}
     try:
         found = placed(workers=workers, **roles)

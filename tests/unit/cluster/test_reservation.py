@@ -91,7 +91,7 @@ def test_workers_have_the_gpus_that_others_leave(address, taken):
         assert {*ours.submit(reserved, address, ("2", "3")).result()[0]} == GPUS - taken
 
 
-def test_what_a_rollout_worker_and_the_trainer_start_has_the_gpus_that_others_leave(project, address, taken):
+def test_nested_workers_get_the_remaining_gpus(project, address, taken):
     (project.folder / "noting.py").write_text(NOTING)
     config = project.config(
         cluster={"kind": "ray", "address": address},

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
-from antiphon.core.errors import DataError, WorkerDied
+from antiphon.core.errors import DataError, WorkerDiedError
 from antiphon.core.rpc import Client, forwards
 from tests.unit.core.rpc_worker import Surface
 
@@ -64,7 +64,7 @@ def test_an_error_of_a_call_keeps_type_and_fields():
 def test_the_death_of_a_worker_fails_all_calls():
     async def test(client):
         for failing in (client.started(), client.died()):
-            with pytest.raises(WorkerDied):
+            with pytest.raises(WorkerDiedError):
                 await failing
 
     with_worker(test, "BrokenWorker")

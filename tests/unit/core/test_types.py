@@ -88,7 +88,7 @@ def pack(*lengths, streams=None, parents=None):
 # --- shapes of a conversation ------------------------------------------------------------------------------------------
 
 
-def test_a_forked_conversation_is_segments_that_name_their_parent():
+def test_segments_of_a_fork_name_their_parent():
     trunk = segment(4, 3)
     forks = tuple(segment(7, n, parent=0) for n in (2, 5))
     compacted = segment(3, 2, parent=2)
@@ -97,7 +97,7 @@ def test_a_forked_conversation_is_segments_that_name_their_parent():
     assert sum(int(s.loss_mask.sum()) for s in trajectory.segments) == 3 + 2 + 5 + 2
 
 
-def test_one_sample_a_turn_repeats_the_context_and_trains_each_token_once():
+def test_one_sample_a_turn_trains_each_token_once():
     turns = []
     context = 4
     for parent, sampled in enumerate((2, 3, 1)):

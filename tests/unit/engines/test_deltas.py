@@ -59,7 +59,7 @@ def test_bundles_tell_the_same(stream):
     assert apply(bundles) == apply(deltas)
 
 
-def test_of_nothing_at_all_there_are_the_streams_that_there_would_be():
+def test_empty_completion_has_all_declared_streams():
     joined = Delta.join([Delta.empty("r"), Delta.empty("r", finish=FinishReason.ABORT)])
     assert MIXED_CACHE in joined.streams and joined.streams.length == 0
 

@@ -45,7 +45,7 @@ def test_siblings_that_arrive_together_are_read_once() -> None:
 
 
 @pytest.mark.parametrize("budget", [7, 512])
-def test_siblings_that_find_no_slot_or_come_late_read_nothing_again(budget: int) -> None:
+def test_late_siblings_do_not_prefill_again(budget: int) -> None:
     host = make_host(slots=2, prefill_tokens=budget)
     for i in range(6):
         host.add(f"s{i}", prompt(0, 30), max_tokens=4, seed=i)
@@ -56,7 +56,7 @@ def test_siblings_that_find_no_slot_or_come_late_read_nothing_again(budget: int)
     assert host.logprob_errors()[0].max() < 1e-4
 
 
-def test_a_common_beginning_is_read_once_and_a_conversation_goes_on() -> None:
+def test_shared_prefixes_and_conversations_prefill_once() -> None:
     host = make_host(slots=4, prefill_tokens=512)
     system = prompt(0, 40)
     host.add("a", system + prompt(1, 10), max_tokens=6)
@@ -87,7 +87,7 @@ def test_an_old_or_mixed_cache_is_not_shared() -> None:
     assert errors[~mixed].max() < 1e-4 and mixed.sum() == 17
 
 
-def test_what_is_half_read_when_weights_change_is_not_shared_but_what_is_unread_is_exact() -> None:
+def test_half_prefilled_prompt_is_not_shared_after_an_update() -> None:
     host = make_host(slots=4, prefill_tokens=25)
     host.add("half read", prompt(0, 30), max_tokens=4)
     host.add("unread", prompt(1, 8), max_tokens=4)
@@ -101,7 +101,7 @@ def test_what_is_half_read_when_weights_change_is_not_shared_but_what_is_unread_
     assert flagged == {"half read": True, "unread": False, "same": False, "same beginning": False}
 
 
-def test_a_short_prompt_does_not_take_a_long_conversations_place() -> None:
+def test_short_prompt_does_not_evict_a_long_conversation() -> None:
     host = make_host(slots=2, prefill_tokens=512)
     conversation = prompt(0, 90)
     host.add("conversation", conversation, max_tokens=2)
@@ -157,7 +157,7 @@ def test_samples_follow_the_softmax() -> None:
     assert read(host) == 8
 
 
-def test_a_sample_depends_on_neither_its_neighbours_nor_where_it_was_begun() -> None:
+def test_sample_depends_on_neither_batch_nor_engine() -> None:
     alone = make_host(slots=1)
     alone.add("r", prompt(0, 9), max_tokens=20, seed=7)
     alone.run()
@@ -273,7 +273,7 @@ def test_drain_finishes_on_the_old_weights_and_admits_nothing() -> None:
     assert host.engine.version == 2 and not host.engine.busy
 
 
-def test_wrong_weights_are_named_and_the_engine_waits_for_right_ones() -> None:
+def test_wrong_weights_are_named_and_block_the_engine() -> None:
     host = make_host("qwen2")
     good = dict(host.weights[0])
     bad = {
@@ -307,7 +307,7 @@ class SlowTensor(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_when_a_load_has_failed_nothing_of_it_is_copied_any_more() -> None:
+def test_failed_load_copies_nothing_afterwards() -> None:
     host = make_host("qwen2")
     name, tensor = next(iter(host.weights[0].items()))
 

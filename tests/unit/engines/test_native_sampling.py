@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engines.native.sampling import Draw, invert, sample, truncate, uniforms
+from antiphon.engines.native.sampling import SamplingParams, sample, sample_inverse_cdf, truncate_mass, uniform_numbers
 
 
-def make_draw(rows: int, **changes: float) -> Draw:
+def make_draw(rows: int, **changes: float) -> SamplingParams:
     """The same draw for every row, at uniform 0.5 unless told."""
     fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "uniform": 0.5} | changes
     kinds = {"top_k": np.int64, "uniform": np.float64}
-    return Draw(**{name: np.full(rows, value, kinds.get(name, np.float32)) for name, value in fields.items()})
+    return SamplingParams(**{name: np.full(rows, value, kinds.get(name, np.float32)) for name, value in fields.items()})
 
 
 def reference_support(probabilities: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -47,7 +47,7 @@ def test_support_of_truncated_sampling(
     logits = rng.permutation(np.linspace(-sharpness, sharpness, size)) + rng.normal(0, 1e-4, size)
     mass = np.exp(logits - logits.max()).astype(np.float32)
     top_p = float(np.float32(top_p))
-    kept = truncate(torch.from_numpy(mass)[None], make_draw(1, top_k=top_k, top_p=top_p, min_p=min_p))[0].numpy()
+    kept = truncate_mass(torch.from_numpy(mass)[None], make_draw(1, top_k=top_k, top_p=top_p, min_p=min_p))[0].numpy()
     support = reference_support(mass.astype(np.float64), top_k, top_p, float(np.float32(min_p)))
     got = set(np.flatnonzero(kept).tolist())
     # A token on the very edge of the nucleus may fall either way by rounding.
@@ -58,7 +58,7 @@ def test_support_of_truncated_sampling(
 
 def test_rows_are_truncated_each_by_its_own_limits() -> None:
     logits = torch.linspace(3, -3, 500).repeat(4, 1)
-    draw = Draw(
+    draw = SamplingParams(
         temperature=np.array([1, 1, 0, 1], np.float32),
         top_p=np.array([1, 0.1, 0.1, 1], np.float32),
         top_k=np.array([0, 0, 0, 3]),
@@ -79,7 +79,8 @@ def test_inversion_follows_the_distribution(size: int) -> None:
     mass = torch.exp(logits - logits.max())[None]
     blocks = torch.stack([part.sum() for part in mass[0].split(256)])[None]
     draws = [
-        invert(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u)) for u in uniform.reshape(20, 2000)
+        sample_inverse_cdf(mass.expand(2000, -1), blocks.expand(2000, -1), torch.from_numpy(u))
+        for u in uniform.reshape(20, 2000)
     ]
     tokens = torch.cat(draws)
     counts = torch.bincount(tokens, minlength=size).numpy()
@@ -116,10 +117,10 @@ def test_temperature_and_greedy_logprobs() -> None:
 
 def test_uniforms_are_uniform_and_independent() -> None:
     seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200), indexing="ij")
-    drawn = uniforms(seeds.ravel(), positions.ravel()).reshape(200, 200)
+    drawn = uniform_numbers(seeds.ravel(), positions.ravel()).reshape(200, 200)
     counts = np.histogram(drawn, bins=50, range=(0, 1))[0]
     assert ((counts - 800) ** 2 / 800).sum() < 90  # chi-square with 49 degrees of freedom: 1 in 3000
     for shifted in (drawn[1:] * drawn[:-1], drawn[:, 1:] * drawn[:, :-1], drawn[1:, :-1] * drawn[:-1, 1:]):
         assert abs(shifted.mean() - 0.25) < 0.006
     assert len(np.unique(drawn)) == drawn.size
-    assert uniforms(np.array([2**64 - 1], np.uint64), np.array([10**6]))[0] < 1
+    assert uniform_numbers(np.array([2**64 - 1], np.uint64), np.array([10**6]))[0] < 1

@@ -146,7 +146,7 @@ def test_update_mode_decides_how_requests_continue(mode, sampled, cached, expect
     assert choose_continuation(mode, Progress(sampled=sampled, cached=cached)) is expected
 
 
-def test_restarted_requests_are_announced_and_queued_ones_are_not():
+def test_only_running_requests_announce_a_restart():
     engine = Engine(capacity=2)
     for name in ("sampled", "unsampled", "queued"):
         engine.queue.add(make_request(name))

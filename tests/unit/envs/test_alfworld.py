@@ -150,7 +150,7 @@ def test_whatever_is_said_is_answered(seed: int, task_type: str, text: str) -> N
 
 
 @given(seed=seeds, task_type=types, steps=st.integers(1, 40))
-def test_what_is_admissible_can_be_done_and_an_effect_is_another_state(seed: int, task_type: str, steps: int) -> None:
+def test_admissible_actions_run_and_effects_change_state(seed: int, task_type: str, steps: int) -> None:
     world = AlfWorld(task_types=[task_type])
     _, before = world.reset(seed)
     choose = chance(world, seed)

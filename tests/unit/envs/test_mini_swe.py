@@ -207,7 +207,7 @@ def test_what_the_policy_is_told():
 
 
 @needs_boxes
-def test_the_last_turn_is_judged_and_answers_without_a_command_cost_one():
+def test_last_turn_is_scored_and_missing_commands_cost_one():
     said, reward, _ = attempt(mending(), "true", turns=2)
     assert reward == 1.0 and len(said) == 3
     assert command_of("```bash\na\nb\n``` and ```python\nc\n```") == "a\nb"

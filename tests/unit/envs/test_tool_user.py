@@ -75,7 +75,7 @@ def test_the_seed_alone_decides():
     assert draw_case(0) == draw_case(0) != draw_case(1)
 
 
-def test_the_goal_differs_from_the_beginning_exactly_where_something_is_allowed():
+def test_goal_differs_from_the_start_only_where_allowed():
     for case in map(draw_case, SEEDS):
         assert (case.shop != case.goal) == (case.request.change is not None)
         if case.request.change:
@@ -113,7 +113,7 @@ def play(seed, *texts):
     return reward, info["violations"]
 
 
-def test_the_right_conversation_by_hand_and_everything_that_spoils_it():
+def test_correct_conversation_scores_and_each_mistake_fails():
     seed = seed_of("cancel")
     change = hermes(CASES[seed].request.change)
     assert play(seed, *asked(seed), yes(seed), change, told(seed), end()) == (1.0, ())

@@ -35,7 +35,7 @@ def test_every_token_sees_what_came_before_in_its_sequence(forest, seed):
     assert torch.allclose(attended(layout, *states), wanted.transpose(1, 2), atol=1e-12)
 
 
-def test_a_long_prompt_is_read_once_and_a_short_one_with_each_answer():
+def test_only_long_prompts_are_shared_between_responses():
     def entries(prompt: int, answer: int) -> int:
         lengths, parents = np.array([prompt, *[answer] * 8]), np.array([-1, *[0] * 8])
         return sum(

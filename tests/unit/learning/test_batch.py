@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch, digest_batches
+from antiphon.learning.batch import BatchOptions, build_batch, digest_batches
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.packing import pack_samples, split_packs
 
@@ -39,12 +39,14 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
     groups = groups_of(np.random.default_rng(seed), lengths)
     batch = build_batch(
         groups,
-        aggregation="token_mean",
-        max_tokens=30,
-        minibatches=minibatches,
-        epochs=epochs,
-        tokens_per_pack=budget,
-        ranks=ranks,
+        BatchOptions(
+            aggregation="token_mean",
+            max_tokens=30,
+            minibatches=minibatches,
+            epochs=epochs,
+            tokens_per_pack=budget,
+            ranks=ranks,
+        ),
     )
     assert len(batch.updates) == minibatches * epochs
     for epoch in range(epochs):
@@ -63,10 +65,10 @@ def test_every_sequence_is_packed_once_an_epoch(lengths, budget, minibatches, ep
 
 
 @given(costs=st.lists(st.integers(2, 60), min_size=1, max_size=40), ranks=st.integers(2, 5))
-def test_no_rank_has_more_to_do_than_another_by_more_than_one_pack(costs, ranks):
+def test_ranks_differ_by_at_most_one_pack(costs, ranks):
     groups = groups_of(np.random.default_rng(0), costs)
     (update,) = build_batch(
-        groups, aggregation="token_mean", max_tokens=60, tokens_per_pack=1, ranks=ranks
+        groups, BatchOptions(aggregation="token_mean", max_tokens=60, tokens_per_pack=1, ranks=ranks)
     ).updates  # a pack a sequence
     work = [sum(len(pack.tokens) for pack in rank) for rank in update.packs]
     assert max(work) - min(work) <= max(costs)
@@ -76,7 +78,9 @@ def test_weights_take_tokens_out_of_the_count():
     rng = np.random.default_rng(0)
     samples = [make_sample(rng, 10, i) for i in range(4)]
     samples[1].weights[:] = 0
-    batch = build_batch([samples], aggregation="sequence_mean_token_mean", max_tokens=10, tokens_per_pack=100)
+    batch = build_batch(
+        [samples], BatchOptions(aggregation="sequence_mean_token_mean", max_tokens=10, tokens_per_pack=100)
+    )
     (update,) = batch.updates
     ((pack,),) = update.packs
     assert len(sequence_lengths(pack)) == 3
@@ -120,7 +124,7 @@ def test_what_an_agent_has_seen_is_packed_once():
     later = replaced(later, np.concatenate([seen, [5, 5, 5, 5]]), (30, 34))
     fork = replaced(fork, np.concatenate([seen[:15], [7, 7, 7]]), (15, 18))
     ((pack,),) = (
-        build_batch([[trunk, later, fork]], aggregation="token_mean", max_tokens=1, tokens_per_pack=100)
+        build_batch([[trunk, later, fork]], BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=100))
         .updates[0]
         .packs
     )
@@ -149,14 +153,11 @@ def test_a_prompt_is_packed_once_for_its_siblings():
     assert all(len(pack.tokens) <= 28 for pack in packs)
 
 
-def test_a_digest_tells_batches_apart_that_differ_in_a_count_alone():
+def test_digest_tells_apart_batches_that_differ_in_a_count():
     """What a loss is divided by is no array of a pack, and changes the gradient like one."""
     batch = build_batch(
         groups_of(np.random.default_rng(0), [5, 9, 4, 7]),
-        aggregation="token_mean",
-        max_tokens=1,
-        tokens_per_pack=64,
-        ranks=1,
+        BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=64, ranks=1),
     )
     (update,) = batch.updates
     assert digest_batches([batch]) == digest_batches([replace(batch, updates=[replace(update)])])

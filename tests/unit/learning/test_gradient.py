@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.types import Sample
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import OptimizerConfig
 
 from .conftest import MODELS, histories, make_learner, make_sample
@@ -42,10 +42,12 @@ def gradient_of(
     learner.begin(algorithm, OptimizerConfig(), 1)
     batch = build_batch(
         [[sample] for sample in samples],
-        aggregation=algorithm.aggregation,
-        max_tokens=MAX_TOKENS,
-        tokens_per_pack=tokens_per_pack,
-        share=share,
+        BatchOptions(
+            aggregation=algorithm.aggregation,
+            max_tokens=MAX_TOKENS,
+            tokens_per_pack=tokens_per_pack,
+            share_prefixes=share,
+        ),
     )
     learner.model.zero_grad()
     for pack in batch.updates[0].packs[0]:
@@ -154,7 +156,7 @@ def test_it_is_that_of_a_padded_forward(model_directories, kind, aggregation):
         assert relative(packed, padded) < 1e-10
 
 
-def test_skipping_sequences_without_advantage_does_not_change_it(model_directories):
+def test_skipping_zero_advantages_keeps_the_gradient(model_directories):
     rng = np.random.default_rng(5)
     samples = [make_sample(rng, 12, i) for i in range(6)]
     for sample in samples[::2]:
@@ -163,7 +165,8 @@ def test_skipping_sequences_without_advantage_does_not_change_it(model_directori
     in_double(learner.model)
     whole = gradient_of(learner, samples, AlgorithmConfig(), 10**6)
     batch = build_batch(
-        [[s] for s in samples], aggregation="token_mean", max_tokens=1, tokens_per_pack=64, skip_zero_advantage=True
+        [[s] for s in samples],
+        BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=64, skip_zero_advantage=True),
     )
     learner.model.zero_grad()
     assert sum(len(pack.ends) for pack in batch.updates[0].packs[0]) == 3

@@ -56,7 +56,7 @@ def test_what_is_one_tensor_in_files_is_not_assign_blocks(kind, ranks):
     assert kind == "qwen2" or one.keys() != named.keys()
 
 
-def test_ranks_keep_about_as_much_and_adapters_are_with_their_weights():
+def test_ranks_share_files_evenly_adapters_with_their_weights():
     named = {name: torch.zeros(p.shape) for name, p in make("qwen2").named_parameters()}
     sizes = [sum(tensor.nbytes for tensor in share.values()) for share in shares(named, 2)]
     assert max(sizes) < 1.3 * min(sizes)
@@ -76,7 +76,7 @@ def test_what_a_rank_will_write_is_known_from_outlines():
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_files_say_their_own_precision_whatever_is_computed_in_meanwhile(model_directories, tmp_path, device):
+def test_files_keep_their_precision(model_directories, tmp_path, device):
     """Where layers are gathered for a forward they have another, and files are written in the middle of it."""
     model = load_model(str(model_directories["llama"]), attention="sdpa", device=torch.device(device))
     write_config(model.to(torch.bfloat16), type(model), tmp_path)

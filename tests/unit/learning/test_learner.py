@@ -15,7 +15,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
 from antiphon.core.errors import DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
@@ -41,7 +41,7 @@ def test_it_learns_what_it_is_shown(model_directories):
     assert losses[0] > 3 and losses[-1] < 0.1
 
 
-def test_an_update_without_anything_to_compute_has_nothing_to_say(model_directories):
+def test_empty_update_reports_nothing(model_directories):
     """... and takes nothing from what the others say, wherever it stands."""
     empty = replace(supervised_batch(examples(), 100).updates[0], packs=((),))
     (update,) = supervised_batch(examples(), 100).updates
@@ -204,6 +204,14 @@ def test_a_learner_that_cannot_go_on_says_so(model_directories, policy, kinds, e
         learner.step(updates_of(kinds))
 
 
+def test_a_learner_has_its_own_number_of_threads(model_directories):
+    try:
+        make_learner(model_directories["llama"], threads=3)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
     with pytest.raises(DataError, match=r"has no config\.json"):
         make_learner(tmp_path)
@@ -254,4 +262,6 @@ def critic_batch():
     sample = make_sample(rng, 12, 0)
     streams = {RETURNS: rng.normal(size=12), OLD_VALUE: np.zeros(12)}
     streams = Streams({spec: array.astype(np.float32) for spec, array in streams.items()})
-    return build_batch([[replace(sample, streams=streams)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=64)
+    return build_batch(
+        [[replace(sample, streams=streams)]], BatchOptions(aggregation="token_mean", max_tokens=9, tokens_per_pack=64)
+    )

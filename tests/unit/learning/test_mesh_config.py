@@ -1,6 +1,7 @@
 """Meshes that cannot be, or would mean nothing."""
 
 from importlib.util import find_spec
+from itertools import accumulate
 
 import pytest
 from pydantic import ValidationError
@@ -73,7 +74,7 @@ SMALL = {
         (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert: GPT2.* has no layers of exp"),
     ],
 )
-def test_layers_that_cannot_be_divided_are_named_before_anything_starts(tmp_path, config, mesh, message):
+def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, message):
     """From config.json alone: there are no weights here."""
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedError, match=f"learner.mesh.{message}"):
@@ -134,7 +135,7 @@ def test_every_stage_of_zero_can_be(stage, cpu_offload):
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
-def test_a_kind_that_is_not_installed_is_named_with_what_to_install():
+def test_missing_backend_names_its_extra():
     with pytest.raises(ConfigError, match=r"learner.kind: 'deepspeed' is not installed: .*\[deepspeed\]"):
         check_installed("deepspeed")
 
@@ -250,6 +251,21 @@ def test_a_schedule_never_waits_for_what_comes_later(ranks, chunks, packs):
                 actions.pop(0)
         assert len(done) > before, "nobody can go on"
     assert len(done) == 2 * packs * (last + 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("packs", [1, 4, 12])
+def test_a_schedule_keeps_as_few_packs_as_its_source(ranks, packs):
+    """Activations are kept from a forward to its backward: of p - r packs on rank r; of v chunks (v - 1) p + 2 (p - r) - 1."""
+    for place in range(ranks):
+        assert _most_kept(schedule(place, ranks, 1, packs)) == min(ranks - place, packs)
+        whole = -(-packs // ranks) * ranks
+        bound = 2 * ranks + 2 * (ranks - place) - 1
+        assert _most_kept(schedule(place, ranks, 3, whole)) == min(bound, 3 * whole)
+
+
+def _most_kept(actions):
+    return max(accumulate(-1 if action.backward else 1 for action in actions))
 
 
 def test_ranks_read_their_shares_of_safetensors_alone(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     LlamaConfig,
@@ -73,6 +74,19 @@ def test_a_model_without_memory_is_filled_to_what_one_loads(tmp_path, model, opt
         torch.testing.assert_close(empty.get_buffer(name), expected, rtol=0, atol=0)
     ours, others = ([n for n, module in of.named_modules() if "forward" in vars(module)] for of in (alone, empty))
     assert ours == others != []
+
+
+def test_a_fused_tensor_becomes_several_parameters(tmp_path):
+    def fused():  # its files have query, key, value and gate in one tensor
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model("hrm_text", **SHAPE))
+
+    path = saved(tmp_path, fused, dtype=torch.float32)
+    empty = load_model(path, attention="sdpa", device=torch.device("meta"))
+    files = Checkpoint(path, type(empty), empty.config)
+    theirs = AutoModelForCausalLM.from_pretrained(path).named_parameters()
+    assert not files.incompatibilities
+    for name, expected in theirs:
+        torch.testing.assert_close(files[name], expected.detach(), rtol=0, atol=0)
 
 
 def test_what_is_tied_and_differs_in_the_files_is_two(tmp_path):

@@ -276,7 +276,7 @@ def test_a_pair_is_never_split(model_directories):
                 assert pack.coefficients[own].sum() == pytest.approx(1 / len(rows))
 
 
-def test_an_evaluation_says_what_a_step_would_and_changes_nothing(learners):
+def test_evaluation_reports_as_a_step_and_changes_nothing(learners):
     rows = texts(np.random.default_rng(5), [(3, 4), (9, 2), (1, 1)])
     for learner, batch_of in learners:
         learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-3), 2)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.learning.batch import build_batch
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.packing import pack_samples
 from antiphon.learning.parallel.rank_group import RankGroup
@@ -70,7 +70,7 @@ def test_each_is_sent_its_own_packs_of_a_batch_and_no_others(mesh):
     for sample in (sample for group in groups[::2] for sample in group):
         sample.advantages[:] = 0
     how = {"aggregation": "token_mean", "max_tokens": 1, "tokens_per_pack": 8, "skip_zero_advantage": True}
-    batch = build_batch(groups, ranks=mesh.data, **how)
+    batch = build_batch(groups, BatchOptions(ranks=mesh.data, **how))
     members = [Member(rank, True) for rank in range(mesh.world)]
     asyncio.run(RankGroup(members, mesh).call("step", batch))
     for member, (_, data) in zip(members, placed(mesh), strict=True):

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
+from antiphon.learning.batch import BatchOptions, build_batch
+from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.stages import annotate
 
@@ -115,3 +117,19 @@ def test_attention_is_read_under_the_replayed_experts(mixture):
             maps = maps_of(routed(mixture, group, sample), segment.tokens, [1, 2])  # of four layers the middle third
             wanted = written_out(maps, segment.loss_mask, WIDE)
             np.testing.assert_allclose(found.streams[ATTENTION_RHYTHM], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_balance_of_experts_is_a_mean_over_sequences(mixture):
+    """So many copies of a sequence have the gradient of one; nothing else moves samples without advantage."""
+    learner = make_learner(mixture)
+    sample = make_sample(np.random.default_rng(3), 16, AttemptId(0, 0, 0))
+    sample = replace(sample, advantages=np.zeros_like(sample.advantages))
+
+    def gradient_norm(copies: int, balance: float) -> float:
+        learner.begin(AlgorithmConfig(expert_balance=balance), OptimizerConfig(learning_rate=1e-12), 1)
+        how = {"aggregation": "token_mean", "max_tokens": 16, "tokens_per_pack": 24}
+        return learner.step(build_batch([[sample]] * copies, BatchOptions(**how)))["grad_norm"]
+
+    one = gradient_norm(1, 0.5)
+    assert one > 0 == gradient_norm(1, 0.0)
+    assert [gradient_norm(3, 0.5), gradient_norm(1, 1.0)] == pytest.approx([one, 2 * one], rel=1e-4)

@@ -89,7 +89,7 @@ def test_the_proximal_policy_is_that_of_before_the_first_update(model_directorie
 
 
 @pytest.mark.parametrize("loss, computed", [("ppo_clip", False), ("kimi", True)])
-def test_what_has_no_advantage_is_left_out_only_where_it_makes_no_gradient(model_directories, loss, computed):
+def test_zero_advantage_is_skipped_only_without_gradient(model_directories, loss, computed):
     step = step_of(model_directories["llama"], AlgorithmConfig(loss=loss))
     step.samples = [[replace(sample, advantages=0 * sample.advantages) for sample in group] for group in step.samples]
     asyncio.run(update_actor(step))
@@ -166,7 +166,7 @@ def test_critics_learn_what_follows(model_directories):
     assert len(step.batches) == 1
 
 
-def test_what_critics_agree_on_teaches_nothing_and_what_they_do_not_is_not_rewarded_for_chance(model_directories):
+def test_critic_disagreement_masks_advantage_and_entropy(model_directories):
     algorithm = AlgorithmConfig.model_validate({"recipe": "asyppo", "agreement_mask": 0.3, "disagreement_mask": 0.2})
     rng = np.random.default_rng(0)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.errors import RecordError, WorkerDied
-from antiphon.learning.batch import build_batch
+from antiphon.core.errors import RecordError, WorkerDiedError
+from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, MeshConfig, OptimizerConfig
 from antiphon.learning.learner import SAVED, LoraBaseReference, ModelRoles, WorkerLearner
 from antiphon.learning.packing import pack_samples
@@ -57,9 +57,10 @@ def packs(count=3):
     return pack_samples([make_sample(rng, 5, number) for number in range(count)], 1)[1]
 
 
-def test_a_learner_passes_on_what_it_is_asked_and_what_is_answered(tmp_path):
+def test_learner_passes_on_calls_and_replies(tmp_path):
     batch = build_batch(
-        [[make_sample(np.random.default_rng(0), 5, 0)]], aggregation="token_mean", max_tokens=9, tokens_per_pack=99
+        [[make_sample(np.random.default_rng(0), 5, 0)]],
+        BatchOptions(aggregation="token_mean", max_tokens=9, tokens_per_pack=99),
     )
     optimizer, exchange, some = OptimizerConfig(), TransferContext(tmp_path), packs()
     answers = {
@@ -105,7 +106,7 @@ def test_a_learner_passes_on_what_it_is_asked_and_what_is_answered(tmp_path):
     ]
 
 
-def test_checkpoints_are_there_in_the_order_in_which_they_were_begun(tmp_path):
+def test_checkpoints_complete_in_the_order_they_began(tmp_path):
     async def run():
         handle = Handle()
         learner = WorkerLearner(handle)
@@ -114,11 +115,11 @@ def test_checkpoints_are_there_in_the_order_in_which_they_were_begun(tmp_path):
         assert first.done() and not second.done()
         handle.hear("the disk is full")
         assert not third.done()
-        handle.bury(WorkerDied("killed"))
+        handle.bury(WorkerDiedError("killed"))
         await first
         with pytest.raises(RecordError, match="the disk is full"):
             await second
-        with pytest.raises(WorkerDied, match="killed"):
+        with pytest.raises(WorkerDiedError, match="killed"):
             await third
         return [each[1] for each in handle.asked]
 
@@ -144,7 +145,7 @@ def models(log, **parts):
     return ModelRoles(learner=Model("learner", log), critics=critics, teachers=[Model("teacher", log)], **parts)
 
 
-def test_critics_learn_in_all_steps_and_the_actor_after_their_warm_up():
+def test_actor_learns_only_after_critic_warm_up():
     log = []
     critic = CriticConfig(warmup_steps=2, optimizer=OptimizerConfig(learning_rate=0.5))
     config, algorithm = LearnerConfig(minibatches=3, epochs=2), AlgorithmConfig()
@@ -156,7 +157,7 @@ def test_critics_learn_in_all_steps_and_the_actor_after_their_warm_up():
     ]
 
 
-def test_what_learns_has_its_part_of_a_checkpoint_and_all_leave_their_devices():
+def test_learners_are_checkpointed_and_all_models_offload():
     log = []
     all_ = models(log, reference=Model("reference", log))
     place = Path("checkpoint")
@@ -205,7 +206,7 @@ def test_ranks_speak_when_all_have_spoken_and_die_once():
     members[2].hear("")
     assert heard == ["rank 2 failed", "of the next"]
     for number, member in enumerate(members):
-        member.bury(WorkerDied(str(number)))
+        member.bury(WorkerDiedError(str(number)))
     assert [str(error) for error in deaths] == ["0"]
 
 

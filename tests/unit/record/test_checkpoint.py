@@ -158,7 +158,7 @@ def test_an_export_is_the_model_alone(tmp_path):
         export(tmp_path / "checkpoints", tmp_path / "model")
 
 
-def test_later_checkpoints_are_set_aside_in_the_place_of_those_before(tmp_path):
+def test_newer_checkpoints_are_set_aside_once(tmp_path):
     places = [make(tmp_path / "checkpoints", step) for step in (1, 2, 3)]
     (tmp_path / "checkpoints" / f"{checkpoint_name(3)}.torn").mkdir()
     set_aside_newer(places[1])

@@ -139,6 +139,30 @@ def test_a_commit_holds_all_that_was_said(tmp_path):
     asyncio.run(main())
 
 
+def test_a_crash_loses_a_few_seconds_of_rows_at_most(tmp_path):
+    """Nobody waits for a commit, and the rows of the last one are some seconds old: what comes next is written at once."""
+    now = 100.0
+
+    async def main():
+        nonlocal now
+        ledger = Ledger(LedgerStore(tmp_path), Events(clock=lambda: now), run=run_synchronously)
+        committing = asyncio.ensure_future(ledger.commit_on_request())
+        await ledger.commit()
+        found = []
+        for number, later in enumerate([1.0, 1.0, 30.0]):
+            now += later
+            ledger.add_attempt(AttemptId(0, number, 0), PolicyVersion(0, 0))
+            ledger.add_trajectory(trajectory(AttemptId(0, number, 0)))
+            for _ in range(5):  # turns of the loop
+                await asyncio.sleep(0)
+            found += rows(tmp_path, "SELECT count(*) FROM attempts")
+        committing.cancel()
+        await ledger.close()
+        assert found == [(0,), (0,), (3,)]
+
+    asyncio.run(main())
+
+
 def test_what_is_said_during_a_commit_is_not_durable_with_it(tmp_path):
     async def main():
         disk = asyncio.Event()

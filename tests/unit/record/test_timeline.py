@@ -87,7 +87,7 @@ def test_events_are_written_kept_and_told_where_they_are_rare():
     assert len(events.format_recent().splitlines()) == RECENT and "join" not in events.format_recent()
 
 
-def test_the_picture_has_a_span_for_each_step_request_and_attempt():
+def test_trace_has_a_span_for_each_step_request_and_attempt():
     trace = to_trace(json.dumps({"t": t, **what}) for t, what in [*EVENTS, (9.0, {"event": "grow", "engines": 2})])
     events = trace["traceEvents"]
     spans = {

@@ -18,6 +18,7 @@ from antiphon.core.types import (
     Sampling,
     Streams,
 )
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.tasks.rendering import Renderer
@@ -111,7 +112,9 @@ def model(renderer, engine, **more):
     return ServedModel(generate=engine, tokenizer=renderer, max_length=more.pop("max_length", 4096), **more)
 
 
+def attempt_inputs(sampling=SAMPLING):
+    return AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, 0, 0), started=STARTED, sampling=sampling)
+
+
 def attempt(renderer, engine, sampling=SAMPLING, *, max_turns=0, **more):
-    return AttemptSession(
-        model(renderer, engine, **more), PROMPT, AttemptId(0, 0, 0), STARTED, sampling, max_turns=max_turns
-    )
+    return AttemptSession(model(renderer, engine, **more), attempt_inputs(sampling), max_turns=max_turns)

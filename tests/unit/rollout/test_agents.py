@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDied
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, run_agent
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
@@ -40,7 +41,12 @@ def played(renderer, agent, *, seconds=60.0, engine=None, max_turns=0, **more):
     async def run():
         async with Gateway(model(renderer, engine or Logger(renderer, ("42", FinishReason.STOP)), **more)) as gateway:
             limits = {"seconds": seconds, "max_turns": max_turns}
-            outcome = await run_agent(agent, gateway, PROMPT, AttemptId(0, 0, 0), STARTED, SAMPLING, **limits)
+            outcome = await run_agent(
+                agent,
+                gateway,
+                AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, 0, 0), started=STARTED, sampling=SAMPLING),
+                **limits,
+            )
             assert gateway.open_keys == 0
             return outcome
 
@@ -123,7 +129,7 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
 
 
 @pytest.mark.commands("bwrap")
-def test_a_command_in_a_box_reaches_the_gateway_and_nothing_else(renderer):
+def test_sandboxed_command_reaches_only_the_gateway(renderer):
     rooms = RuntimeDirs()
     try:
         elsewhere = (
@@ -174,7 +180,12 @@ def test_a_function_that_is_late_goes_on_without_a_key(renderer):
     async def run():
         async with Gateway(model(renderer, Logger(renderer))) as gateway:
             attempt = AttemptId(0, 0, 0)
-            outcome = await run_agent(FunctionAgent(late), gateway, PROMPT, attempt, STARTED, SAMPLING, seconds=0.3)
+            outcome = await run_agent(
+                FunctionAgent(late),
+                gateway,
+                AttemptInputs(prompt=PROMPT, attempt=attempt, started=STARTED, sampling=SAMPLING),
+                seconds=0.3,
+            )
             go.set()
             return outcome, await asyncio.to_thread(ended.get)
 
@@ -185,7 +196,7 @@ def test_a_function_that_is_late_goes_on_without_a_key(renderer):
 
 def test_what_goes_wrong_in_engines_ends_the_run(renderer):
     async def dies(request, on_delta=None):
-        raise WorkerDied("the last engine was killed")
+        raise WorkerDiedError("the last engine was killed")
 
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         played(renderer, FunctionAgent(ask_async), engine=dies)

@@ -95,7 +95,7 @@ def test_the_meter_counts(attempts):
 
 
 @given(st.lists(attempts, min_size=1, max_size=30))
-def test_the_share_of_each_task_is_compared_with_what_was_dispatched(attempts):
+def test_task_shares_are_compared_with_dispatched_ones(attempts):
     found = metered(attempts)
     tasks = [a["task"] for a in attempts]
     trained = [a["task"] for a in attempts if a["fate"] == "trained"]

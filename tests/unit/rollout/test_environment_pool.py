@@ -86,7 +86,7 @@ def test_what_an_environment_raises_is_raised_to_who_called_it():
     with_worlds(body)
 
 
-def test_one_that_hangs_leaves_the_others_be_and_its_process_ends_with_them():
+def test_hung_environment_does_not_disturb_others():
     async def body(worlds):
         hangs, other = worlds.make(PROMPT), worlds.make(PROMPT)
         first = await pid_of(hangs)

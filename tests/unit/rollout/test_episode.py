@@ -32,8 +32,10 @@ from antiphon.core.types import (
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.capture import CaptureCounts
+from antiphon.rollout.prompt_encoding import PromptEncoder
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -118,14 +120,16 @@ def episodes_of(
         return Score.of(sum(turn.reward or 0.0 for turn in transcript.turns) or 1.0)
 
     return EpisodeRunner(
-        tokenizer=tokenizer(),
-        generate=generate or sample,
+        EpisodeContext(
+            encoder=PromptEncoder(tokenizer()),
+            generate=generate or sample,
+            config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
+            max_length=max_length,
+            seed=1,
+        ),
         grade=grade or judge,
         environments={"t": world if callable(world) else lambda _: world} if world else {},
         agents=agents,
-        config=RolloutConfig(groups_per_step=1, max_turns=max_turns, sampling={"max_tokens": 8}, **rollout),
-        max_length=max_length,
-        seed=1,
     )
 
 
@@ -144,7 +148,7 @@ def test_one_turn():
     assert trajectory.meta.status is AttemptStatus.FINISHED and trajectory.meta.score.value == 1.0
 
 
-def test_turns_alternate_with_observations_that_are_not_trained_on():
+def test_turns_alternate_with_untrained_observations():
     world = Countdown()
     trajectory, requests = play(world=world, said=("a", "bb", "c"), max_turns=5)
     (segment,) = trajectory.segments
@@ -347,7 +351,7 @@ def test_impossible_logprob_fails_the_attempt_of_an_agent():
     mask, tokens = np.array([False, True, True]), np.array([97, 120, EOS], np.int32)
     segment = Segment(tokens=tokens, loss_mask=mask, logprobs=told, versions=0 * tokens, turns=(turn,))
 
-    async def agent(prompt, attempt, started, sampling, *, priority):
+    async def agent(inputs):
         captured = CapturedAttempt((segment,), PROMPT.messages, CaptureCounts(turns=1))
         return Outcome(result=None, failure=None, captured=captured, seconds=0.0)
 
@@ -364,13 +368,15 @@ def test_cancelling_an_episode_closes_its_world():
             await asyncio.get_running_loop().create_future()
 
         episodes = EpisodeRunner(
-            tokenizer=Letters(),
-            generate=generate,
+            EpisodeContext(
+                encoder=PromptEncoder(Letters()),
+                generate=generate,
+                config=RolloutConfig(groups_per_step=1, max_turns=2, sampling={"max_tokens": 8}),
+                max_length=50,
+                seed=0,
+            ),
             grade=None,
             environments={"t": lambda _: world},
-            config=RolloutConfig(groups_per_step=1, max_turns=2, sampling={"max_tokens": 8}),
-            max_length=50,
-            seed=0,
         )
         run = episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 0), Sampling(max_tokens=8))
         task = asyncio.create_task(run)
@@ -406,7 +412,7 @@ def test_a_sample_a_turn_shows_as_much_history_as_it_is_told():
     assert [text_of(segment) for segment in whole.segments] == ["ab3a|", "ab3a|2bb|", "ab3a|2bb|1c|"]
 
 
-def test_turns_are_joined_where_one_goes_on_exactly_where_the_last_ended():
+def test_turns_join_only_where_one_extends_the_last():
     options = {"world": lambda _: Countdown(), "said": ("a", "b", "c"), "max_turns": 5}
     whole, _ = play(**options)
     joined, _ = play(**options, samples="joined")
@@ -431,7 +437,7 @@ def test_what_the_environment_says_of_the_turns_is_measured():
     assert trajectory.meta.score.parts == {"valid": pytest.approx(1 / 3), "success": 1.0, "turns": 3.0, "samples": 1.0}
 
 
-def test_an_episode_that_has_used_its_tokens_or_its_time_is_over_and_judged():
+def test_episode_over_its_budget_ends_and_is_scored():
     trajectory, requests = play(world=Countdown(), said=("abc", "d"), max_turns=5, episode_tokens=5)
     assert len(requests) == 2 and requests[1].sampling.max_tokens == 1
     assert trajectory.meta.score.value == 1.0 and trajectory.meta.turns == 2

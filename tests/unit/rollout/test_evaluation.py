@@ -35,7 +35,7 @@ def test_pass_at_k_counts_every_choice_of_k_samples(rows, k):
     assert low - 1e-9 <= evaluation.accuracy <= high + 1e-9
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_interval_covers_the_truth_as_often_as_it_says():
     generator = np.random.default_rng(0)
     covered = 0
     for trial in range(200):

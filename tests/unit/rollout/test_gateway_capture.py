@@ -399,7 +399,7 @@ def test_what_clients_make_of_a_reply_without_changing_it(plain, said, calls, sa
     assert session.captured().counts.forks == (not same)
 
 
-def test_answers_that_go_with_other_calls_are_another_conversation(plain):
+def test_results_of_other_calls_are_another_conversation(plain):
     first, second = CALL % '{"a": 1}', CALL % "{}"
     session = attempt(plain, Logger(plain, (first + second, FinishReason.STOP)))
     right, swapped = ([(i, "{}" if n else '{"a": 1}') for n, i in enumerate(ids)] for ids in (IDS, IDS[::-1]))
@@ -413,7 +413,7 @@ def test_answers_that_go_with_other_calls_are_another_conversation(plain):
 IDS = ("c00001000", "c00001001")
 
 
-def test_what_the_configuration_says_holds_and_what_the_client_wanted_is_counted(plain):
+def test_configured_sampling_wins_and_overrides_are_counted(plain):
     engine = Logger(plain)
     session = attempt(plain, engine, replace(SAMPLING, stop=("END",)))
     ask(session, ("user", "Hi"), temperature=0.0, top_p=1.0, seed=5, max_tokens=1000, presence_penalty=0, stop="!")
@@ -436,7 +436,7 @@ def test_a_stop_string_is_sampled_and_not_told(plain):
 
 
 @pytest.mark.parametrize("format", ["hermes", "qwen3_coder"])
-def test_a_call_that_has_to_be_made_is_begun_for_the_policy_and_not_trained(plain, format):
+def test_forced_call_prefix_is_not_trained(plain, format):
     rest = {"hermes": '", "arguments": {"a": 1}}\n</tool_call>', "qwen3_coder": ">\n</function>\n</tool_call>"}[format]
     engine = Logger(plain, (rest, FinishReason.STOP))
     session = attempt(plain, engine, tools=format)
@@ -448,7 +448,7 @@ def test_a_call_that_has_to_be_made_is_begun_for_the_policy_and_not_trained(plai
     assert plain.decode(segment.tokens[segment.loss_mask]) == rest
 
 
-def test_a_prompt_that_fills_the_model_is_refused_as_clients_know_it(plain):
+def test_prompt_that_fills_the_context_has_the_standard_error(plain):
     session = attempt(plain, Logger(plain), max_length=20)
     with pytest.raises(ApiError, match="prompt is too long: 59 tokens > 19") as refused:
         ask(session, ("user", "x" * 55))

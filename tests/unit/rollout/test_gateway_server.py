@@ -10,9 +10,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from antiphon.core.errors import RequestError, UnsupportedError, WorkerDied
+from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.engines.deltas import Delta
+from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway import responses
 from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.server import Gateway
@@ -32,7 +33,9 @@ def renderer(tmp_path_factory):
 
 
 def open_attempt(gateway, number=0):
-    return gateway.open_attempt(PROMPT, AttemptId(0, number, 0), STARTED, SAMPLING)
+    return gateway.open_attempt(
+        AttemptInputs(prompt=PROMPT, attempt=AttemptId(0, number, 0), started=STARTED, sampling=SAMPLING)
+    )
 
 
 def serving(renderer, test, engine=None):
@@ -179,7 +182,7 @@ def test_what_cannot_be_answered_is_said_to_be_so(renderer):
     assert captured.counts.turns == 0 and log == []
 
 
-@pytest.mark.parametrize(("error", "status"), [(RequestError, 400), (UnsupportedError, 400), (WorkerDied, 503)])
+@pytest.mark.parametrize(("error", "status"), [(RequestError, 400), (UnsupportedError, 400), (WorkerDiedError, 503)])
 def test_refusal_of_an_engine_is_a_400_to_guests(renderer, error, status):
     async def refuses(request, on_delta=None):
         raise error("no")
@@ -287,7 +290,7 @@ def test_signs_of_life_while_a_reply_is_made(renderer, monkeypatch):
 
 def test_engines_that_die_are_no_fault_of_the_agent(renderer):
     async def dies(request, on_delta=None):
-        raise WorkerDied("engine 0 was killed")
+        raise WorkerDiedError("engine 0 was killed")
 
     async def test(gateway, client, key, engine):
         answer = await client.post("/v1/chat/completions", json=CHAT | {"n": 2})
@@ -295,10 +298,10 @@ def test_engines_that_die_are_no_fault_of_the_agent(renderer):
 
     answer, captured = serving(renderer, test, dies)
     assert answer.status_code == 503 and "was killed" in answer.json()["error"]["message"]
-    assert isinstance(captured.error, WorkerDied)
+    assert isinstance(captured.error, WorkerDiedError)
 
 
-def test_guests_are_answered_as_they_like_and_see_tokens_as_they_come(renderer):
+def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     class Dripping(Logger):
         async def __call__(self, request, on_delta=None):
             completion = await super().__call__(request, on_delta)

@@ -48,7 +48,7 @@ def values(trajectories):
     return [trajectory.meta.score.value for trajectory in trajectories]
 
 
-def test_the_group_size_that_are_there_first_are_judged_in_the_order_of_siblings():
+def test_first_finished_siblings_are_scored_in_sibling_order():
     async def run():
         stage = Together()
         late = stage.start((2, 0), (0, 0))
@@ -81,7 +81,7 @@ def test_other_tasks_wait_for_nobody():
     assert found == [1.0] and not stage.rounds
 
 
-def test_an_attempt_that_failed_waits_for_nobody_and_is_judged_with_nobody():
+def test_failed_attempt_is_not_scored_with_its_group():
     async def run():
         stage = Together(world=lambda _: Countdown(broken=True))
         return await asyncio.gather(*stage.start((0, 0))), stage
@@ -90,7 +90,7 @@ def test_an_attempt_that_failed_waits_for_nobody_and_is_judged_with_nobody():
     assert failed.meta.status is AttemptStatus.FAILED and not stage.rounds and not stage.left
 
 
-def test_without_a_verdict_all_fail_and_those_tried_again_are_judged_with_those_that_wait():
+def test_without_a_verdict_all_fail_and_retries_wait_together():
     async def run():
         stage = Together(verdicts=[Score.ungraded("cannot tell")])
         stage.gate.clear()

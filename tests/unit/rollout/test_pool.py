@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import WeightsError, WorkerDied
+from antiphon.core.errors import WeightsError, WorkerDiedError
 from antiphon.core.types import Completion, FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -37,7 +37,7 @@ class HeldGeneration:
         return completion([7], FinishReason.ABORT)
 
     def die(self):
-        self.done.set_exception(WorkerDied("the engine was killed"))
+        self.done.set_exception(WorkerDiedError("the engine was killed"))
 
     def finish(self):
         self.done.set_result(completion([0, 0], FinishReason.STOP))
@@ -81,7 +81,7 @@ class HeldEngine:
 
     async def health(self):
         if self.dead:
-            raise WorkerDied("the engine was killed")
+            raise WorkerDiedError("the engine was killed")
 
     def kill(self):
         self.dead = True
@@ -162,7 +162,7 @@ def test_a_conversation_stays_where_its_turns_are():
     asyncio.run(main())
 
 
-def test_a_request_goes_only_to_an_engine_that_holds_its_version():
+def test_request_goes_only_to_engines_with_its_version():
     async def main():
         one, two = HeldEngine(), HeldEngine()
         pool = pool_of(one, two)
@@ -184,7 +184,7 @@ def test_a_request_goes_only_to_an_engine_that_holds_its_version():
     asyncio.run(main())
 
 
-def test_what_must_wait_for_a_version_keeps_its_place_among_the_others():
+def test_request_waiting_for_a_version_keeps_its_place():
     async def main():
         engine = HeldEngine(capacity=1)
         pool = pool_of(engine)
@@ -233,7 +233,7 @@ def test_cancelling_gives_the_place_back(when):
     asyncio.run(main())
 
 
-def test_the_requests_of_a_dead_engine_go_on_elsewhere_from_the_tokens_they_have():
+def test_requests_of_a_dead_engine_keep_their_tokens():
     async def main():
         one, two = HeldEngine(), HeldEngine()
         told = []
@@ -264,12 +264,12 @@ def test_nothing_waits_for_an_engine_once_the_last_is_dead():
         tasks.append(asyncio.create_task(pool.generate(request("late"))))
         engine.started[1].die()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [WorkerDied] * 4
+        assert [type(result) for result in results] == [WorkerDiedError] * 4
 
     asyncio.run(main())
 
 
-def test_the_loss_of_the_last_engine_ends_the_watch_whoever_meets_it_first():
+def test_loss_of_the_last_engine_ends_supervision():
     async def main():
         engine = HeldEngine()
         pool = pool_of(engine)
@@ -280,7 +280,7 @@ def test_the_loss_of_the_last_engine_ends_the_watch_whoever_meets_it_first():
         await asyncio.wait([asked])  # who asked says nothing of it
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(watch, 600)
-        assert isinstance(asked.exception(), WorkerDied) and raised.group_contains(WorkerDied)
+        assert isinstance(asked.exception(), WorkerDiedError) and raised.group_contains(WorkerDiedError)
 
     clock.run(main())  # in virtual time
 
@@ -331,13 +331,13 @@ def test_a_dead_engine_is_replaced_as_often_as_allowed():
     clock.run(main())  # in virtual time
 
 
-def test_engines_that_are_wanted_join_when_they_can_and_take_nothing_from_the_restarts():
+def test_late_engines_join_without_using_restarts():
     async def main():
         engines, there, told = [HeldEngine()], asyncio.Event(), []
 
         async def respawn():
             if not there.is_set():
-                raise WorkerDied("its node has not come")
+                raise WorkerDiedError("its node has not come")
             engines.append(HeldEngine())
             return engines[-1]
 
@@ -402,7 +402,7 @@ class Scaled:
             await settle()
 
 
-def test_engines_come_while_more_is_asked_than_they_have_slots_for_and_go_when_idle():
+def test_engines_scale_up_under_load_and_down_when_idle():
     async def main():
         scaled = Scaled()
         pool = scaled.pool
@@ -445,7 +445,7 @@ def test_one_engine_starts_at_a_time_and_none_for_what_is_over():
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_an_engine_that_came_with_the_load_is_replaced_as_any_other(restarts):
+def test_scaled_up_engine_is_replaced_like_any_other(restarts):
     async def main():
         scaled = Scaled(restarts)
         await scaled.ask(2)
@@ -457,7 +457,7 @@ def test_an_engine_that_came_with_the_load_is_replaced_as_any_other(restarts):
             engine.kill()
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(scaled.watch, 600)
-        assert raised.group_contains(WorkerDied)
+        assert raised.group_contains(WorkerDiedError)
 
     clock.run(main())
 
@@ -486,7 +486,7 @@ def test_engines_that_sleep_while_others_train_are_not_idle():
     clock.run(main())
 
 
-def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
+def test_replacement_without_a_place_is_retried():
     """A node that left may come back; once nobody is left, there is no waiting for it."""
 
     async def main():
@@ -494,7 +494,7 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
 
         async def respawn():
             if not there.is_set():
-                raise WorkerDied("its node has left")
+                raise WorkerDiedError("its node has left")
             engines.append(HeldEngine())
             return engines[-1]
 
@@ -515,12 +515,12 @@ def test_a_replacement_that_has_no_place_is_tried_again_while_others_live():
             engine.kill()
         with pytest.raises(ExceptionGroup) as raised:
             await asyncio.wait_for(watch, 600)
-        assert raised.group_contains(WorkerDied)
+        assert raised.group_contains(WorkerDiedError)
 
     clock.run(main())
 
 
-def test_a_replacement_that_hangs_as_it_starts_is_given_up_and_tried_again():
+def test_replacement_that_hangs_while_starting_is_retried():
     async def main():
         engines, tries = [HeldEngine(), HeldEngine()], []
 
@@ -556,7 +556,7 @@ def test_an_engine_that_cannot_load_is_done_without():
     asyncio.run(main())
 
 
-def test_a_pinned_group_goes_whole_to_an_engine_with_room_for_all_of_it():
+def test_pinned_group_goes_to_one_engine_with_room():
     async def main():
         one, two = HeldEngine(capacity=5), HeldEngine(capacity=5)
         schedule = SCHEDULE.model_copy(update={"placement": "pinned", "group_size": 3})
@@ -617,7 +617,7 @@ def test_a_request_whose_engine_died_at_its_last_token_is_done():
     asyncio.run(main())
 
 
-def test_what_a_lent_engine_ran_goes_on_elsewhere_and_later_there_again():
+def test_requests_of_a_colocated_engine_move_and_return():
     async def main():
         lent, kept = HeldEngine(capacity=2), HeldEngine(capacity=2)
         lent.colocated = True
@@ -694,7 +694,7 @@ def test_an_engine_that_joins_while_devices_are_lent_sleeps():
     clock.run(main())
 
 
-def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_it_meanwhile():
+def test_engine_holds_its_shared_device_while_starting():
     async def main():
         pool = EnginePool([HeldEngine()], Deadlines(), SCHEDULE, events=Events())
         await pool.sleep_colocated()
@@ -719,7 +719,7 @@ def test_an_engine_starts_on_a_shared_device_when_that_is_the_engines_and_keeps_
     clock.run(main())
 
 
-def test_a_task_goes_to_the_devices_it_prefers_while_they_have_room():
+def test_task_runs_on_preferred_devices_with_room():
     async def main():
         reads, writes = HeldEngine(capacity=4, device="h20"), HeldEngine(capacity=4, device="h800")
         pool = EnginePool([reads, writes], Deadlines(), SCHEDULE, events=Events(), preferred_devices={"long": "h800"})
@@ -757,7 +757,7 @@ class WaveEngine(HeldEngine):
         self.log.append("resume")
 
 
-def test_a_deterministic_pool_sends_waves_in_one_order_whatever_the_room():
+def test_deterministic_pool_sends_waves_in_one_order():
     """Each wave when nobody does anything but wait for it, whichever order its requests came in."""
 
     async def main():

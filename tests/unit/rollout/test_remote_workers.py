@@ -11,7 +11,7 @@ import pytest
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import WorkerDied
+from antiphon.core.errors import WorkerDiedError
 from antiphon.core.rpc import Reply
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, WeightsUpdate
 from antiphon.record.events import Events
@@ -67,7 +67,7 @@ async def staying(shards, *groups):
     return tasks
 
 
-def test_a_group_stays_together_and_others_go_where_the_fewest_attempts_an_engine_are():
+def test_groups_stay_together_and_go_where_load_is_least():
     async def body(shards, made):
         assert (await play(shards, 0, 0))[0] == 0
         open_ = await staying(shards, 1, 1, 1)  # worker 0 has one engine, worker 1 three
@@ -84,7 +84,7 @@ def test_a_group_stays_together_and_others_go_where_the_fewest_attempts_an_engin
     with_shards(body, engines=(1, 3))
 
 
-def test_attempts_of_a_worker_that_dies_begin_again_as_themselves():
+def test_attempts_of_a_dead_worker_restart_with_their_ids():
     async def body(shards, made):
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
@@ -103,7 +103,7 @@ def test_attempts_of_a_worker_that_dies_begin_again_as_themselves():
 def test_an_attempt_that_takes_every_worker_along_ends_the_run(prompt, end):
     async def body(shards, made):
         watch = asyncio.ensure_future(shards.watch(nothing))
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDiedError):
             await play(shards, 0, 0, prompt)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
@@ -160,7 +160,7 @@ def test_what_workers_say_of_their_pools_is_added_up():
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
         assert await refreshed.get() is made[1]
-        shards._lose(made[0], WorkerDied("gone"))
+        shards._lose(made[0], WorkerDiedError("gone"))
         assert (shards.engines, shards.generated_tokens) == (1, 15), "what the dead made is made"
         watch.cancel()
 
@@ -198,7 +198,7 @@ def test_all_workers_are_asked_and_a_dead_one_is_done_without(method):
         while len(handles[1].sent) < 2:
             await asyncio.sleep(0)
         assert [handle.sent[1:] for handle in handles] == [[("begin_call", 1, method, args)]] * 2
-        handles[0].bury(WorkerDied("gone"))
+        handles[0].bury(WorkerDiedError("gone"))
         handles[1].say(Reply("result", 1, None, Counts(engines=1)))
         await asked
         assert shards.engines == 1
@@ -213,11 +213,11 @@ class Willing(Handle):
 
     def die(self):
         self.dead = True
-        self.bury(WorkerDied("gone"))
+        self.bury(WorkerDiedError("gone"))
 
     def send(self, method, *args):
         if self.dead:
-            raise WorkerDied("gone")
+            raise WorkerDiedError("gone")
         super().send(method, *args)
         if method == "begin_call":
             word = Reply("result", args[0], None, Counts(engines=1))
@@ -238,7 +238,7 @@ def replacing(refusals, before=()):
         async def start(number):
             tries.append(loop.time())
             if len(tries) <= refusals:
-                raise WorkerDied("no room")
+                raise WorkerDiedError("no room")
             return RolloutWorker(third, number, Events(), told.append)
 
         made = [RolloutWorker(handle, number, Events(), told.append) for number, handle in enumerate(handles)]
@@ -258,7 +258,7 @@ def replacing(refusals, before=()):
     return clock.run(body())  # in virtual time
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
+def test_worker_that_cannot_start_is_retried_with_backoff():
     tries, _ = replacing(refusals=9)
     first, most = RETRY_SECONDS
     assert [later - earlier for earlier, later in pairwise(tries)] == [min(first * 2**n, most) for n in range(9)]
@@ -273,5 +273,5 @@ def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom():
         (["reclaim_engines"], []),
     ],
 )
-def test_a_worker_that_comes_while_devices_are_lent_lends_its_own(before, expected):
+def test_worker_replaced_during_training_lends_its_devices(before, expected):
     assert replacing(0, before)[1] == expected

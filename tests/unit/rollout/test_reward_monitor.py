@@ -61,7 +61,7 @@ def test_tokens_that_never_repeat_have_no_repetition() -> None:
 
 
 @given(rows)
-def test_correlation_is_pearsons_of_what_is_beyond_the_mean_of_the_group(rows: list[tuple[float, float, int]]) -> None:
+def test_correlation_is_pearsons_within_groups(rows: list[tuple[float, float, int]]) -> None:
     ones, others, groups = map(list, zip(*rows, strict=True))
 
     def beyond(values: list[float]) -> list[float]:
@@ -239,7 +239,7 @@ def test_calling_a_tool_is_not_paid_length() -> None:
     assert lengths(pays_each_reply=True) == {"length"}
 
 
-def test_graders_that_break_are_an_alarm_and_environments_that_do_are_not() -> None:
+def test_broken_graders_alarm_and_broken_environments_do_not() -> None:
     watch = RewardMonitor()
     good = trajectory(0, 0, 1.0, [1]).meta
     lost = replace(good, score=Score.ungraded("?"), failure=Failure(source="reward", message="?"))

@@ -27,6 +27,7 @@ from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.store import LedgerStore
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.filters import spread
+from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.rollout.scheduler import Scheduler
 
 
@@ -87,7 +88,7 @@ class Stage:
             version=PolicyVersion(0, 0),
             next_prompt=self.prompt,
             episodes=self,
-            keep=keep,
+            hooks=GroupHooks(keep=keep),
             deadlines=Deadlines(),
             ledger=Ledger(store, Events(), run=run_synchronously),
         )
@@ -259,7 +260,7 @@ def test_failed_and_filtered_groups_are_counted_apart(ends, told):
         assert caught.group_contains(RolloutError, match=told)
 
 
-def test_waiting_for_groups_has_a_deadline_and_names_what_it_waits_for():
+def test_waiting_for_groups_has_a_named_deadline():
     async def main(owner):
         scheduler = Stage(timeout=0.05).scheduler()
         scheduler.start(owner)
@@ -293,7 +294,7 @@ def test_a_round_begins_when_all_of_the_one_before_have_ended():
     run(main)
 
 
-def test_one_step_off_runs_one_round_while_the_one_before_is_trained_on():
+def test_one_step_off_generates_while_the_last_round_trains():
     async def main(owner):
         stage = Stage(policy="one_step_off")
         scheduler = stage.scheduler()
@@ -340,7 +341,7 @@ def test_tail_batching_gives_slow_prompts_a_round_of_their_own():
     run(main)
 
 
-def test_what_no_later_step_can_use_ends_as_the_step_begins_and_its_slot_is_free_after_it():
+def test_too_old_attempts_end_as_the_step_begins():
     async def main(owner):
         stage = Stage(async_ratio=0, order="ready", extra_groups=1)
         scheduler = stage.scheduler()

@@ -9,7 +9,7 @@ import pytest
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDiedError
 from antiphon.engines.config import EngineConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch.engines import EngineStarter
@@ -45,13 +45,13 @@ def started(folder, minimum, then):
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_in_starting_is_done_without_and_tried_again(folder):
+def test_engine_that_hangs_while_starting_is_retried(folder):
     async def then(starter, engines, told):
         assert len(engines) == 1
         (message,) = told
         assert message.startswith("the run begins with 1 of 2 engines") and "to load the model" in message
         assert (await starter.start_replacement()).capacity == 1
-        with pytest.raises(WorkerDied, match="all engines are running"):
+        with pytest.raises(WorkerDiedError, match="all engines are running"):
             await starter.start_replacement()
 
     started(folder, 1, then)
@@ -63,7 +63,7 @@ def test_where_all_engines_are_needed_one_that_hangs_is_the_end(folder):
 
 
 @pytest.mark.parametrize("lent", [True, False])
-def test_an_engine_that_shares_a_device_starts_in_the_turn_of_engines(folder, lent):
+def test_colocated_engine_starts_in_the_engines_turn(folder, lent):
     (folder / "begun").mkdir()  # so that none hangs
     turns = []
 

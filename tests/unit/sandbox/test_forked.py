@@ -152,6 +152,32 @@ def test_sandboxes_share_no_user(own):
     assert len(set(users)) == 2
 
 
+BUSY_USER = """
+import threading
+from antiphon.sandbox.base import Level, Limits
+from antiphon.sandbox.isolation.forked_python import ForkedPython
+from antiphon.sandbox.isolation.levels import probe
+if probe().missing_for(Level.CONFINED):
+    raise SystemExit("none")
+end = threading.Event()
+for _ in range(40):
+    threading.Thread(target=end.wait, daemon=True).start()
+with ForkedPython(level=Level.CONFINED) as sandbox:
+    print(sandbox.run("import threading; threading.Thread(target=print, args=('ran',)).start()", limits=Limits(processes=10)))
+"""
+
+
+@pytest.mark.commands("setpriv")
+def test_other_threads_of_an_ordinary_user_do_not_count():
+    """The limit of processes is of a user on the machine, so what the user runs beside the program is added."""
+    user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search"]
+    before = ["setpriv", *user, "--ambient-caps=+dac_read_search"] if os.getuid() == 0 else []
+    done = subprocess.run([*before, sys.executable, "-c", BUSY_USER], capture_output=True, text=True, check=False)
+    if done.stderr.strip() == "none":
+        pytest.skip("an ordinary user has no level 2 here")
+    assert "stdout='ran" in done.stdout, done
+
+
 def test_packages():
     config = SandboxConfig(packages=("numpy",))
     with ForkedPython(config, level=LEVELS[-1]) as sandbox:

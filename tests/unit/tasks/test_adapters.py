@@ -239,7 +239,7 @@ def test_gem():
         Gem(id="game:Nothing")
 
 
-def test_games_of_gem_that_take_turns_do_not_share_their_chances():
+def test_interleaved_gem_games_have_own_random_streams():
     pytest.importorskip("gem")
     alone = [follow(Gem(id="game:Game2048-v0-easy"), seed, [r"\boxed{up}", r"\boxed{left}"] * 5) for seed in (1, 2)]
     worlds = [Gem(id="game:Game2048-v0-easy") for _ in range(2)]

@@ -42,7 +42,7 @@ def test_a_game_of_two_turns() -> None:
         game.step("7")
 
 
-def test_the_last_guess_ends_the_game_and_nonsense_is_worth_nothing() -> None:
+def test_last_guess_ends_the_game_and_nonsense_earns_nothing() -> None:
     game = GuessNumber(guesses=2)
     game.reset(0)
     assert game.step("no idea")[:3] == ("not a number", 0.0, False)
@@ -54,7 +54,7 @@ def test_a_game_must_begin() -> None:
         GuessNumber().step("1")
 
 
-def test_the_factory_checks_options_and_makes_a_new_world_each_time() -> None:
+def test_factory_checks_options_and_makes_new_environments() -> None:
     make = environment_factory("guess_number", {"highest": 3})
     prompt = Prompt(id="p", task="t", messages=(), seed=0)
     assert make(prompt) is not make(prompt)
@@ -73,7 +73,7 @@ WITH_EXPERTS = [
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
-def test_worlds_with_an_expert_can_be_won_and_depend_on_the_seed_alone(name: str) -> None:
+def test_expert_wins_and_environments_depend_on_the_seed(name: str) -> None:
     make = environment_factory(name, {})
     one, other = (cast(Any, make(Prompt(id=each, task="t", messages=()))) for each in "ab")
     assert one.reset(5) == other.reset(5)

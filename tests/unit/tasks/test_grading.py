@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, DataError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, WorkerDiedError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
@@ -92,7 +92,7 @@ def test_a_reward_that_raises_leaves_its_grading_ungraded() -> None:
 
 
 @pytest.mark.parametrize("death, ending", [("exit", "exit code 7"), ("kill", "signal 9"), ("segfault", "signal 11")])
-def test_a_worker_that_dies_twice_of_one_grading_is_infrastructure(death: str, ending: str) -> None:
+def test_two_worker_deaths_on_one_item_are_infrastructure(death: str, ending: str) -> None:
     grading = pool()
     before, dead, after = graded(grading, 1, death, 2)
     assert dead.status is ScoreStatus.INFRASTRUCTURE and ending in dead.detail
@@ -146,8 +146,8 @@ def test_what_is_no_verdict_ends_its_worker_alone(sent: str, tmp_path: Path) -> 
         "bool": msgspec.msgpack.encode({"type": "Graded", "number": 1, "score": {"status": "scored", "value": True}}),
         "length": b"",
     }[sent]
-    length = len(body) if body else 0xFFFFFFFF
-    scores = graded(pool(), 1, ("sends", struct.pack("!I", length) + body), 2, 3)
+    length = len(body) if body else 0xFFFFFFFFFFFFFFFF
+    scores = graded(pool(), 1, ("sends", struct.pack("!Q", length) + body), 2, 3)
     assert [score.value for score in scores] == [1.0, None, 2.0, 3.0]
     assert scores[1].status is ScoreStatus.INFRASTRUCTURE
     assert not (tmp_path / "mark").exists()
@@ -161,7 +161,7 @@ def test_a_verdict_on_another_grading_ends_its_worker() -> None:
     ]
 
     async def body(grading: GradingPool) -> list[float | None]:
-        frames = [struct.pack("!I", len(each)) + each for each in sent]
+        frames = [struct.pack("!Q", len(each)) + each for each in sent]
         judged = [await grading.score(prompt(("sends", each)), EMPTY) for each in frames]
         assert [score.value for score in judged] == [None, None]
         return [(await grading.score(prompt(number), EMPTY)).value for number in range(20)]
@@ -227,7 +227,7 @@ def test_an_unknown_name_is_refused_before_anything_starts() -> None:
 
 
 def test_a_worker_that_cannot_start_ends_the_run() -> None:
-    with pytest.raises(WorkerDied, match="exit code 3 before it was ready"):
+    with pytest.raises(WorkerDiedError, match="exit code 3 before it was ready"):
         graded(pool(rewards={"bad": ("tests.unit.tasks.hostile_rewards:Dying", {})}))
 
 
@@ -239,7 +239,7 @@ def test_closing_leaves_no_process_and_no_waiting_caller() -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     scored, hanging, behind = asyncio.run(run())
-    assert scored.value == 0.0 and isinstance(hanging, WorkerDied) and isinstance(behind, WorkerDied)
+    assert scored.value == 0.0 and isinstance(hanging, WorkerDiedError) and isinstance(behind, WorkerDiedError)
     assert not children()
 
 
@@ -310,7 +310,7 @@ def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], 
     assert {str(score.status) for score in scores} == {status} and {score.detail for score in scores} == {detail}
 
 
-def test_a_group_reward_that_cannot_be_built_ends_the_run_at_once() -> None:
+def test_group_reward_that_cannot_be_built_ends_the_run() -> None:
     together = {"obey": ("duplicates", {"penalt": 1.0})}
     with pytest.raises(ConfigError, match=r"group reward 'duplicates' is called with .* argument 'penalt'"):
         graded(GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), together))
@@ -348,8 +348,8 @@ def test_the_deadline_is_of_each_grading_not_of_its_batch(tmp_path: Any) -> None
 def test_what_broke_a_pool_first_is_what_is_told() -> None:
     async def body(grading: GradingPool) -> None:
         for name in ("the first", "the second"):
-            grading._fail(WorkerDied(name))
-        with pytest.raises(WorkerDied, match="the first"):
+            grading._fail(WorkerDiedError(name))
+        with pytest.raises(WorkerDiedError, match="the first"):
             await grading.score(prompt(1), EMPTY)
 
     with_pool(pool(), body)

@@ -90,7 +90,7 @@ def test_what_passes_is_tried_again(address: str) -> None:
     assert [score.value for score in judged(address, "do:recovers=429", "do:recovers=503")] == [0.7, 0.7]
 
 
-def test_the_deadline_ends_a_judge_that_is_tried_again_and_again(address: str) -> None:
+def test_deadline_ends_retries_of_a_judge(address: str) -> None:
     (score,) = judged(address, "do:hang", deadline=0.3, attempts=100)
     assert score == Score(status=ScoreStatus.INFRASTRUCTURE, detail="timed out after 0.3 s")
 
@@ -180,7 +180,7 @@ def test_no_response_writes_the_mark(text: str, guess: str, word: str) -> None:
     assert score.value == 0.3
 
 
-def test_a_response_that_has_seen_the_mark_of_another_cannot_use_it(address: str) -> None:
+def test_response_cannot_use_the_delimiter_of_another(address: str) -> None:
     marks = []
 
     async def honest(messages: list[Message]) -> str:

@@ -67,7 +67,7 @@ def test_two_weights_are_within_one_draw_in_every_stretch(one: int, other: int, 
     assert worst([(float(one), 1)] * ones + [(float(other), 1)] * others, 160)[1] < 1
 
 
-def test_no_order_keeps_three_different_weights_within_one_draw_in_every_stretch() -> None:
+def test_no_order_keeps_three_weights_within_one_draw() -> None:
     shares = [Fraction(1, 6), Fraction(2, 6), Fraction(3, 6)]
 
     def longest(ahead: list[Fraction], least: list[Fraction], most: list[Fraction], length: int) -> int:

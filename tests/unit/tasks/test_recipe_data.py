@@ -16,6 +16,8 @@ from antiphon.core.config import load
 from antiphon.core.errors import DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt
 from antiphon.rollout.episode import EpisodeRunner
+from antiphon.rollout.episode_loop import EpisodeContext
+from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory
@@ -75,7 +77,7 @@ def test_the_tiny_model_follows_its_seed_and_reads_characters(tmp_path: Path) ->
     assert renderer.decode(tokens) == "37+45=12,8:82"
 
 
-def test_chat_problems_show_two_turns_and_share_none_between_splits() -> None:
+def test_chat_problems_have_two_turns_and_disjoint_splits() -> None:
     splits = [list(chat_task.problems(split, size=60)) for split in ("train", "validation", "test")]
     questions = [{row["prompt"][-1]["content"] for row in rows} for rows in splits]
     assert [len(some) for some in questions] == [60, 60, 60] and len(set.union(*questions)) == 180
@@ -153,19 +155,21 @@ def first_board(prompt: Prompt, config: RunConfig) -> str:
 
     (task,) = config.tasks
     episodes = EpisodeRunner(
-        tokenizer=cast(Any, Tokenizer()),
-        generate=cast(Any, None),
+        EpisodeContext(
+            encoder=PromptEncoder(cast(Any, Tokenizer())),
+            generate=cast(Any, None),
+            config=config.rollout,
+            max_length=1,
+            seed=0,
+        ),
         grade=cast(Any, None),
         environments={task.name: environment_factory(str(task.environment), task.environment_options)},
-        config=config.rollout,
-        max_length=1,
-        seed=0,
     )
     asyncio.run(episodes.run(prompt, AttemptId(0, 0, 0), PolicyVersion(0, 0)))
     return shown[0]
 
 
-def test_a_clumsy_player_does_not_always_the_same_on_a_board_and_the_expert_does() -> None:
+def test_clumsy_player_varies_and_expert_does_not() -> None:
     lakes = {"number": 300, "options": {"size": 3, "turns": 6, "instructions": False, "words": "UDLR"}}
 
     def said_on_a_board(mistakes: float) -> float:

@@ -69,7 +69,7 @@ contents = st.text(st.sampled_from("ab \n.é"), max_size=6)
 
 
 @given(st.lists(contents, min_size=3, max_size=7).filter(lambda said: len(said) % 2 == 1))
-def test_prompt_turns_and_observations_are_the_rendered_conversation(chat: Renderer, said: list[str]) -> None:
+def test_prompt_turns_and_observations_equal_the_rendering(chat: Renderer, said: list[str]) -> None:
     """Appending equals rendering all at once, where the turns are what the template makes of them."""
     roles = ("user", "assistant")
     messages = [Message(roles[n % 2], content.strip()) for n, content in enumerate(said)]  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_a_grading_that_takes_most_of_its_deadline() -> None:
     assert "grading.deadline" in problem
 
 
-def test_without_a_right_answer_none_and_garbage_must_not_score_the_most() -> None:
+def test_garbage_must_not_score_most_without_ground_truth() -> None:
     (empty, garbage) = tried(lambda prompt, response: 1.0, payload={"x": 1}, reward_range=[0, 1]).problems
     assert "empty scores 1, the most there is" in empty and "garbage scores 1" in garbage
     found = tried(lambda prompt, response: 0.5, payload="text", reward_range=[0, 1])

@@ -83,7 +83,7 @@ def test_marks_of_answers_look_at_what_the_right_answer_is_like(right, response,
         ("import os; os.write(3, b'1')", "writes_a_verdict"),
     ],
 )
-def test_marks_of_programs_are_looked_for_where_programs_are_asked_for(line, borne):
+def test_program_flags_are_for_program_tasks_only(line, borne):
     response = f"```python\n{line}\n```"
     assert marks(prompt(tests=["assert square(3) == 9"]), response) == borne
     assert not set(borne.split(",")) & set(marks(prompt(answer="5"), response).split(",")) - {
@@ -92,21 +92,24 @@ def test_marks_of_programs_are_looked_for_where_programs_are_asked_for(line, bor
     }
 
 
-# No text can tell these from an answer in earnest, right or wrong.
+# These bear no mark: no text, or no simple one, tells them from an answer in earnest, right or wrong.
 UNTOLD = {
-    "sums": "equation: contradiction, format: empty marker, format: tags around nothing, literals: True, "
-    "part of a longer text, rounding, scale, several answers: every number, several answers: negated, "
-    "several answers: sentence, sign",
-    "choices": "equation: contradiction, format: empty marker, format: tags around nothing, literals: True, "
-    "part of a longer text, several answers: negated, several answers: sentence",
-    "squares": "code: arguments emptied, code: hang, code: nothing defined, empty: spaces, format: empty box, "
-    "format: empty code block, format: empty marker, format: empty tags, format: tags around nothing, literals: True, "
-    "literals: infinity, literals: nan, literals: wildcard",
+    "sums": "division left undone, division left undone: fraction, equation: contradiction, format: empty marker, "
+    "format: tags around nothing, improper mixed number, improper mixed number: fraction, literals: True, part "
+    "of a longer text, rounding, scale, several answers: every number, several answers: negated, several "
+    "answers: sentence, sign, words after a number, words after a number: in a box",
+    "choices": "equation: contradiction, format: empty marker, format: tags around nothing, literals: True, negated "
+    "option, negated option: doubt, negated option: in a box, negated option: sign, part of a longer text, "
+    "several answers: negated, several answers: option or another, several answers: option or any other, "
+    "several answers: sentence",
+    "squares": "code: arguments emptied, code: hang, code: nothing defined, code: several answers in a text, empty: "
+    "spaces, format: empty box, format: empty code block, format: empty marker, format: empty tags, format: "
+    "tags around nothing, literals: True, literals: infinity, literals: nan, literals: wildcard",
 }
 
 
 @pytest.mark.parametrize("rows", [SUMS, CHOICES, SQUARES], ids=list(UNTOLD))
-def test_each_cause_of_the_catalogue_bears_a_mark_unless_no_text_tells_it(rows, request):
+def test_each_catalogued_cause_is_flagged_if_text_shows_it(rows, request):
     untold = {
         attack.cause
         for payload, question in rows

@@ -82,7 +82,7 @@ def hangs_on_seven(prompt: Prompt, transcript: Transcript) -> Score:
     return Math()(prompt, transcript)
 
 
-def test_an_answer_that_hangs_the_verifier_is_ungraded_and_the_others_are_scored() -> None:
+def test_answer_that_hangs_the_verifier_is_ungraded() -> None:
     responses = ["5", "7", "5.0", "8"]
 
     async def run() -> list[Score]:

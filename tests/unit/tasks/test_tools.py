@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDied
+from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDiedError
 from antiphon.core.types import Message, Prompt, ToolCall
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory, required_options
@@ -226,7 +226,7 @@ def test_chance_wins_nothing():
     assert np.mean(rewards) <= 0.02
 
 
-def test_problems_differ_between_splits_and_are_drawn_from_the_seed():
+def test_problems_differ_by_split_and_depend_on_the_seed():
     train, test = load("lookup", 300), load("lookup", 60, "test")
     assert train == load("lookup", 300)
     assert not {p.messages for p in train} & {p.messages for p in test}
@@ -269,7 +269,7 @@ def test_the_state_is_what_was_called():
     assert first[3]["state_key"] == second[2]["state_key"] != first[0]["state_key"]
 
 
-def test_malformed_calls_cost_and_nothing_of_the_response_is_called():
+def test_malformed_calls_cost_and_run_nothing():
     world = ToolUse(prompt_of(answer=1), format_penalty=0.5, turns=1, **ONLY)
     said, reward, info = play(world, saying(hermes("calculator", expression="1") + "<tool_call>oops</tool_call>"))
     assert reward == -0.5 and said[1].startswith("A call cannot be read")
@@ -382,7 +382,7 @@ def test_tools_of_a_server_that_stays_and_comes_back(mcp):
     assert said[1].splitlines()[1] == "7" and "error: " in said[1].splitlines()[4] and "needs the argument b" in said[1]
     first = number_of_process()
     assert first != os.getpid() and number_of_process() == first  # another event loop, the same server
-    with pytest.raises(WorkerDied, match="gone"):
+    with pytest.raises(WorkerDiedError, match="gone"):
         play(ToolUse(prompt_of(answer=1), **mcp), saying(hermes("die")))
     assert number_of_process() != first
     with pytest.raises(StallError, match=r"did not answer in 0\.2 s"):
@@ -406,9 +406,9 @@ def test_a_call_that_takes_too_long_ends_no_other(mcp, tmp_path):
 
 
 def test_a_server_that_does_not_start(mcp):
-    with pytest.raises(WorkerDied, match="no-such-program is gone: FileNotFoundError"):
+    with pytest.raises(WorkerDiedError, match="no-such-program is gone: FileNotFoundError"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": ["no-such-program"]}), saying())
-    with pytest.raises(WorkerDied, match=r"is gone: .*closed"):
+    with pytest.raises(WorkerDiedError, match=r"is gone: .*closed"):
         play(ToolUse(prompt_of(answer=1), **mcp | {"mcp": [sys.executable, "-c", ""]}), saying())
 
 

@@ -55,7 +55,7 @@ def test_a_stranger_who_writes_to_the_store_stops_nothing(tmp_path):
     assert name == "a" and tensor.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_version_that_is_made_during_a_broadcast_does_not_change_it(tmp_path):
+def test_broadcast_is_unaffected_by_a_newer_version(tmp_path):
     """Both ends are here: the learner makes the next version when its thread has broadcast the first bucket of this one."""
     opened = open_channel(TransferContext(tmp_path, "distributed"))
     here, buckets, made = threading.current_thread(), [], threading.Event()
@@ -144,7 +144,7 @@ def test_channels_agree_on_the_digest(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(min_size=1, max_size=64), place=st.integers(0, 1000), length=st.integers(1, 300))
-def test_a_digest_that_is_computed_where_the_bytes_are_tells_any_change(data, place, length):
+def test_digest_on_the_device_detects_any_change(data, place, length):
     """Of a GPU's memory; the arithmetic is the same everywhere."""
     content = torch.from_numpy(np.random.default_rng(length).integers(0, 256, length, dtype=np.uint8))
     before = digest_on_device(content)

@@ -39,7 +39,7 @@ def test_other_copies_of_the_weights_are_passed_over(tmp_path, pieces):
         CheckpointLayout(tmp_path, tied=False).validate({n: w for n, w in weights.items() if n != "lm_head.weight"}, 1)
 
 
-def test_a_tied_head_that_the_files_have_is_no_part_of_an_update(tmp_path):
+def test_tied_head_in_the_files_is_not_part_of_an_update(tmp_path):
     weights = saved(tmp_path, tied=True)
     assert "lm_head.weight" not in weights
     (file,) = list_weight_files(tmp_path)

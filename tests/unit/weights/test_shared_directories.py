@@ -74,7 +74,7 @@ def test_the_place_is_shared_memory_unless_another_is_named():
         assert path.parent == expected
 
 
-def test_a_place_that_is_not_there_is_an_error_of_the_configuration(tmp_path):
+def test_missing_directory_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError) as caught, shared_directory("run", str(tmp_path / "gone")):
         pass
     assert "weights.directory" in str(caught.value) and str(tmp_path / "gone") in str(caught.value)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from antiphon.core.errors import StallError, WorkerDied
+from antiphon.core.errors import StallError, WorkerDiedError
 from antiphon.tasks.environments.optional_packages import import_optional
 from antiphon.tasks.environments.tools.toolbox import Tool, ToolError
 
@@ -110,10 +110,10 @@ class McpServer:
             self._retire()
             raise StallError(f"the MCP server {self} did not answer in {seconds:g} s") from None
 
-    def _stop_with(self, why: str) -> WorkerDied:
+    def _stop_with(self, why: str) -> WorkerDiedError:
         """Stop the server and return the error for its callers."""
         self.stop()
-        return WorkerDied(f"the MCP server {self} is gone: {why}")
+        return WorkerDiedError(f"the MCP server {self} is gone: {why}")
 
     def __str__(self) -> str:
         return shlex.join(self._command)

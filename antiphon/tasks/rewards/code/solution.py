@@ -25,8 +25,8 @@ BY_OTHERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Raised(Exception):
-    """An exception of the tests that is no builtin one."""
+class NonBuiltinError(Exception):
+    """Stands for an exception class of the tests that is not built in."""
 
 
 class Solution:
@@ -150,7 +150,7 @@ class Solution:
             self._answer(reply)
         if "raised" in reply:
             module, name, text = reply["raised"]
-            kind = getattr(importlib.import_module(module), name, Raised) if module else Raised
+            kind = getattr(importlib.import_module(module), name, NonBuiltinError) if module else NonBuiltinError
             raise kind(text)
         return decode(reply["value"], self._named)
 

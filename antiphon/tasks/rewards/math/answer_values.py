@@ -62,6 +62,8 @@ def _evaluate(node: Node, point: Point) -> Number:
     if operation is None:
         raise NoValueError(f"a {node.kind} has no value")
     values = [_evaluate(part, point) for part in node.parts]
+    if node.kind != "neg" and any(not isinstance(value, Fraction) and mp.isinf(value) for value in values):
+        raise NoValueError("arithmetic with infinity has no value")
     return operation(*values) if node.kind != "call" else _call(node.name, values)
 
 

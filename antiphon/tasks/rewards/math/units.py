@@ -57,6 +57,8 @@ _NO_UNITS = {  # words that none has in its name
 }
 _NAME = re.compile(r"[a-z\N{MICRO SIGN}\N{DEGREE SIGN}$][a-z0-9 /.^*'$-]*")
 _MOST_WORDS = 5
+_CASED = re.compile(r"([MP])(g|m|s|l|L|mol|bar|Wh?|J|N|Hz|Pa|V|A|eV)|(N)(m|s)")
+_CASED_PREFIXES = {"M": "mega", "P": "peta", "N": "newton"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _ATTACHED = re.compile(r"(?<=[0-9])(?=[A-Za-z]{2,}\s*(?:\^\s*\{?[23]\}?)?\s*$)")
 
@@ -103,8 +105,9 @@ def split_unit(answer: str, attached: bool = False) -> tuple[str, Unit | None]:
 
 def _read_name(text: str) -> tuple[str, int]:
     """Return the short name of a unit and its power; an empty name for text that is no unit."""
-    if re.fullmatch(r"\s*M(?:g|Wh?|J|N|Hz|Pa|V|A|L|eV)\s*", text):  # mega, not milli
-        text = f"mega{text.strip()[1:]}"
+    text = text.strip()
+    if cased := _CASED.fullmatch(text):  # mega is not milli, nor a newton metre a nanometre
+        text = _CASED_PREFIXES[cased[1] or cased[3]] + (cased[2] or cased[4])
     name = " ".join(text.casefold().rstrip(".").split())
     words = name.split()
     if not _NAME.fullmatch(name) or len(words) > _MOST_WORDS or not _NO_UNITS.isdisjoint(words):

@@ -1,4 +1,4 @@
-"""Messages between a controller (`Handle`) and its worker (`serve`), whatever carries the bytes.
+"""Calls between a controller (`Handle`) and its worker (`serve`), whatever carries the messages.
 
 Each message is a separate pickle. The receiver thus owns what arrives, and a message that cannot be read is an error of the
 worker rather than of the transport.
@@ -6,10 +6,8 @@ worker rather than of the transport.
 
 import asyncio
 import itertools
-import os
 import pickle
 import queue
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.deadlines import fail
-from antiphon.core.errors import AntiphonError, WorkerDied
+from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 
@@ -80,7 +78,7 @@ class Handle:
             self._end(f"worker {self.name} was closed")
 
     def _transmit(self, content: bytes) -> None:
-        """Send a message to the worker; call `_end` if that is impossible."""
+        """Send a message to the worker; if it has ended, nothing is sent."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
@@ -119,8 +117,8 @@ class Handle:
 
 
 def _death_error(reason: str | AntiphonError) -> AntiphonError:
-    """Return the error for callers of a dead worker: the one that it left, or `WorkerDied`."""
-    return reason if isinstance(reason, AntiphonError) else WorkerDied(reason)
+    """Return the error for callers of a dead worker: the one that it left, or `WorkerDiedError`."""
+    return reason if isinstance(reason, AntiphonError) else WorkerDiedError(reason)
 
 
 def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[[bytes], None]) -> None:
@@ -170,13 +168,3 @@ def _answer(worker: Worker, inbox: Inbox, post: Callable[[str, int | None, Any],
             if key is not None:
                 post("result", key, result)
         more = more or (inbox.empty() and worker.advance())
-
-
-def redirect_output(log: Path) -> None:
-    """Send what this process prints to the end of `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file, stream.fileno())
-    os.close(file)
