@@ -1,1 +1,1 @@
-"""Where workers run: local processes or Ray, and their placement on cores and devices."""
+"""Start workers as local processes or with Ray, and place them on cores and devices."""

@@ -1,1 +1,1 @@
-"""What everything else builds on: types, errors, configuration, deadlines, random streams, remote calls."""
+"""Types, errors, configuration, deadlines, random streams and remote calls, which all other packages use."""

@@ -1,1 +1,1 @@
-"""Where untrusted code runs: isolation, shell sessions, and a service that lends sandboxes over HTTP."""
+"""Run untrusted code: isolation, shell sessions, and a service that lends sandboxes over HTTP."""

@@ -79,7 +79,7 @@ def test_learning_tables_are_of_the_result_file():
 
 def test_learning_tables_name_their_learning_rate():
     """All settings of a section share one, so the page may not read as a comparison of tuned algorithms."""
-    section = (ROOT / "docs" / "algorithms.md").read_text().split("## What it came to")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "algorithms.md").read_text().split("## Measured results")[1].split("\n## ")[0]
     recipe = load(ROOT / "recipes" / "tiny_arithmetic" / "config.yaml", model=RunConfig)
     named = [float(text) for text in re.findall(r"learning rate of ([\d.e-]+)", section)]
     assert named == [recipe.learner.optimizer.learning_rate] and "rank nothing" in section
