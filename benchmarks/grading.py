@@ -12,6 +12,7 @@ The others are graded as in a run, in a grading process; each has as many rows. 
 import argparse
 import asyncio
 import gzip
+import importlib
 import json
 import os
 import statistics
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,23 +101,35 @@ def texts(data: Path) -> dict[str, list[Row]]:
     return found
 
 
+def import_first(*places: str) -> Any:
+    """Import the first module, or attribute of one, that exists: names have moved since the commit of the other side."""
+    for place in places:
+        module, _, name = place.partition(":")
+        with suppress(ImportError):
+            found = importlib.import_module(module)
+            if not name or hasattr(found, name):
+                return getattr(found, name) if name else found
+    raise ImportError(f"none of {', '.join(places)} exists")
+
+
 def serve_texts() -> None:
     """Grade the rows of each line in a grading process, and tell the seconds that took and the scores."""
-    from antiphon.core.deadlines import Deadlines
-    from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
     from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
-    from antiphon.tasks.grading.router import RewardRouter
+
+    types = import_first("antiphon.core.types", "antiphon.types")
+    deadlines = import_first("antiphon.core.deadlines:Deadlines", "antiphon.waits:Waits")
+    router = import_first("antiphon.tasks.grading.router:RewardRouter", "antiphon.tasks.graders:Graders")
 
     async def grade() -> None:
         prompts = PromptsConfig(source="jsonl")
         tasks = [TaskConfig(name=n, prompts=prompts, reward=n, reward_options=o) for n, o in OTHERS.items()]
-        async with RewardRouter(tasks, GradingConfig(deadline=60.0), Deadlines()) as graders:
+        async with router(tasks, GradingConfig(deadline=60.0), deadlines()) as graders:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 asked = [
                     graders.score(
-                        Prompt(id=name, task=name, messages=(), payload=payload),
-                        Transcript((Message("assistant", said),)),
+                        types.Prompt(id=name, task=name, messages=(), payload=payload),
+                        Transcript((types.Message("assistant", said),)),
                     )
                     for name, payload, said in json.loads(line)
                 ]
@@ -129,18 +142,19 @@ def serve_texts() -> None:
 
 def serve() -> None:
     """Grade the rows of each line, a list in JSON, and tell the seconds that took and the rows that did not pass."""
-    from antiphon.core.types import Message, Prompt
     from antiphon.tasks.base import Transcript
-    from antiphon.tasks.rewards.code.reward import Code
+
+    types = import_first("antiphon.core.types", "antiphon.types")
+    code = import_first("antiphon.tasks.rewards.code.reward:Code", "antiphon.tasks.rewards.code:Code")
 
     def grade(row: Row) -> list[str]:
         name, payload, solution = row
-        prompt = Prompt(id=name, task="t", messages=(), payload=payload)
-        score = reward(prompt, Transcript((Message("assistant", solution),)))
+        prompt = types.Prompt(id=name, task="t", messages=(), payload=payload)
+        score = reward(prompt, Transcript((types.Message("assistant", solution),)))
         reward._known.clear()  # each round grades
         return [] if score.value == 1 else [name]
 
-    with closing(Code(seconds=120.0, case_seconds=60.0)) as reward, ThreadPoolExecutor(THREADS) as threads:
+    with closing(code(seconds=120.0, case_seconds=60.0)) as reward, ThreadPoolExecutor(THREADS) as threads:
         for line in sys.stdin:
             rows = json.loads(line)
             began = time.perf_counter()
