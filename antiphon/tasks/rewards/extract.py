@@ -55,7 +55,10 @@ def _last_box(text: str) -> tuple[int, str]:
 MOST_CHARACTERS = 200_000  # at the end of a response, in which its answer is looked for
 MOST_STATEMENTS = 20  # the last ones of a response are read
 MOST_STATEMENT_CHARACTERS = 1_000
-_MARKER = re.compile(r"(?i:\b(?:answer|option|choice)\b\**\s*(?:is\b|:|=)[\s:*=]*+(?!not\b)|####\s*)")
+_MARKER = re.compile(  # begins with one class of characters, which lets `re` search fast
+    r"[aocAOC#](?:(?<!\w[aocAOC])(?i:(?<=a)nswer|(?<=o)ption|(?<=c)hoice)\b\**\s*(?i:is\b|:|=)[\s:*=]*+(?i:(?!not\b))"
+    r"|(?<=#)###\s*)"
+)
 
 
 def answer_statements(text: str) -> list[str]:
@@ -82,7 +85,7 @@ def zero_score(detail: str) -> Score:
     return Score(status=ScoreStatus.SCORED, value=0.0, detail=detail)
 
 
-_HARD_TO_READ = re.compile(  # begins with one class of characters, which lets `re` search fast
+_HARD_TO_READ = re.compile(  # begins with one class of characters as well
     r"[\d(\[{^*!](?:(?<=\d)\d{199}|(?<=[(\[{])[(\[{]{49}|(?<=\^)\{?\d+\^\{?\d+\^|"
     r"(?<=\*)\*\s*\d+\s*\*\*\s*\d+\s*\*\*|(?<=!)\)\s*!)"
 )
