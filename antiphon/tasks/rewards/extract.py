@@ -59,6 +59,7 @@ _MARKER = re.compile(  # begins with one class of characters, which lets `re` se
     r"[aocAOC#](?:(?<!\w[aocAOC])(?i:(?<=a)nswer|(?<=o)ption|(?<=c)hoice)\b\**\s*(?i:is\b|:|=)[\s:*=]*+(?i:(?!not\b))"
     r"|(?<=#)###\s*)"
 )
+_END_OF_SENTENCE = re.compile(r"\.(?=\s|$)")
 
 
 def answer_statements(text: str) -> list[str]:
@@ -77,7 +78,8 @@ def answer_statements(text: str) -> list[str]:
 
 def _sentence(text: str, start: int) -> str:
     line = text[start : start + MOST_STATEMENT_CHARACTERS].partition("\n")[0]
-    return re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip()
+    end = _END_OF_SENTENCE.search(line)
+    return (line[: end.start()] if end else line).strip()
 
 
 def zero_score(detail: str) -> Score:

@@ -91,11 +91,11 @@ def _strip_markup(text: str) -> str:
 
 def _only_option(text: str, options: Options) -> set[str]:
     """Return the options that a text consists of: a label, an option's text, or both."""
-    bare, denied = _strip_markup(text), _DENYING_SIGN.search(text) is not None
+    bare = _strip_markup(text)
     return {
         label
         for label, option in options.items()
-        if (bare == label.casefold() and not denied)
+        if (bare == label.casefold() and not _DENYING_SIGN.search(text))
         or (option and bare in {option, *(f"{label.casefold()}{sign} {option}" for sign in ").:")})
     }
 

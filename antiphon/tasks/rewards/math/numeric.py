@@ -9,6 +9,7 @@ guessing does not pay.
 import re
 from collections.abc import Iterator
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
+from functools import lru_cache
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
@@ -75,9 +76,7 @@ def numeric(
         ValueError: The payload's answer is not one number.
     """
     with localcontext(Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)):
-        right = list(numbers(ground_truth(prompt, answer), percent))
-        if len(right) != 1 or not right[0].is_finite():
-            raise ValueError(f"the right answer {ground_truth(prompt, answer)!r} is not one number")
+        right = _right_number(ground_truth(prompt, answer), percent)
         response = transcript.response.strip()
         stated = [response] if _NUMBER.fullmatch(response[:MOST_STATEMENT_CHARACTERS]) else answer_statements(response)
         given = next(filter(None, (_stated(each, percent) for each in stated)), [])
@@ -85,8 +84,16 @@ def numeric(
             given = list(numbers(response[-MOST_STATEMENT_CHARACTERS:], percent))[-1:]
         if len(given) != 1:
             return zero_score(f"the response states {len(given)} numbers as its answer")
-        apart = abs(given[0] - right[0])
-        return Score.of(apart <= max(Decimal(absolute), Decimal(relative) * abs(right[0])))
+        apart = abs(given[0] - right)
+        return Score.of(apart <= max(Decimal(absolute), Decimal(relative) * abs(right)))
+
+
+@lru_cache(1024)  # the samples of a group have one right answer
+def _right_number(text: str, percent: bool) -> Decimal:
+    found = list(numbers(text, percent))
+    if len(found) != 1 or not found[0].is_finite():
+        raise ValueError(f"the right answer {text!r} is not one number")
+    return found[0]
 
 
 def _stated(statement: str, percent: bool) -> list[Decimal]:
