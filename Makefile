@@ -21,7 +21,7 @@ help:  ## the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 demo: $(VENV)/.installed  ## from an empty machine to a rising reward, in minutes
-	antiphon train recipes/tiny_arithmetic/config.yaml --overwrite
+	antiphon demo
 
 check: $(VENV)/.installed-dev  ## lint, types, floors, figures, limits of the code and unit tests: 2 minutes
 	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors figures house

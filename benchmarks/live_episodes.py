@@ -16,7 +16,6 @@ before the first. Each point runs in a process of its own.
 import argparse
 import asyncio
 import json
-import runpy
 import subprocess
 import sys
 import time
@@ -27,9 +26,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _common import ROOT, WHOLE_RUN, table, write_result
+from _common import WHOLE_RUN, table, write_result
 
 from antiphon.core.rng import generator
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
 from antiphon.run.build import open_run
 from antiphon.run.config import RunConfig
 from antiphon.tasks.environments.frozen_lake import FrozenLake
@@ -77,8 +77,7 @@ def games(split: str) -> Iterator[dict[str, str]]:
 
 def build(directory: Path, seed: int) -> None:
     """A model of 14,000 parameters: the engine keeps up."""
-    tiny = runpy.run_path(str(ROOT / "recipes" / "tiny_arithmetic" / "model.py"))
-    tiny["write"](directory, seed, tiny["make_tokenizer"](CHARACTERS), hidden_size=32, layers=1, longest=512)
+    write_tiny_model(directory, seed, make_tokenizer(CHARACTERS), hidden_size=32, layers=1, max_length=512)
 
 
 def configuration(live: int, steps: int, runs: Path) -> RunConfig:

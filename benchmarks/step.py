@@ -141,7 +141,7 @@ def our_command(folder: Path, args: argparse.Namespace, system: System) -> tuple
         "rollout": {"groups_per_step": GROUPS, "group_size": SIBLINGS, "async_ratio": system.ratio, "timeout": 3600.0}
         | {"sampling": {"max_tokens": TOKENS}},
         "learner": {"device": "cpu", "threads": learner, "optimizer": {"learning_rate": LEARNING_RATE}}
-        | {"tokens_per_pack": system.micro},
+        | {"tokens_per_pack": system.micro, "logits_chunk": 1024},
         "engine": {
             "device": "cpu",
             "replicas": engines,

@@ -9,10 +9,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,42 @@ def pytest_runtest_setup(item):
     needed = [name for marker in item.iter_markers("commands") for name in marker.args]
     if missing := [name for name in needed if shutil.which(name) is None]:
         pytest.skip(f"not installed on this system: {', '.join(missing)}")
+
+
+class SkipReasons:
+    """Counts skipped tests by reason, and fails the tests if a reason is not in tests/skips.txt."""
+
+    def __init__(self):
+        lines = (Path(__file__).parent / "skips.txt").read_text(encoding="utf-8").splitlines()
+        self.known = [re.compile(line) for line in lines if line and not line.startswith("#")]
+        self.counts = Counter()
+
+    @property
+    def unknown(self):
+        return [reason for reason in self.counts if not any(each.fullmatch(reason) for each in self.known)]
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.counts[" ".join(report.longrepr[2].removeprefix("Skipped: ").split())] += 1
+
+    pytest_collectreport = pytest_runtest_logreport
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        if self.unknown and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.counts:
+            terminalreporter.section("skipped, by reason")
+        for reason, count in self.counts.most_common():
+            wrong = "  NOT IN tests/skips.txt" if reason in self.unknown else ""
+            terminalreporter.line(f"{count:5}  {reason}{wrong}")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
+        config.pluginmanager.register(SkipReasons())
 
 
 class Project:

@@ -9,9 +9,11 @@ import typer
 
 from antiphon import __version__
 from antiphon.cli.doctor import doctor
-from antiphon.cli.inspect import audit, diff, export, regrade, replay, why
+from antiphon.cli.inspect import audit, diff, export, regrade, replay, samples, why
 from antiphon.cli.offline import distill, dpo, reward_model
+from antiphon.cli.options import options
 from antiphon.cli.plan import plan, simulate
+from antiphon.cli.projects import demo, init, recipes
 from antiphon.cli.serve import sandbox, serve
 from antiphon.cli.train import check, evaluate, sft, train
 
@@ -33,6 +35,10 @@ def _print_version(
         raise typer.Exit
 
 
+app.command()(demo)
+app.command()(init)
+app.command()(recipes)
+app.command()(options)
 app.command()(train)
 app.command()(sft)
 app.command()(dpo)
@@ -44,6 +50,7 @@ app.command()(plan)
 app.command()(check)
 app.command()(audit)
 app.command()(why)
+app.command()(samples)
 app.command()(diff)
 app.command()(replay)
 app.command()(regrade)

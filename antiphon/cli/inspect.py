@@ -40,6 +40,38 @@ def why(
         print_table("of", name, dict(explain(run, name)))
 
 
+def samples(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option(help="Only samples that this step trained on.")] = None,
+    status: Annotated[str, typer.Option(help="Only samples with this status, such as filtered.")] = "",
+    containing: Annotated[str, typer.Option("--prompt", help="Only conversations that contain this text.")] = "",
+    order: Annotated[str, typer.Option(help="newest, best or worst first.")] = "newest",
+    limit: Annotated[int, typer.Option(help="Number of samples to show.", min=1)] = 5,
+    model: Annotated[Path | None, typer.Option(help="Folder of the tokenizer, if the run holds none.")] = None,
+) -> None:
+    """Show what the policy said: conversations with their rewards and what became of them."""
+    with exit_on_error(run):
+        from itertools import islice
+
+        from antiphon.inspect.samples import ORDERS, iterate_samples
+
+        if order not in ORDERS:
+            raise ConfigError(f"{order!r} is no order; valid are {', '.join(ORDERS)}", key="--order", valid=ORDERS)
+        found = iterate_samples(run, step=step, status=status, containing=containing, order=order, model=model)
+        shown = 0
+        for sample in islice(found, limit):
+            shown += 1
+            row, score = sample.row, sample.trajectory.meta.score
+            rewards = "".join(f", {name} {value:g}" for name, value in score.parts.items())
+            at = "" if row.step is None else f" at step {row.step}"
+            print_line(
+                f"=== {row.name}, {row.prompt.task}, {row.status}{at}, score {score.value}{rewards} {score.detail}"
+            )
+            for kind, text in sample.parts:
+                print_line(f"--- {kind}\n{text}")
+        print(f"{shown} samples")
+
+
 def diff(run: RunPath, other: RunPath) -> None:
     """Show the first difference between two runs: configuration, code, data, sample or number."""
     with exit_on_error(run, other):

@@ -79,12 +79,14 @@ class LearnerConfig(Config):
     threads: int = Field(1, gt=0)
     """CPU threads of the learner process."""
     tokens_per_pack: int = Field(4096, gt=0)
-    """Token budget of one micro-batch. Changing it changes memory and speed, never the gradient."""
+    """Token budget of one micro-batch. It changes memory and speed, never the gradient. If it is not set, a run on CPUs uses
+    1,024, or fewer where activations would take more than an eighth of the machine's memory."""
     share_prefixes: bool = True
     """Compute what samples begin with alike, a prompt or an agent's history, once for all of them in a pack. It changes speed
     and memory, never the gradient."""
     logits_chunk: int = Field(1024, gt=0)
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits exist at once. If it is not set, a run on CPUs uses 512, or fewer where they would take more than a
+    64th of the machine's memory."""
     gradient_checkpointing: bool = False
     mesh: MeshConfig = MeshConfig()
     cpu_offload: bool = False

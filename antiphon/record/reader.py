@@ -137,6 +137,11 @@ class RunReader:
         )
         return self._attempts(condition, before_lineage, oldest_start, newest_token)
 
+    def iterate_finished(self, step: int | None, status: str, order: str) -> Iterator[AttemptRow]:
+        """Yield attempts with a trajectory, of one step and of one status if these are given, in the order of an SQL clause."""
+        condition = "file IS NOT NULL AND (? IS NULL OR a.step = ?) AND (? = '' OR status = ?)"
+        return self._attempts(f"{condition} ORDER BY {order}", step, step, status, status)
+
     def iterate_trained(self) -> Iterator[tuple[StepRow, AttemptRow]]:
         """Yield the attempts that steps which were not undone trained on, by step, prompt and sibling."""
         steps = {(step.lineage, step.step): step for step in self.list_steps() if not step.is_undone}

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
+from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.group_hooks import load_group_hooks
@@ -21,6 +22,7 @@ from antiphon.run.launch.record import RunRecord, open_record
 from antiphon.run.launch.rollouts import start_rollout_workers, start_rollouts
 from antiphon.run.launch.tasks import TaskData, load_tasks
 from antiphon.run.loop import Run
+from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
@@ -40,7 +42,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
         resume: Go on with the run of this name from its newest checkpoint.
     """
     async with AsyncExitStack() as stack:
-        config = add_declared_needs(config)
+        config = add_declared_needs(keep_pack_size(config) if resume else config)
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started
         check_servers(config)
         check_installed(config.learner.kind)
@@ -51,6 +53,9 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext(shared, config.weights.channel, config.weights.host)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to
+        model = await _prepare_model(cluster, record.directory, config)
+        config = choose_pack_size(config, model)
+        record.directory.write_config(dump(config))
 
         context = LaunchContext(
             cluster=cluster,
@@ -60,7 +65,6 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
             events=record.events,
             report=record.view.message,
         )
-        model = await _prepare_model(cluster, record.directory, config)
         tasks.renderer = Renderer(model)
         devices = await _start_workers(context, model, tasks, record, stack)
         yield Run(

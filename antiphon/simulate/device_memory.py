@@ -7,14 +7,13 @@ from antiphon.cluster.placement import parse_shared_role
 from antiphon.engines.config import PREALLOCATING_KINDS
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.run.config import RunConfig
-from antiphon.run.memory import TRAINED_BYTES
+from antiphon.run.memory import LOGIT_BYTES, TRAINED_BYTES, layer_activations
 from antiphon.simulate.devices import Device
 from antiphon.simulate.model_facts import ModelFacts, dtype_bytes
 from antiphon.simulate.model_shape import Architecture, RankShare
 
 PREALLOCATED_SHARE = 0.9  # of a device, for engines that preallocate: vLLM's gpu_memory_utilization
 OTHER_ROLES = ("reference", "critic", "teacher")
-LOGIT_BYTES = 12  # of a logit, its probability and its gradient, in float32
 
 
 def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
@@ -24,11 +23,9 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
 
     gathered: what FSDP gathers, in the compute dtype: two layers and what is outside of layers; and the gradient of the
         larger of both before it is scattered, in that dtype and in float32. Without FSDP: what autocast keeps cast.
-    activations: with T tokens a pack, H hidden, Q of all queries, K of all keys, F feed-forward columns that a token passes
-        and t ranks of `tensor`, in numbers of that dtype: T layers (8 H + (2 Q + 2 K + 4 F) / t), after Korthikanti et al. 2022
-        (arXiv 2205.05198) for gated layers, norms in float32 and attention that keeps no scores; with checkpointing T H
-        layers, and one layer whole. A mixture also copies a token for each of its experts. The first rank of a pipeline has
-        as many packs under way as there are ranks, so that it keeps as much.
+    activations: `run.memory.layer_activations` of each token of a pack and each layer, in that dtype; with checkpointing the
+        hidden states alone, and one layer whole. The first rank of a pipeline has as many packs under way as there are ranks,
+        so that it keeps as much.
     logits: of `logits_chunk` tokens, 12 bytes each.
     """
     learner = config.learner
@@ -58,9 +55,14 @@ def _gathered(share: RankShare, learner: LearnerConfig) -> int:
 
 def _activations(shape: Architecture, learner: LearnerConfig) -> int:
     mesh, size = learner.mesh, dtype_bytes(learner.dtype)
-    copies = 2 * shape.active_experts * shape.hidden if shape.experts > 1 else 0
-    block = 2 * shape.queries + 2 * shape.key_heads * shape.head + 4 * shape.feed_forward + copies
-    layer = 8 * shape.hidden + block // mesh.tensor
+    layer = layer_activations(
+        hidden=shape.hidden,
+        queries=shape.queries,
+        keys=shape.key_heads * shape.head,
+        feed_forward=shape.feed_forward,
+        copies=2 * shape.active_experts * shape.hidden if shape.experts > 1 else 0,
+        ranks=mesh.tensor,
+    )
     whole = shape.hidden * shape.layers + layer if learner.gradient_checkpointing else layer * shape.layers
     return learner.tokens_per_pack // mesh.context * whole * size
 

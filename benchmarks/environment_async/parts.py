@@ -1,7 +1,6 @@
 """Environments that take their time, for `environment_async.py`."""
 
 import asyncio
-import runpy
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 
 from antiphon.core.rng import generator
 from antiphon.core.types import Prompt
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.base import Reset, Step, Transcript
 from antiphon_envs.alfworld.environment import AlfWorld
 from antiphon_envs.alfworld.state import NOTHING
 
-TINY = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic" / "model.py"))
 LISTED = "\n\nYou can:"  # what follows names the letters; the policy is not shown it
 PLACE = {"task_types": ["look_in_light"], "receptacles": 4, "objects": 3, "commands": "lettered"}
 
@@ -22,7 +21,7 @@ PLACE = {"task_types": ["look_in_light"], "receptacles": 4, "objects": 3, "comma
 def build(directory: Path | str, seed: int = 0) -> None:
     """A model for a household: 0.2 million parameters that read and write characters."""
     characters = [*string.ascii_letters, *string.digits, *string.punctuation, " ", "\n", "\n\n"]
-    TINY["build"](directory, seed, characters=characters, pattern=r"\n+|.", hidden_size=64, layers=2)
+    write_tiny_model(directory, seed, make_tokenizer(characters, r"\n+|."), hidden_size=64, layers=2)
 
 
 def problems(split: str) -> Iterator[dict[str, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import model  # of recipes/tiny_arithmetic
 
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
 from antiphon.tasks.splits import split_of
 
 OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
@@ -21,12 +22,12 @@ HIGHEST = 30  # number: 15,000 problems to train on, so that few are learned by 
 
 def build_small(directory: Path | str, seed: int = 0) -> None:
     """A critic's beginning: an eighth of the actor's parameters."""
-    model.build(directory, seed, hidden_size=64, layers=2)
+    write_tiny_model(directory, seed, make_tokenizer(model.CHARACTERS), hidden_size=64, layers=2)
 
 
 def build_countdown(directory: Path | str, seed: int = 0) -> None:
     """The recipe's model, with more characters."""
-    model.build(directory, seed, characters=model.CHARACTERS + "->")
+    write_tiny_model(directory, seed, make_tokenizer(model.CHARACTERS + "->"))
 
 
 def problems(split: str) -> Iterator[dict[str, str]]:

@@ -1,14 +1,14 @@
 """The model of tiny_arithmetic, for characters, the pieces of a tool call, and a chat template."""
 
 import re
-import runpy
 import string
 from pathlib import Path
 from typing import Any
 
+from antiphon.learning.model.tiny import write_tiny_model
+
 PIECES = ['<tool_call>\n{"name": "', "calculator", '", "arguments": {"expression": "', '"}}\n</tool_call>']
 MARKS = ["<pad>", "<eos>", "<|user|>", "<|assistant|>", "<|tool|>"]
-TINY = runpy.run_path(str(Path(__file__).parents[1] / "tiny_arithmetic" / "model.py"))
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
     '{% for call in message.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", '
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 def build(directory: Path | str, seed: int = 0, *, template: str = TEMPLATE) -> None:
     """Write the model and its tokenizer to `directory`."""
-    TINY["write"](directory, seed, make_tokenizer(template), longest=512)
+    write_tiny_model(directory, seed, make_tokenizer(template), max_length=512)
 
 
 def make_tokenizer(template: str = TEMPLATE) -> Any:

@@ -1,12 +1,12 @@
 """The model of tiny_arithmetic, smaller, with the characters of boards."""
 
-import runpy
 from pathlib import Path
 
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
+
 CHARACTERS = "_/#PGHXS√UDLR"
-TINY = runpy.run_path(str(Path(__file__).parents[1] / "tiny_arithmetic" / "model.py"))
 
 
 def build(directory: Path | str, seed: int = 0) -> None:
     """Write the model and its tokenizer to `directory`."""
-    TINY["build"](directory, seed, characters=CHARACTERS, hidden_size=96)
+    write_tiny_model(directory, seed, make_tokenizer(CHARACTERS), hidden_size=96)

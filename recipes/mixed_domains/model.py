@@ -1,13 +1,13 @@
 """The model of tiny_arithmetic, with the characters of three domains."""
 
-import runpy
 import string
 from pathlib import Path
 
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
+
 CHARACTERS = string.digits + string.ascii_lowercase + "+-*=,:() "
-TINY = runpy.run_path(str(Path(__file__).parents[1] / "tiny_arithmetic" / "model.py"))
 
 
 def build(directory: Path | str, seed: int = 0) -> None:
     """Write the model and its tokenizer to `directory`."""
-    TINY["build"](directory, seed, characters=CHARACTERS)
+    write_tiny_model(directory, seed, make_tokenizer(CHARACTERS))

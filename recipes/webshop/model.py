@@ -1,9 +1,9 @@
 """The model of tiny_arithmetic, smaller, with tokens for words of the shop: with the space before them, and without it."""
 
-import runpy
 from pathlib import Path
 
-TINY = runpy.run_path(str(Path(__file__).parents[1] / "tiny_arithmetic" / "model.py"))
+from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
+
 PATTERN = r" ?(?:[A-Za-z]+\d*|[^A-Za-z ]\d*)"
 WORDS = [
     *("hat", "mug", "bag", "sock", "vest", "lamp", "soft", "warm", "thin", "neat"),
@@ -19,4 +19,4 @@ WORDS = [
 def build(directory: Path | str, seed: int = 0) -> None:
     """Write the model and its tokenizer to `directory`."""
     tokens = [space + word for word in WORDS for space in ("", " ")]
-    TINY["build"](directory, seed, characters=tokens, pattern=PATTERN, hidden_size=96, layers=3)
+    write_tiny_model(directory, seed, make_tokenizer(tokens, PATTERN), hidden_size=96, layers=3)
