@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.recipes import RECIPES
-from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES, STREAM_SPECS, built_in_declaration
 from antiphon.algorithms.sections import (
     CorrectionConfig,
     KlConfig,
@@ -15,8 +15,10 @@ from antiphon.algorithms.sections import (
     RhythmConfig,
 )
 from antiphon.core.config import Config
+from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
+    ENTROPY_WEIGHT,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     STREAMS,
@@ -31,10 +33,6 @@ Aggregation = Literal[
 ]
 
 
-# Streams that a step can be asked for, whatever the algorithm: those of models that every run may have.
-ON_REQUEST = tuple(spec.name for spec in STREAMS.values() if spec.producer in ("reference", "policy", "critics"))
-
-
 class AlgorithmConfig(Config):
     """Rewards, advantages, loss, and how token losses are summed."""
 
@@ -43,7 +41,9 @@ class AlgorithmConfig(Config):
     reward: RewardConfig = RewardConfig()
     weight: LossWeightConfig = LossWeightConfig()
     advantage: str = "grpo"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    advantage_options: dict[str, Any] = {}
+    """Keyword-only arguments of an advantage function of your own."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount from one sampled token to the next."""
     turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
@@ -67,7 +67,9 @@ class AlgorithmConfig(Config):
     disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of them, those on whose value the critics agree least, whose entropy is not rewarded."""
     loss: str = "ppo_clip"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    loss_options: dict[str, Any] = {}
+    """Keyword-only arguments of a loss function of your own."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
     """Level of the ratio that `ppo_clip` clips."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
@@ -92,7 +94,9 @@ class AlgorithmConfig(Config):
     """
     kl: KlConfig = KlConfig()
     streams: tuple[str, ...] = ()
-    """Streams that a loss or an advantage of your own reads, where it does not declare them itself."""
+    """Streams that a loss or an advantage of your own reads and does not declare: names in `antiphon/core/types/streams.py`, or
+    package.module:attribute of a `StreamSpec` of your own. What your functions declare is added when the run starts.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -112,8 +116,11 @@ class AlgorithmConfig(Config):
     def _possible(self) -> "AlgorithmConfig":
         if self.disagreement_mask and not self.entropy_coefficient:
             raise ValueError("disagreement_mask is of the reward of entropy, and entropy_coefficient is 0")
-        if unknown := [name for name in self.streams if name not in ON_REQUEST]:
-            raise ValueError(f"streams {unknown[0]!r}: a model can be asked for {', '.join(ON_REQUEST)}")
+        for index, name in enumerate(self.streams):
+            try:
+                STREAM_SPECS.check(name, f"streams.{index}")
+            except ConfigError as error:
+                raise ValidatorError(error.mistakes) from error
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip {self.dual_clip:g} is not above 1; 0 is none")
         if self.ratio_low > self.ratio_high:
@@ -127,7 +134,7 @@ class AlgorithmConfig(Config):
 
     @property
     def required_streams(self) -> frozenset[StreamSpec]:
-        """The streams that the settings and the built-in functions need."""
+        """The streams of Antiphon that the settings, the built-in functions and `streams` need."""
         correction, masked = self.correction, self.agreement_mask or self.disagreement_mask
         by_setting = {
             REFERENCE_LOGPROBS: self.kl.coefficient > 0,
@@ -141,10 +148,21 @@ class AlgorithmConfig(Config):
         return frozenset(
             (
                 *declared,
-                *(STREAMS[name] for name in self.streams),
+                *(STREAMS[name] for name in self.streams if name in STREAMS),
                 *(spec for spec, needed in by_setting.items() if needed),
             )
         )
+
+    @property
+    def loss_term_streams(self) -> frozenset[StreamSpec]:
+        """The streams that the terms beside the loss read (`algorithms/total_loss.py`), where they are there."""
+        by_setting = {
+            REFERENCE_LOGPROBS: self.kl.in_loss,
+            PROXIMAL_LOGPROBS: self.correction.on,
+            TOKEN_AGE: self.correction.on,
+            ENTROPY_WEIGHT: self.entropy_coefficient != 0,
+        }
+        return frozenset(spec for spec, needed in by_setting.items() if needed)
 
     def skips_zero_advantage(self, loss: Declaration) -> bool:
         """Return True if tokens without advantage need no backward pass, with a loss that declares this."""

@@ -17,12 +17,26 @@ from typing import TYPE_CHECKING
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import loss
 from antiphon.algorithms.divergence import MAX_LOG_RATIO
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import StreamSpec
 
 if TYPE_CHECKING:
     import torch
 
 Metrics = dict[str, "torch.Tensor"]  # name -> one value a token
+
+
+class LossStreams(dict[StreamSpec, "torch.Tensor"]):
+    """The streams of the loss tokens, [N, …] each: those that the loss declares, and those of the terms beside it."""
+
+    def __missing__(self, spec: StreamSpec) -> torch.Tensor:
+        raise ConfigError(
+            f"the loss reads the stream {spec.name!r}, which it does not declare: @loss(needs=[…]) of "
+            "antiphon.algorithms.declarations names the streams that it reads",
+            key="algorithm.loss",
+            value=spec.name,
+            valid=sorted(known.name for known in self),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +49,10 @@ class LossInputs:
     advantages: torch.Tensor  # [N]
     sequence: torch.Tensor  # [N] which sequence of the pack each token belongs to
     turn: torch.Tensor  # [N] which turn of the pack: tokens sampled in a row
-    streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]
+    streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]; a stream that is not there is a `ConfigError`, see `LossStreams`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "streams", LossStreams(self.streams))
 
 
 Loss = Callable[[LossInputs, AlgorithmConfig], tuple["torch.Tensor", Metrics]]

@@ -10,12 +10,14 @@ import numpy as np
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
+    ATTENTION_RHYTHM,
     PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
     ROUTED_EXPERTS,
     TEACHER_LOGPROBS,
     FloatArray,
+    VALUES,
     Pack,
-    Producer,
     Sample,
     Streams,
     StreamSpec,
@@ -34,9 +36,9 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
     samples, specs = by_key(step.samples), step.streams_to_query()
     queries, config = _queries(step.pipeline), step.pipeline.config
     for spec in specs:
-        if spec.producer not in queries and spec is not TEACHER_LOGPROBS:
-            raise ConfigError(f"stream {spec.name!r} is needed, and the run has no model for it ({spec.producer})")
-    asked = {spec: queries[spec.producer] for spec in specs if spec.producer in queries}
+        if spec not in queries and spec != TEACHER_LOGPROBS:
+            raise ConfigError(f"the stream {spec.name!r} is needed, and the run has no {spec.producer} to compute it")
+    asked = {spec: queries[spec] for spec in specs if spec in queries}
     streams, taught = await asyncio.gather(
         _query_each(samples, asked, config), _teacher_logprobs(samples, step.pipeline)
     )
@@ -46,16 +48,16 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
     return streams
 
 
-def _queries(pipeline: StepPipeline) -> dict[Producer, Query]:
-    """Return how each model of the run is asked."""
-    queries: dict[Producer, Query] = {
-        "policy": pipeline.learner.score,
-        "attention": pipeline.learner.attention_stats,
+def _queries(pipeline: StepPipeline) -> dict[StreamSpec, Query]:
+    """Return the method of a model that computes each stream; teachers are asked task by task, see `_teacher_logprobs`."""
+    queries: dict[StreamSpec, Query] = {
+        PROXIMAL_LOGPROBS: pipeline.learner.score,
+        ATTENTION_RHYTHM: pipeline.learner.attention_stats,
     }
     if pipeline.reference is not None:
-        queries["reference"] = pipeline.reference.score
+        queries[REFERENCE_LOGPROBS] = pipeline.reference.score
     if pipeline.critics:
-        queries["critics"] = partial(_stack_values, pipeline.critics)
+        queries[VALUES] = partial(_stack_values, pipeline.critics)
     return queries
 
 
@@ -94,7 +96,7 @@ async def _query_each(
     members, packs = pack_samples(flat, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # only the policy replays the engine's experts
     answers = await gather_keyed(
-        {spec: query(packs if spec.producer in ("policy", "attention") else bare) for spec, query in queries.items()}
+        {spec: query(packs if spec.producer == "learner" else bare) for spec, query in queries.items()}
     )
     return {
         spec: dict(zip(samples, split_packs(flat, members, arrays, config.share_prefixes), strict=True))

@@ -104,6 +104,8 @@ class LearnerConfig(Config):
         "update_actor",
     )
     """The stages of a step, in order: built-in names or package.module:function."""
+    stage_options: dict[str, dict[str, Any]] = {}
+    """Keyword-only arguments of stages of your own, by their names in `stages`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     on_nonfinite: Literal["skip", "fail"] = "skip"
     """Reaction to an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless 10

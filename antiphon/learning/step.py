@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import Declaration
+from antiphon.algorithms.registry import resolve_streams
 from antiphon.algorithms.rewards import Controllers
 from antiphon.algorithms.trajectories import Arrays, Samples
-from antiphon.core.types import PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import LEARNER_STREAMS, PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
 from antiphon.learning.batch import digest_batches, make_samples
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Scorer, Trainer
@@ -20,6 +22,8 @@ T = TypeVar("T")
 
 EstimateAdvantages = Callable[[Samples, AlgorithmConfig], Arrays]
 Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # awaits with a deadline
+
+MODELS = ("learner", "reference", "critics", "teachers")  # producers of streams that the `annotate` stage asks
 
 
 class SampleKey(NamedTuple):
@@ -126,14 +130,24 @@ class Step:
         required = self.algorithm.required_streams
         if self.pipeline.config.updates == 1 and PROXIMAL_LOGPROBS.name not in self.algorithm.streams:
             required -= {PROXIMAL_LOGPROBS}
-        return [spec for spec in STREAMS.values() if spec in required and spec.producer != "stage"]
+        return [spec for spec in STREAMS.values() if spec in required and spec.producer in MODELS]
 
-    def reaches_learner(self, spec: StreamSpec) -> bool:
-        """Return True if the loss or the learner reads a stream; others are dropped before the learner gets the batch."""
-        consumers = STREAMS.get(spec.name, spec).consumers
-        own = spec in self.pipeline.loss.needs or spec.name in self.algorithm.streams
-        in_kl = self.algorithm.kl.in_loss and spec.producer == "reference"
-        return own or in_kl or "loss" in consumers or "learner" in consumers
+    def learner_streams(self) -> frozenset[StreamSpec]:
+        """Return the streams that the learner gets: those that it, the loss, or a term beside the loss reads.
+
+        Raises:
+            ConfigError: A sample lacks a stream that the loss declares.
+        """
+        for spec in self.pipeline.loss.needs:
+            if any(spec not in sample.streams for sample in self.flat):
+                raise ConfigError(
+                    f"{self.algorithm.loss!r} needs the stream {spec.name!r}, which not all samples of step {self.number} "
+                    f"have: it is to come from {spec.producer!r}",
+                    key="algorithm.loss",
+                    value=self.algorithm.loss,
+                )
+        requested = (*self.pipeline.loss.needs, *resolve_streams(self.algorithm))
+        return LEARNER_STREAMS | self.algorithm.loss_term_streams | frozenset(requested)
 
     def add_stream(self, spec: StreamSpec, arrays: Mapping[SampleKey, NDArray[Any]]) -> None:
         """Add a stream to every sample, or replace it.

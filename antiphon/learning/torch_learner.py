@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
-from antiphon.algorithms.registry import LOSSES
+from antiphon.algorithms.registry import resolve_loss
 from antiphon.algorithms.total_loss import total_loss
 from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
@@ -39,7 +39,7 @@ class TorchLearner(PackLearner):
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with the loss of an algorithm; return the number of trained parameters."""
-        self.loss = LOSSES.resolve(algorithm.loss)
+        self.loss = resolve_loss(algorithm)
         return super().begin(algorithm, optimizer, total_updates)
 
     def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:

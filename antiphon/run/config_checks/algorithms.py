@@ -1,19 +1,140 @@
-"""Algorithms, critics, teachers and stages."""
+"""Checks of the algorithm, its critics and teachers, the stages of a step, and the streams that they compute and read.
 
-from collections.abc import Iterator
+What a user's own function declares is known only once the run starts: `config_checks/user_functions.py` calls `check_streams`,
+and the other checks that depend on it, then.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
-from antiphon.core.types import VALUES
-from antiphon.run.config_checks.common import Problem
+from antiphon.core.errors import Mistake
+from antiphon.core.types import (
+    ENTROPY_WEIGHT,
+    KL_REWARD,
+    RETURNS,
+    ROUTED_EXPERTS,
+    STREAMS,
+    TEACHER_LOGPROBS,
+    VALUES,
+    StreamSpec,
+)
+from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
+OWN_PRODUCERS = ("stage", "engine")  # producers that a stream of a user can have
 
-def check_critics(config: "RunConfig") -> Iterator[Problem]:
-    """Check critics against the algorithm that uses their values."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declarations:
+    """Declarations of the functions that a configuration names, in the order of `learner.stages`.
+
+    Attributes:
+        requested: Streams in `algorithm.streams`.
+    """
+
+    advantage: Declaration
+    loss: Declaration
+    requested: tuple[StreamSpec, ...] = ()
+    stages: tuple[Declaration, ...] = ()
+
+    @property
+    def needs(self) -> list[StreamSpec]:
+        """The streams that any of the functions reads."""
+        return [spec for each in (self.advantage, self.loss, *self.stages) for spec in each.needs]
+
+
+def has_user_functions(config: "RunConfig") -> bool:
+    """Return True if the configuration names functions of the user, which may need more streams than it shows."""
+    return any(":" in name for name in (config.algorithm.advantage, config.algorithm.loss, *config.learner.stages))
+
+
+def check_streams(config: "RunConfig", declared: Declarations) -> Iterator[Problem]:
+    """Check that each stream which a function reads is computed before it is read."""
+    algorithm, missing = config.algorithm, _missing_settings(config)
+    readers: dict[str, list[_Reader]] = {
+        "advantages": [_Reader("algorithm.advantage", algorithm.advantage, declared.advantage.needs)],
+        "update_actor": [
+            _Reader("algorithm.loss", algorithm.loss, declared.loss.needs),
+            *(
+                _Reader(f"algorithm.streams.{index}", name, [spec])
+                for index, (name, spec) in enumerate(zip(algorithm.streams, declared.requested, strict=False))
+            ),
+        ],
+    }
+    stages = [*zip(config.learner.stages, declared.stages, strict=True)]
+    produced = {spec for _, stage in stages for spec in stage.produces if spec not in missing}
+    available = {spec for spec in STREAMS.values() if spec.producer == "engine" and spec not in missing}
+    for index, (name, stage) in enumerate(stages):
+        for reader in (_Reader(f"learner.stages.{index}", name, stage.needs), *readers.pop(name, ())):
+            yield from reader.check(available, produced, missing)
+        available |= {spec for spec in stage.produces if spec not in missing}
+    for reader in (each for rest in readers.values() for each in rest):  # whose stage a user's own replaces
+        yield from reader.check(available, produced, missing)
+
+
+def _missing_settings(config: "RunConfig") -> dict[StreamSpec, str]:
+    """Return the streams of Antiphon that this run does not compute, each with the setting that would add it."""
+    algorithm, has_critic = config.algorithm, config.critic is not None
+    settings = {
+        VALUES: (has_critic, "critic: {count: 1}"),
+        RETURNS: (has_critic, "critic: {count: 1}"),
+        TEACHER_LOGPROBS: (bool(config.teachers), "teachers: [{path: …}]"),
+        KL_REWARD: (algorithm.kl.in_reward, "algorithm.kl: {coefficient: 0.1, place: reward}"),
+        ENTROPY_WEIGHT: (algorithm.disagreement_mask > 0, "algorithm.disagreement_mask: 0.2"),
+        ROUTED_EXPERTS: (all(each.routed_experts for _, each in iterate_engines(config)), "engine.routed_experts: true"),
+    }
+    return {spec: setting for spec, (is_set, setting) in settings.items() if not is_set}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A function that reads streams: its key and its name in the configuration."""
+
+    key: str
+    name: str
+    needs: Sequence[StreamSpec]
+
+    def check(
+        self, available: set[StreamSpec], produced: set[StreamSpec], missing: dict[StreamSpec, str]
+    ) -> Iterator[Problem]:
+        """Yield a problem for each stream that is not there when the function is called.
+
+        Args:
+            available: Streams that the samples have by then.
+            produced: Streams that they have at the end of the step.
+            missing: Streams that a setting would add.
+        """
+        for spec in self.needs:
+            if spec in available:
+                continue
+            if spec.name not in STREAMS and spec.producer not in OWN_PRODUCERS:
+                reason = f"whose producer is {spec.producer!r}; that of a stream of your own is 'stage' or 'engine'"
+                yield self._mistake(spec, reason, OWN_PRODUCERS)
+            elif spec in missing:
+                yield self._mistake(spec, f"which this run does not compute: set {missing[spec]}", (missing[spec],))
+            elif spec.name in STREAMS or spec.producer == "stage":
+                reason = "which a stage after it produces: move that stage forward in learner.stages"
+                if spec not in produced:
+                    reason = "which no stage in learner.stages produces: add one that declares @stage(produces=[…])"
+                names = tuple(sorted(each.name for each in available))
+                yield self._mistake(spec, f"{reason}. Available here: {', '.join(names) or 'none'}", names)
+
+    def _mistake(self, spec: StreamSpec, reason: str, valid: Sequence[str]) -> Mistake:
+        return Mistake(self.key, f"{self.name!r} needs the stream {spec.name!r}, {reason}", self.name, tuple(valid))
+
+
+def check_critics(config: "RunConfig", *, needs_known: bool = False) -> Iterator[Problem]:
+    """Check critics against the algorithm that uses their values.
+
+    Args:
+        config: The configuration.
+        needs_known: Its `algorithm.streams` has what the user's functions declare.
+    """
     algorithm, critic = config.algorithm, config.critic
     if critic is None:
         if VALUES in algorithm.required_streams:
@@ -22,8 +143,8 @@ def check_critics(config: "RunConfig") -> Iterator[Problem]:
                 f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
             )
         return
-    if VALUES not in algorithm.required_streams:
-        yield "critic", f"algorithm {algorithm.recipe!r} asks for no values: it would be trained for nothing"
+    if VALUES not in algorithm.required_streams and (needs_known or not has_user_functions(config)):
+        yield "critic", f"no part of algorithm {algorithm.recipe!r} reads the values of a critic: leave it out"
     if ":" in critic.path:
         yield "critic.path", f"{critic.path!r} must be a directory or a Hugging Face id"
     if critic.disjoint and critic.count > config.rollout.group_size:
@@ -83,6 +204,10 @@ def check_advantage(config: "RunConfig", declared: Declaration | None = None) ->
 def check_stages(config: "RunConfig") -> Iterator[Problem]:
     """Check that each configured option is used by a stage."""
     algorithm, stages = config.algorithm, config.learner.stages
+    for name in sorted(config.learner.stage_options.keys() - set(stages)):
+        key, valid = f"learner.stage_options.{name}", tuple(stages)
+        message = f"{name!r} is no stage of this run: learner.stages has {', '.join(valid)}"
+        yield Mistake(key, message, config.learner.stage_options[name], valid)
     if (algorithm.reward, algorithm.weight) != (RewardConfig(), LossWeightConfig()) and "rewards" not in stages:
         yield "learner.stages", "without 'rewards' nothing comes of algorithm.reward and algorithm.weight"
     if config.critic is not None and "update_critics" not in stages:
@@ -96,15 +221,16 @@ def check_stages(config: "RunConfig") -> Iterator[Problem]:
         yield "algorithm.reward.baseline", "'group' leaves nothing of the score of 1 sibling (rollout.group_size)"
 
 
-def check_teachers(config: "RunConfig") -> Iterator[Problem]:
-    """Check teachers against the algorithm and the tasks."""
+def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterator[Problem]:
+    """Check teachers against the algorithm and the tasks; see `check_critics` for the arguments."""
     if config.algorithm.teacher_coefficient and not config.teachers:
         yield (
             "teachers",
             f"algorithm {config.algorithm.recipe!r} asks teachers, and there are none: give teachers: [{{path: …}}]",
         )
-    if config.teachers and not config.algorithm.teacher_coefficient:
-        yield "algorithm.teacher_coefficient", "0 listens to no teacher, and there are teachers"
+    is_used = TEACHER_LOGPROBS in config.algorithm.required_streams
+    if config.teachers and not is_used and (needs_known or not has_user_functions(config)):
+        yield "algorithm.teacher_coefficient", "is 0, so the log-probs of the teachers are not used: set it above 0"
     names = {task.name for task in config.tasks}
     for index, teacher in enumerate(config.teachers):
         if ":" in teacher.path:

@@ -9,15 +9,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.declarations import declaration_of, loss
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
-from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import (
+    ENTROPY_WEIGHT,
+    PROXIMAL_LOGPROBS,
+    RETURNS,
+    TOKEN_AGE,
+    VALUES,
+    AttemptId,
+    StreamSpec,
+)
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.pack_learner import learning_rate_factor
 from antiphon.learning.stages import advantages, annotate, rewards, update_actor, update_critics
-from antiphon.learning.step import Step, StepPipeline
+from antiphon.learning.step import Step, StepPipeline, by_key
 from antiphon.learning.torch_learner import _turns
 
 from .conftest import make_learner, make_sample
@@ -241,6 +250,49 @@ def test_what_no_loss_looks_at_is_not_sent(model_directories, asked):
         asyncio.run(stage(step))
     (pack, *_) = step.batches[0].updates[0].packs[0]
     assert {spec.name for spec in pack.streams} == ({"values", "proximal_logprobs"} if asked else set())
+
+
+SURPRISE = StreamSpec("surprise")
+
+
+def undeclared_loss(inputs, config):
+    return -inputs.streams[SURPRISE] * inputs.logprobs, {}
+
+
+reads_surprise = loss(needs=[SURPRISE])(lambda inputs, config: undeclared_loss(inputs, config))
+
+
+def step_with_own_loss(directory, name, **algorithm):
+    step = step_of(directory, AlgorithmConfig(loss=f"{__name__}:{name}", **algorithm))
+    step.add_stream(SURPRISE, {key: np.ones(9, np.float32) for key in by_key(step.samples)})
+    return step
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("reads_surprise", {}), ("undeclared_loss", {"streams": (f"{__name__}:SURPRISE",)})]
+)
+def test_the_learner_gets_the_streams_that_a_loss_reads(model_directories, name, algorithm):
+    step = step_with_own_loss(model_directories["llama"], name, **algorithm)
+    asyncio.run(update_actor(step))
+    (pack, *_) = step.batches[0].updates[0].packs[0]
+    assert {spec.name for spec in pack.streams} == {"surprise"}
+
+
+def test_a_loss_that_declares_nothing_gets_no_streams(model_directories):
+    step = step_with_own_loss(model_directories["llama"], "undeclared_loss")
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(update_actor(step))
+    assert (error.value.key, error.value.value) == ("algorithm.loss", "surprise")
+
+
+def test_a_declared_stream_that_a_sample_lacks_is_named(model_directories):
+    """Nobody can tell before the first step whether an engine returns what its user says."""
+    step = step_with_own_loss(model_directories["llama"], "reads_surprise")
+    lacking = step.samples[1][0]
+    step.samples[1][0] = replace(lacking, streams=lacking.streams.without([SURPRISE]))
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(update_actor(step))
+    assert (error.value.key, error.value.value) == ("algorithm.loss", f"{__name__}:reads_surprise")
 
 
 def test_the_divergence_in_rewards_is_not_sent(model_directories):
