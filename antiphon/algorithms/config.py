@@ -155,7 +155,7 @@ class AlgorithmConfig(Config):
 
     @property
     def loss_term_streams(self) -> frozenset[StreamSpec]:
-        """The streams that the terms beside the loss read (`algorithms/total_loss.py`), where they are there."""
+        """The streams that the terms beside the loss read (`algorithms/token_loss.py`), where they are there."""
         by_setting = {
             REFERENCE_LOGPROBS: self.kl.in_loss,
             PROXIMAL_LOGPROBS: self.correction.on,

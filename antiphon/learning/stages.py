@@ -36,7 +36,7 @@ from antiphon.core.types import (
     Sample,
     TrainBatch,
 )
-from antiphon.learning.annotations import query_models
+from antiphon.learning.model_streams import query_models
 from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
 from antiphon.learning.config import LearnerConfig
@@ -82,7 +82,7 @@ async def rewards(step: Step) -> None:
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), LossWeightConfig()):
         return  # scores are rewards
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    shaped = shape_rewards(metas, algorithm.reward, pipeline.controllers.rewards, pipeline.max_tokens)
+    shaped = shape_rewards(metas, algorithm.reward, pipeline.algorithm_state.rewards, pipeline.max_tokens)
     weights = trajectory_weights(metas, algorithm.weight)
     made: dict[Any, dict[str, Any]] = {
         meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}

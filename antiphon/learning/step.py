@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.registry import resolve_streams
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.algorithms.trajectories import Arrays, Samples
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import LEARNER_STREAMS, PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
 from antiphon.learning.batch import digest_batches, make_samples
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
-from antiphon.learning.learner import Scorer, Trainer
+from antiphon.learning.learner import Predictor, Trainer
 
 T = TypeVar("T")
 
@@ -52,13 +52,13 @@ class StepPipeline:
         estimate_advantages: The advantage function of the algorithm.
         loss: What the loss function of the algorithm declares.
         max_tokens: Token limit of one completion.
-        controllers: What the algorithm remembers from step to step; part of a checkpoint.
+        algorithm_state: Running moments and adapted coefficients; part of a checkpoint.
     """
 
     learner: Trainer
-    reference: Scorer | None = None
+    reference: Predictor | None = None
     critics: Sequence[Trainer] = ()
-    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
+    teachers: Sequence[tuple[TeacherConfig, Predictor]] = ()
     algorithm: AlgorithmConfig
     config: LearnerConfig
     critic: CriticConfig | None = None
@@ -67,7 +67,7 @@ class StepPipeline:
     loss: Declaration
     stages: Sequence["Stage"]
     max_tokens: int
-    controllers: Controllers = field(default_factory=Controllers)
+    algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)
 
     async def learn(
         self, number: int, version: int, groups: Sequence[Group], wait: Wait = wait_forever
@@ -111,7 +111,7 @@ class Step:
     batches: list[TrainBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.controllers.kl
+        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.algorithm_state.kl
         if adapted is not None:
             kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
             self.algorithm = self.algorithm.model_copy(update={"kl": kl})

@@ -301,7 +301,7 @@ def test_a_response_may_be_the_last_message_of_a_conversation(project):
 @pytest.mark.parametrize(
     "verb, worker, method, on",
     [
-        ("dpo", PreferenceLearner, "score", "the learner"),
+        ("dpo", PreferenceLearner, "predict", "the learner"),
         ("reward-model", RewardLearner, "step", "the learner"),
         ("distill", Teacher, "teach", "the teacher"),
     ],

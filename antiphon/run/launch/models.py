@@ -20,7 +20,7 @@ from antiphon.learning.learner import (
     LoraBaseReference,
     ModelRoles,
     Offloadable,
-    Scorer,
+    Predictor,
     Trainer,
     WorkerLearner,
 )
@@ -42,9 +42,9 @@ TRAINER, TRAINER_WORKER = "trainer", "antiphon.run.trainer_process:TrainerProces
 def make_step_pipeline(
     config: RunConfig,
     learner: Trainer,
-    reference: Scorer | None = None,
+    reference: Predictor | None = None,
     critics: Sequence[Trainer] = (),
-    teachers: Sequence[Scorer] = (),
+    teachers: Sequence[Predictor] = (),
 ) -> StepPipeline:
     """Return the stages of a training step, which turn groups into updates of learner and critics."""
     return StepPipeline(

@@ -39,8 +39,8 @@ class Here:
         self.learner = learner
         self.packs = []
 
-    async def score(self, packs):
-        return self.learner.score(list(packs))
+    async def predict(self, packs):
+        return self.learner.predict(list(packs))
 
     async def attention_stats(self, packs):
         return self.learner.attention_stats(list(packs))
@@ -128,7 +128,7 @@ def test_rewards_and_weights_reach_the_batch(model_directories):
     asyncio.run(update_actor(step))
     counted = sum(s.segment.loss_mask.sum() for group in step.samples for s in group if s.weights.any())
     assert step.batches[0].updates[0].loss_tokens == counted
-    assert step.pipeline.controllers.rewards.count == 8
+    assert step.pipeline.algorithm_state.rewards.count == 8
 
 
 def test_tokens_are_as_old_as_the_versions_since(model_directories):
@@ -180,7 +180,7 @@ def test_critic_disagreement_masks_advantage_and_entropy(model_directories):
     rng = np.random.default_rng(0)
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [rng.normal(size=len(pack.tokens)).astype(np.float32) for pack in packs]
 
     critic = CriticConfig(count=3)
@@ -201,7 +201,7 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     """The coefficient that is adapted for the next step is not that of this one."""
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.full(len(pack.tokens), -0.5, np.float32) for pack in packs]
 
         async def step(self, batch):
@@ -211,11 +211,11 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     critic, algorithm = CriticConfig(), AlgorithmConfig.model_validate({"recipe": "ppo", "kl": kl})
     step = step_of(model_directories["llama"], algorithm, critics=[Says(None)], critic=critic)
     step.pipeline.reference = Says(None)
-    step.pipeline.controllers.kl = 0.1
+    step.pipeline.algorithm_state.kl = 0.1
     step = Step(number=2, version=1, samples=step.samples, pipeline=step.pipeline)
     for stage in (annotate, *order):
         asyncio.run(stage(step))
-    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.pipeline.controllers.kl
+    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.pipeline.algorithm_state.kl
     for sample in step.flat:
         mask = sample.segment.loss_mask
         penalties = -0.1 * (sample.segment.logprobs[mask] + 0.5)
@@ -226,7 +226,7 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
 
 def test_critics_that_say_the_same_mask_nothing(model_directories):
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.zeros(len(pack.tokens), np.float32) for pack in packs]
 
     step = step_of(
@@ -310,7 +310,7 @@ def test_each_task_has_its_teachers(model_directories):
     """The mean of those of its task; what nobody teaches is left as it is."""
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.full(len(pack.tokens), self.learner, np.float32) for pack in packs]
 
     teachers = [

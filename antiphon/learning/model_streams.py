@@ -23,7 +23,7 @@ from antiphon.core.types import (
     StreamSpec,
 )
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import Scorer
+from antiphon.learning.learner import Predictor
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.step import SampleKey, Step, StepPipeline, by_key, gather_keyed
 
@@ -51,19 +51,19 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
 def _queries(pipeline: StepPipeline) -> dict[StreamSpec, Query]:
     """Return the method of a model that computes each stream; teachers are asked task by task, see `_teacher_logprobs`."""
     queries: dict[StreamSpec, Query] = {
-        PROXIMAL_LOGPROBS: pipeline.learner.score,
+        PROXIMAL_LOGPROBS: pipeline.learner.predict,
         ATTENTION_RHYTHM: pipeline.learner.attention_stats,
     }
     if pipeline.reference is not None:
-        queries[REFERENCE_LOGPROBS] = pipeline.reference.score
+        queries[REFERENCE_LOGPROBS] = pipeline.reference.predict
     if pipeline.critics:
         queries[VALUES] = partial(_stack_values, pipeline.critics)
     return queries
 
 
-async def _stack_values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
+async def _stack_values(critics: Sequence[Predictor], packs: list[Pack]) -> list[FloatArray]:
     """Return the values of all critics, [T, critics] a pack."""
-    columns = await asyncio.gather(*(critic.score(packs) for critic in critics))
+    columns = await asyncio.gather(*(critic.predict(packs) for critic in critics))
     return [np.stack(values, axis=-1) for values in zip(*columns, strict=True)]
 
 
@@ -73,7 +73,7 @@ async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepP
         *(
             _query_each(
                 {key: one for key, one in samples.items() if not teacher.tasks or one.meta.task in teacher.tasks},
-                {TEACHER_LOGPROBS: model.score},
+                {TEACHER_LOGPROBS: model.predict},
                 pipeline.config,
             )
             for teacher, model in pipeline.teachers
