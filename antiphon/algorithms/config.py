@@ -1,4 +1,7 @@
-"""Configuration of what to optimise. Importing it imports no torch."""
+"""The `algorithm` section of a configuration. Importing it imports no torch.
+
+`algorithms/sections.py` has its nested sections. What an own function declares is checked in `run/config_checks/algorithms.py`.
+"""
 
 from typing import Any, Literal
 
@@ -15,7 +18,7 @@ from antiphon.algorithms.sections import (
     RhythmConfig,
 )
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError, Mistake, ValidatorError
+from antiphon.core.errors import ConfigError, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
@@ -47,25 +50,23 @@ class AlgorithmConfig(Config):
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount from one sampled token to the next."""
     turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """Discount from one turn to the next, of the advantages that look at turns."""
+    """Discount from one turn to the next, for advantages that use rewards of turns."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Lambda of `gae`: 1 looks to the end, 0 one token ahead."""
+    """Lambda of `gae`: 1 uses the whole return, 0 one token ahead."""
     step_weight: float = Field(1.0, ge=0.0)
     """Weight of a step's own advantage beside that of its episode, for `gigpo`."""
     teacher_coefficient: float = Field(0.0, ge=0.0)
-    """Amount added to the advantage of each token for each nat by which its teachers find it more likely than the policy did;
-    0 asks no teacher.
-    """
+    """Factor of (teacher log-prob - policy log-prob), which is added to the advantage of each token; 0 uses no teacher."""
     advantage_whiten: bool = False
-    """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
+    """Whiten advantages over all sampled tokens of the batch: subtract the mean, divide by the standard deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
-    """Bound on |advantage|, before `rhythm` amplifies some; 0 is none."""
+    """Clip advantages to this absolute value, before `rhythm` amplifies some; 0 does not clip."""
     rhythm: RhythmConfig = RhythmConfig()
-    """For credit that differs between the tokens of a response."""
+    """Amplification of the advantages of some tokens of a response."""
     agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the batch's tokens, those on whose value the critics agree most, that get no advantage."""
+    """Share of the batch's tokens whose advantage is set to 0: those on whose value the critics agree most."""
     disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of them, those on whose value the critics agree least, whose entropy is not rewarded."""
+    """Share of the batch's tokens that get no entropy bonus: those on whose value the critics agree least."""
     loss: str = "ppo_clip"
     """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
     loss_options: dict[str, Any] = {}
@@ -73,9 +74,11 @@ class AlgorithmConfig(Config):
     ratio_level: Literal["token", "sequence", "turn"] = "token"
     """Level of the ratio that `ppo_clip` clips."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    """Ratios of `ppo_clip` and `cispo` are clipped at 1 - this."""
     clip_high: float = Field(0.2, ge=0.0)
+    """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this."""
     dual_clip: float = Field(0.0, ge=0.0)
-    """Bound of the `ppo_clip` loss where the advantage is negative, in multiples of its size; above 1, and 0 is none."""
+    """Bound of the `ppo_clip` loss for negative advantages, in multiples of |advantage|; above 1, or 0 for no bound."""
     ratio_low: float = Field(0.0, ge=0.0)
     ratio_high: float = Field(1.0, gt=0.0)
     """Bounds of the importance weight in `tis` and `topr`."""
@@ -83,14 +86,16 @@ class AlgorithmConfig(Config):
     negative_weight: float = Field(1.0, ge=0.0)
     """Weights of positive and negative advantages in `topr`."""
     kimi_tau: float = Field(0.1, ge=0.0)
+    """Weight of the squared log ratio in `kimi`."""
     correction: CorrectionConfig = CorrectionConfig()
-    """For tokens that another policy has sampled than the one before the step."""
+    """Importance weights and filters for tokens that an older policy, or an engine with other rounding, sampled."""
     aggregation: Aggregation = "token_mean"
-    """Rule by which token losses become one number; counts are those of the whole update."""
+    """How token losses are reduced to one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
+    """Factor of the entropy bonus."""
     expert_balance: float = Field(0.0, ge=0.0)
-    """Weight of the load-balancing loss of a mixture of experts, in each layer and averaged over sequences. It is least where
-    the tokens of a sequence are spread evenly over the experts; 0 is none.
+    """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is smallest if the
+    tokens of a sequence are spread evenly over the experts; 0 adds none.
     """
     kl: KlConfig = KlConfig()
     streams: tuple[str, ...] = ()
@@ -115,16 +120,16 @@ class AlgorithmConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "AlgorithmConfig":
         if self.disagreement_mask and not self.entropy_coefficient:
-            raise ValueError("disagreement_mask is of the reward of entropy, and entropy_coefficient is 0")
+            raise ValueError("disagreement_mask needs an entropy bonus, and entropy_coefficient is 0")
         for index, name in enumerate(self.streams):
             try:
                 STREAM_SPECS.check(name, f"streams.{index}")
             except ConfigError as error:
                 raise ValidatorError(error.mistakes) from error
         if 0 < self.dual_clip <= 1:
-            raise ValueError(f"dual_clip {self.dual_clip:g} is not above 1; 0 is none")
+            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or 0 for no bound")
         if self.ratio_low > self.ratio_high:
-            raise ValueError(f"ratio_low {self.ratio_low:g} is above ratio_high {self.ratio_high:g}")
+            raise ValueError(f"ratio_low {self.ratio_low:g} must not be above ratio_high {self.ratio_high:g}")
         return self
 
     @property

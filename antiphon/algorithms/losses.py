@@ -1,9 +1,9 @@
 """Policy losses: pure functions of per-token tensors, one value a token. A user's own loss looks the same: `docs/new_loss.md`.
 
 The learner multiplies each value with the token's coefficient and sums, so a loss knows nothing of batches, padding or
-normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that sampled
-it (or, with `algorithm.correction`, under the proximal policy), A is its advantage, and sg stops the gradient. Log ratios are clipped to
-±20, so no loss and no gradient is ever infinite.
+normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that
+sampled it (or, with `algorithm.correction`, under the proximal policy), A is its advantage, and sg stops the gradient. Log
+ratios are clipped to ±20, so no loss and no gradient is ever infinite.
 
 Importing this module imports no torch, because the checks of a configuration read what each loss declares.
 """

@@ -34,12 +34,12 @@ def token_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
 def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
     """Return the correction weight of each token: its proximal probability over the probability with which it was sampled, [N].
 
-    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`. Bound and filter each have
-    a level of their own.
+    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`. Bound and filter
+    each have a level of their own.
 
-    The proximal policy is the policy before the first update of the step. In a step of one update it is the policy being trained,
-    which costs no forward pass; `proximal: interpolated` never costs one. The loss takes its own ratio against the proximal policy,
-    so `ppo_clip` with `level: token` is decoupled PPO.
+    The proximal policy is the policy before the first update of the step. In a step of one update it is the policy being
+    trained, which costs no forward pass; `proximal: interpolated` never costs one. The loss takes its own ratio against the
+    proximal policy, so `ppo_clip` with `level: token` is decoupled PPO.
 
     Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
     "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability"; the interpolation as in Li et al. 2025,

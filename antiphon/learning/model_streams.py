@@ -1,4 +1,7 @@
-"""Streams that models give: their log-probs, values or attention statistics of each token of each sample."""
+"""Streams that the models of a run compute, for the `annotate` stage: log-probs, values or attention statistics of each token.
+
+A stream of a user's own is computed by a stage of their own: `docs/new_loss.md`.
+"""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,7 @@
-"""One training step as its stages see it: the samples, what is made of them, and the models that are asked and trained."""
+"""One training step as its stages see it (`Step`): the samples, their streams, and the models that are asked and trained.
+
+`StepPipeline` runs the stages. The built-in ones are in `learning/stages.py`; `docs/new_loss.md` shows one of a user's own.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -96,7 +99,8 @@ class Step:
     Attributes:
         number: Number of the step, from 1.
         version: Number of the policy version before the step.
-        samples: Samples of each group, those of a trajectory one after another.
+        samples: Samples of each group, [group][sample]; those of a trajectory are neighbours. `by_key` gives them the keys
+            that `add_stream` takes.
         algorithm: Settings with the coefficients of this step; the only ones that stages read.
         metrics: Metrics of the step.
         batches: Batches that the learner was given.

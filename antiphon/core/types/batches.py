@@ -1,8 +1,8 @@
 """Training data: samples, the packs that they are concatenated to, and the batch of one training step.
 
-A token's share in the loss has three parts. `Sample.weights` are its loss weights: masks and difficulty weights, set by stages. The
-aggregation (`algorithm.aggregation`) gives each trajectory a divisor. `Pack.coefficients` are weight / divisor: the learner
-multiplies each token's loss by its coefficient and sums.
+A token's share in the loss has three parts. `Sample.weights` are its loss weights: masks and difficulty weights, set by
+stages. The aggregation (`algorithm.aggregation`) gives each trajectory a divisor. `Pack.coefficients` are weight / divisor:
+the learner multiplies each token's loss by its coefficient and sums.
 """
 
 from dataclasses import dataclass, field
@@ -21,10 +21,11 @@ class Sample:
 
     Attributes:
         weights: Loss weight of each token; 0 masks it.
-        reward: Reward of its trajectory: the score, shaped by the `rewards` stage, minus the KL penalty with `kl.place: reward`.
+        reward: Reward of its trajectory: the score, shaped by the `rewards` stage, minus the KL penalty with
+            `kl.place: reward`.
         task_reward: The reward without the KL penalty; None if there is no penalty.
-        turn_divisor: What the rewards of its turns are divided by; None if the reward of the trajectory was changed in a way that
-            cannot be divided among turns.
+        turn_divisor: What the rewards of its turns are divided by; None if the reward of the trajectory was changed in a
+            way that cannot be divided among turns.
     """
 
     meta: TrajectoryMeta
@@ -47,8 +48,8 @@ class Pack:
     """One micro-batch: samples concatenated without padding.
 
     A prefix that several samples share is present once: the pack is a forest of pieces, and a sample is the path from a
-    root to its last piece. The divisors in `coefficients` are counts of the whole update, so the sum over packs is the update's loss
-    however it is divided into packs.
+    root to its last piece. The divisors in `coefficients` are counts of the whole update, so the sum over packs is the
+    update's loss however it is divided into packs.
     """
 
     tokens: IntArray  # [T]

@@ -1,8 +1,8 @@
 """Streams: per-token arrays beside the tokens, and the table of those that Antiphon computes.
 
-A stream is declared once, by a `StreamSpec`; a user's own stream is declared in the same way. The functions that compute and read
-streams declare that themselves, with the decorators of `antiphon.algorithms.declarations`. From these declarations follows what
-models are asked for in a step, and which streams the learner gets.
+A stream is declared once, by a `StreamSpec`; a user's own stream is declared in the same way. The functions that compute
+and read streams declare that themselves, with the decorators of `antiphon.algorithms.declarations`. From these declarations
+follows what models are asked for in a step, and which streams the learner gets.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,8 +26,9 @@ class StreamSpec:
         name: Unique name.
         dtype: Name of a numpy dtype.
         shape: Shape of one token's row; None for a size that is known once the array exists, such as the number of critics.
-        producer: What computes the stream: an engine, as it samples; a model that the `annotate` stage asks (`learner` is the
-            policy before the step); a stage; or the data set of an offline command. A stream of your own has `stage` or `engine`.
+        producer: What computes the stream: an engine, as it samples; a model that the `annotate` stage asks (`learner` is
+            the policy before the step); a stage; or the data set of an offline command. A stream of your own has `stage` or
+            `engine`.
     """
 
     name: str
@@ -158,7 +159,7 @@ ENTROPY_WEIGHT = _declare("entropy_weight", "stage")  # weight of the token's en
 RETURNS = _declare("returns", "stage")  # regression target of a critic
 OLD_VALUE = _declare("old_value", "stage")  # a critic's value before the step; exists in batches of critics only
 
-# --- of the offline commands: from data sets and teachers --------------------------------------------------------------------------
+# --- of the offline commands, from data sets and teachers --------------------------------------------------------------
 
 PAIR = _declare("pair", "data", dtype="int32")  # number of the preference pair; its better response has advantage 1
 # The K likeliest tokens of a teacher, likeliest first; K may be 0.

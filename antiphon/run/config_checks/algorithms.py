@@ -140,7 +140,7 @@ def check_critics(config: "RunConfig", *, needs_known: bool = False) -> Iterator
         if VALUES in algorithm.required_streams:
             yield (
                 "critic",
-                f"algorithm {algorithm.recipe!r} needs values, and there is no critic: give critic: {{count: 1}}",
+                f"is missing: algorithm {algorithm.recipe!r} needs the values of a critic. Add critic: {{count: 1}}",
             )
         return
     if VALUES not in algorithm.required_streams and (needs_known or not has_user_functions(config)):
@@ -150,17 +150,17 @@ def check_critics(config: "RunConfig", *, needs_known: bool = False) -> Iterator
     if critic.disjoint and critic.count > config.rollout.group_size:
         yield (
             "critic.count",
-            f"{critic.count} critics cannot have disjoint shares of the {config.rollout.group_size} siblings of a group "
+            f"{critic.count} critics cannot have disjoint shares of a group of {config.rollout.group_size} siblings "
             "(rollout.group_size)",
         )
     if algorithm.agreement_mask or algorithm.disagreement_mask:
-        compare = "agreement_mask and disagreement_mask compare"
+        masks = "algorithm.agreement_mask and algorithm.disagreement_mask compare critics"
         if critic.count == 1:
-            yield "critic.count", f"1 critic always agrees with itself; {compare} 2 or more"
+            yield "critic.count", f"must be 2 or more: {masks}"
         elif not critic.disjoint:
-            yield "critic.disjoint", f"critics that learn the same always agree; {compare} some that do not: give true"
+            yield "critic.disjoint", f"must be true: {masks}, and critics with the same training data always agree"
     if critic.warmup_steps >= config.steps:
-        yield "critic.warmup_steps", f"{critic.warmup_steps} leaves nothing of the {config.steps} steps to train in"
+        yield "critic.warmup_steps", f"{critic.warmup_steps} must be less than steps = {config.steps}"
 
 
 def check_turns(config: "RunConfig") -> Iterator[Problem]:
@@ -175,7 +175,7 @@ def check_turns(config: "RunConfig") -> Iterator[Problem]:
     }
     for key, value in asked.items():
         if value == "turn":
-            yield f"algorithm.{key}", f"{value!r} asks for turns, and every response has one (rollout.max_turns)"
+            yield f"algorithm.{key}", f"{value!r} needs several turns per trajectory, and rollout.max_turns is 1"
 
 
 def check_advantage(config: "RunConfig", declared: Declaration | None = None) -> Iterator[Problem]:
@@ -188,16 +188,16 @@ def check_advantage(config: "RunConfig", declared: Declaration | None = None) ->
     algorithm, rollout = config.algorithm, config.rollout
     name, declared = algorithm.advantage, declared or algorithm.advantage_declaration
     if declared.grouped and rollout.group_size == 1:
-        yield "rollout.group_size", f"with 1 sibling {name!r} has nobody to compare with: every advantage would be 0"
+        yield "rollout.group_size", f"must be 2 or more: {name!r} compares siblings, so every advantage would be 0"
     if declared.per_turn and rollout.max_turns == 1:
-        yield "algorithm.advantage", f"{name!r} asks for turns, and every response has one (rollout.max_turns)"
+        yield "algorithm.advantage", f"{name!r} needs several turns per trajectory, and rollout.max_turns is 1"
     paid = rollout.max_turns > 1 and any(task.environment for task in config.tasks)
     if declared.per_turn or (declared.pays_turns and paid):
         for key in algorithm.reward.without_turns:
             yield (
                 f"algorithm.reward.{key}",
-                f"{getattr(algorithm.reward, key)!r} is of whole trajectories, and {name!r} pays turns "
-                "(algorithm.advantage), which have no share in it: leave it out; scale divides turns, too",
+                f"{getattr(algorithm.reward, key)!r} changes the reward of a whole trajectory, which cannot be divided among "
+                f"its turns, and {name!r} (algorithm.advantage) uses rewards of turns. Leave it out, or use scale",
             )
 
 
@@ -209,16 +209,16 @@ def check_stages(config: "RunConfig") -> Iterator[Problem]:
         message = f"{name!r} is no stage of this run: learner.stages has {', '.join(valid)}"
         yield Mistake(key, message, config.learner.stage_options[name], valid)
     if (algorithm.reward, algorithm.weight) != (RewardConfig(), LossWeightConfig()) and "rewards" not in stages:
-        yield "learner.stages", "without 'rewards' nothing comes of algorithm.reward and algorithm.weight"
+        yield "learner.stages", "lacks 'rewards', which applies algorithm.reward and algorithm.weight"
     if config.critic is not None and "update_critics" not in stages:
-        yield "learner.stages", "without 'update_critics' no critic learns"
+        yield "learner.stages", "lacks 'update_critics', which trains the critic"
     if algorithm.reward.overlong_tokens and config.rollout.max_turns > 1:
         yield (
             "algorithm.reward.overlong_tokens",
-            "is of the length of a response, and there are several (rollout.max_turns)",
+            "penalizes the length of a response, and a trajectory has several (rollout.max_turns)",
         )
     if config.rollout.group_size == 1 and algorithm.reward.baseline == "group":
-        yield "algorithm.reward.baseline", "'group' leaves nothing of the score of 1 sibling (rollout.group_size)"
+        yield "algorithm.reward.baseline", "'group' makes every reward 0: a group has 1 sibling (rollout.group_size)"
 
 
 def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterator[Problem]:
@@ -226,7 +226,7 @@ def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterato
     if config.algorithm.teacher_coefficient and not config.teachers:
         yield (
             "teachers",
-            f"algorithm {config.algorithm.recipe!r} asks teachers, and there are none: give teachers: [{{path: …}}]",
+            f"is empty: algorithm {config.algorithm.recipe!r} needs a teacher. Add teachers: [{{path: …}}]",
         )
     is_used = TEACHER_LOGPROBS in config.algorithm.required_streams
     if config.teachers and not is_used and (needs_known or not has_user_functions(config)):
@@ -236,4 +236,4 @@ def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterato
         if ":" in teacher.path:
             yield f"teachers.{index}.path", f"{teacher.path!r} must be a directory or a Hugging Face id"
         for unknown in sorted(set(teacher.tasks) - names):
-            yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run; there are {', '.join(sorted(names))}"
+            yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run. Tasks are {', '.join(sorted(names))}"

@@ -1,4 +1,4 @@
-"""The stages of a step on a real learner."""
+"""The stages of a step on a real learner; `tests/unit/run/test_user_functions.py` tests what a user's own may need."""
 
 import asyncio
 from dataclasses import replace
