@@ -3,6 +3,7 @@
 `algorithms/sections.py` has its nested sections. What an own function declares is checked in `run/config_checks/algorithms.py`.
 """
 
+import difflib
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -18,7 +19,7 @@ from antiphon.algorithms.sections import (
     RhythmConfig,
 )
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError, ValidatorError
+from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
@@ -113,23 +114,27 @@ class AlgorithmConfig(Config):
         if "recipe" not in given:
             return given
         if not isinstance(given["recipe"], str) or given["recipe"] not in RECIPES:
-            raise ValueError(f"recipe {given['recipe']!r}: there are {', '.join(sorted(RECIPES))}")
+            name, names = given["recipe"], tuple(sorted(RECIPES))
+            message = f"{name!r} is no recipe. Valid are {', '.join(names)}"
+            nearest = tuple(difflib.get_close_matches(str(name), names, n=1))
+            raise ValidatorError([Mistake("recipe", message, name, names, suggestions=nearest)])
         parts = RECIPES[given["recipe"]]
         return parts | {key: _over(parts.get(key), value) for key, value in given.items()}
 
     @model_validator(mode="after")
     def _possible(self) -> "AlgorithmConfig":
         if self.disagreement_mask and not self.entropy_coefficient:
-            raise ValueError("disagreement_mask needs an entropy bonus, and entropy_coefficient is 0")
+            raise ValidatorError([("disagreement_mask", "needs an entropy bonus: set entropy_coefficient")])
         for index, name in enumerate(self.streams):
             try:
                 STREAM_SPECS.check(name, f"streams.{index}")
             except ConfigError as error:
                 raise ValidatorError(error.mistakes) from error
         if 0 < self.dual_clip <= 1:
-            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or 0 for no bound")
+            raise ValidatorError([("dual_clip", f"{self.dual_clip:g} must be above 1, or 0 for no bound")])
         if self.ratio_low > self.ratio_high:
-            raise ValueError(f"ratio_low {self.ratio_low:g} must not be above ratio_high {self.ratio_high:g}")
+            message = f"{self.ratio_low:g} must not be above ratio_high = {self.ratio_high:g}"
+            raise ValidatorError([("ratio_low", message)])
         return self
 
     @property

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 
 Level = Literal["token", "turn", "sequence", "product"]
 
@@ -37,9 +38,9 @@ class CorrectionConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "CorrectionConfig":
         if self.keep_low > self.keep_high:
-            raise ValueError(f"keep_low {self.keep_low:g} must not be above keep_high {self.keep_high:g}")
+            raise ValidatorError([("keep_low", f"{self.keep_low:g} must not be above keep_high = {self.keep_high:g}")])
         if self.proximal == "interpolated" and not self.on:
-            raise ValueError("proximal: interpolated has no effect without level or filter_level")
+            raise ValidatorError([("proximal", "'interpolated' has no effect without level or filter_level")])
         return self
 
     @property
@@ -87,7 +88,8 @@ class LossWeightConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "LossWeightConfig":
         if self.mask_difficulty is not None and self.mask_difficulty[0] >= self.mask_difficulty[1]:
-            raise ValueError(f"mask_difficulty {list(self.mask_difficulty)} must be a lower and a greater upper bound")
+            message = f"{list(self.mask_difficulty)} must be a lower and a greater upper bound"
+            raise ValidatorError([("mask_difficulty", message)])
         return self
 
 
@@ -118,7 +120,7 @@ class KlConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "KlConfig":
         if self.target and (self.place == "loss" or not self.coefficient):
-            raise ValueError("target needs place: reward and a coefficient above 0")
+            raise ValidatorError([("target", f"{self.target:g} needs place: reward and a coefficient above 0")])
         return self
 
 
@@ -162,7 +164,8 @@ class RhythmConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "RhythmConfig":
         if self.horizon_low > self.horizon_high:
-            raise ValueError(f"horizon_low {self.horizon_low} must not be above horizon_high {self.horizon_high}")
+            message = f"{self.horizon_low} must not be above horizon_high = {self.horizon_high}"
+            raise ValidatorError([("horizon_low", message)])
         return self
 
     @property

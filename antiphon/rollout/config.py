@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 from antiphon.core.types import OnUpdate, Sampling
 
 
@@ -112,20 +113,22 @@ class RolloutConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":
         if self.history is not None and self.samples == "trajectory":
-            raise ValueError("history needs samples: turn or joined, not trajectory, which contains all turns")
+            message = "needs samples: turn or joined; a sample of a whole trajectory contains all turns"
+            raise ValidatorError([("history", message)])
         if self.sampler and self.redundancy:
-            raise ValueError("redundancy must be 0 with sampler, which starts the siblings itself")
+            raise ValidatorError([("redundancy", "must be 0 with sampler, which starts the siblings itself")])
         ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)
         if ratio is not None and self.async_ratio != ratio:
-            raise ValueError(f"policy {self.policy} needs async_ratio {ratio:g}, not {self.async_ratio:g}")
+            raise ValidatorError([("async_ratio", f"{self.async_ratio:g} must be {ratio:g} with policy: {self.policy}")])
         if self.deterministic and (self.order != "fifo" or self.redundancy):
-            raise ValueError("deterministic needs order: fifo and redundancy: 0, which do not depend on timing")
+            message = "needs order: fifo and redundancy: 0, which do not depend on timing"
+            raise ValidatorError([("deterministic", message)])
         if self.policy in (Policy.BATCH, Policy.ONE_STEP_OFF) and self.redundancy:
-            raise ValueError(f"redundancy must be 0 with policy {self.policy}, which waits for all siblings")
+            raise ValidatorError([("redundancy", f"must be 0 with policy: {self.policy}, which waits for all siblings")])
         if self.policy is Policy.ONE_STEP_OFF and self.extra_groups:
-            raise ValueError("extra_groups must be 0 with policy one_step_off")
+            raise ValidatorError([("extra_groups", "must be 0 with policy: one_step_off")])
         if self.policy is Policy.TAIL_BATCHING and not (self.extra_groups and self.order == "ready"):
-            raise ValueError("policy tail_batching needs extra_groups above 0 and order: ready")
+            raise ValidatorError([("policy", "'tail_batching' needs extra_groups above 0 and order: ready")])
         return self
 
     @property
