@@ -85,14 +85,18 @@ class ShapedRewards(NamedTuple):
 
 
 def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
-    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says.
+    """Return the rewards of each group: scores minus the penalty for length and a baseline, divided by a deviation, clipped.
 
-    `seen` takes the batch in before it is used. `max_tokens` is the limit of a completion.
+    `scale` divides the rewards of turns too. The penalty for length goes to the last turn, which made the response too long. A
+    baseline and clipping change the reward of a whole trajectory only.
 
-    Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
-    response too long. A baseline, and what a bound cuts off, are of no turn.
+    Source: the penalty for length is the soft overlong punishment of Yu et al. 2025, "DAPO", eq. 13.
 
-    Source: the soft punishment of long answers is that of Yu et al. 2025, "DAPO", eq. 13.
+    Args:
+        groups: Trajectories of each group.
+        config: What is applied.
+        seen: Moments of all scores so far; those of this batch are added first.
+        max_tokens: Token limit of a completion.
     """
     raw = [_scores(group) - _overlong(group, config, max_tokens) for group in groups]
     for values in raw:

@@ -85,7 +85,7 @@ def bind_options(function: Callable[..., Any], options: Mapping[str, Any], key: 
     """Return a function with options bound to its keyword-only parameters.
 
     Args:
-        function: The function.
+        function: The function. One with a parameter `**options` takes any option.
         options: Value of each option.
         key: Dotted key that the configuration has the options under, for the error.
 
@@ -95,11 +95,12 @@ def bind_options(function: Callable[..., Any], options: Mapping[str, Any], key: 
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function):
         raise ConfigError(f"{name} is no function, but {type(function).__name__}", key=key)
-    parameters = [each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    valid = [each.name for each in parameters]
+    everything = inspect.signature(function).parameters.values()
+    parameters = [each for each in everything if each.kind is each.KEYWORD_ONLY]
+    takes_any, valid = any(each.kind is each.VAR_KEYWORD for each in everything), [each.name for each in parameters]
     takes = f"its keyword-only parameters are {', '.join(valid)}" if valid else "it has no keyword-only parameters"
     for option, value in options.items():
-        if option not in valid:
+        if option not in valid and not takes_any:
             nearest = difflib.get_close_matches(option, valid, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             message = f"{name} takes no option {option!r}{hint}: {takes}"
