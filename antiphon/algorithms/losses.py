@@ -43,13 +43,17 @@ class LossStreams(dict[StreamSpec, "torch.Tensor"]):
 class LossInputs:
     """The inputs of a loss: the N loss tokens of one pack, sequence after sequence."""
 
-    logprobs: torch.Tensor  # [N] of the policy being trained, differentiable; `Segment.logprobs` are `old_logprobs` here
+    logprobs: (
+        torch.Tensor
+    )  # [N] of the policy being trained, differentiable; `Segment.logprobs` are `old_logprobs` here
     entropies: torch.Tensor  # [N] of the same distributions, differentiable
     old_logprobs: torch.Tensor  # [N] of the policy that sampled; with `correction` of the proximal policy
     advantages: torch.Tensor  # [N]
     sequence: torch.Tensor  # [N] which sequence of the pack each token belongs to
     turn: torch.Tensor  # [N] which turn of the pack: tokens sampled in a row
-    streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]; a stream that is not there is a `ConfigError`, see `LossStreams`
+    streams: Mapping[
+        StreamSpec, torch.Tensor
+    ]  # [N, …]; a stream that is not there is a `ConfigError`, see `LossStreams`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", LossStreams(self.streams))
@@ -74,7 +78,9 @@ def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor,
     >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
     tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    ratio = aggregate_log_ratio(clipped_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs, config.ratio_level).exp()
+    ratio = aggregate_log_ratio(
+        clipped_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs, config.ratio_level
+    ).exp()
     free = ratio * inputs.advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
     gained = free.minimum(clipped)

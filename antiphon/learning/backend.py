@@ -50,7 +50,9 @@ class TrainBackend:
         """Start supervised fine-tuning of `updates` updates with a fresh optimiser."""
         raise NotImplementedError
 
-    async def learn(self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState) -> StepResult:
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
         """Take training step `number`, which begins at `version`, through its stages."""
         raise NotImplementedError
 
@@ -117,7 +119,9 @@ class LocalTraining(TrainBackend):
         await self.models.learner.begin(AlgorithmConfig(loss="sft"), optimizer, updates)
 
     @override
-    async def learn(self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState) -> StepResult:
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
         self.pipeline.algorithm_state = algorithm_state
         metrics, digest = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
         return StepResult(metrics, digest, self.pipeline.algorithm_state)

@@ -24,6 +24,8 @@ class RemoteTrainer(Client, TrainBackend):
         self._wait = wait  # bounds a step
 
     @override
-    async def learn(self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState) -> StepResult:
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
         result: StepResult = await self._wait(self.call("learn", number, version, groups, algorithm_state))
         return result

@@ -36,10 +36,10 @@ from antiphon.core.types import (
     Sample,
     TrainBatch,
 )
-from antiphon.learning.model_streams import query_models
 from antiphon.learning.batch import BatchOptions, build_batch
-from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
 from antiphon.learning.config import LearnerConfig
+from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
+from antiphon.learning.model_streams import query_models
 from antiphon.learning.step import Stage, Step, by_key, gather_keyed
 
 STAGES = Registry(

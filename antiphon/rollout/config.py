@@ -119,12 +119,16 @@ class RolloutConfig(Config):
             raise ValidatorError([("redundancy", "must be 0 with sampler, which starts the siblings itself")])
         ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)
         if ratio is not None and self.async_ratio != ratio:
-            raise ValidatorError([("async_ratio", f"{self.async_ratio:g} must be {ratio:g} with policy: {self.policy}")])
+            raise ValidatorError(
+                [("async_ratio", f"{self.async_ratio:g} must be {ratio:g} with policy: {self.policy}")]
+            )
         if self.deterministic and (self.order != "fifo" or self.redundancy):
             message = "needs order: fifo and redundancy: 0, which do not depend on timing"
             raise ValidatorError([("deterministic", message)])
         if self.policy in (Policy.BATCH, Policy.ONE_STEP_OFF) and self.redundancy:
-            raise ValidatorError([("redundancy", f"must be 0 with policy: {self.policy}, which waits for all siblings")])
+            raise ValidatorError(
+                [("redundancy", f"must be 0 with policy: {self.policy}, which waits for all siblings")]
+            )
         if self.policy is Policy.ONE_STEP_OFF and self.extra_groups:
             raise ValidatorError([("extra_groups", "must be 0 with policy: one_step_off")])
         if self.policy is Policy.TAIL_BATCHING and not (self.extra_groups and self.order == "ready"):

@@ -60,7 +60,9 @@ class Pack:
     loss_mask: BoolArray  # [T]
     logprobs: FloatArray  # [T] with which the tokens were sampled: `LossInputs.old_logprobs`
     advantages: FloatArray  # [T]
-    coefficients: NDArray[np.float64]  # [T] loss weight / divisor; double, so that tests in double precision see no rounding
+    coefficients: NDArray[
+        np.float64
+    ]  # [T] loss weight / divisor; double, so that tests in double precision see no rounding
     temperatures: FloatArray  # [T]
     streams: Streams = field(default_factory=Streams)  # [T]
 

@@ -148,7 +148,9 @@ ROUTED_EXPERTS = _declare("routed_experts", "engine", dtype="int16", shape=(None
 REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference")
 PROXIMAL_LOGPROBS = _declare("proximal_logprobs", "learner")  # log-probs under the policy before the step
 TEACHER_LOGPROBS = _declare("teacher_logprobs", "teachers")  # mean over the teachers of the task
-VALUES = _declare("values", "critics", shape=(None,))  # one value per critic, of the state in which the token was chosen
+VALUES = _declare(
+    "values", "critics", shape=(None,)
+)  # one value per critic, of the state in which the token was chosen
 ATTENTION_RHYTHM = _declare("attention_rhythm", "learner", shape=(2,))  # WAAD and FAI
 
 # --- from stages -------------------------------------------------------------------------------------------------------

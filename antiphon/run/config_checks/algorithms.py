@@ -86,7 +86,10 @@ def _missing_settings(config: "RunConfig") -> dict[StreamSpec, str]:
         TEACHER_LOGPROBS: (bool(config.teachers), "teachers: [{path: …}]"),
         KL_REWARD: (algorithm.kl.in_reward, "algorithm.kl: {coefficient: 0.1, place: reward}"),
         ENTROPY_WEIGHT: (algorithm.disagreement_mask > 0, "algorithm.disagreement_mask: 0.2"),
-        ROUTED_EXPERTS: (all(each.routed_experts for _, each in iterate_engines(config)), "engine.routed_experts: true"),
+        ROUTED_EXPERTS: (
+            all(each.routed_experts for _, each in iterate_engines(config)),
+            "engine.routed_experts: true",
+        ),
     }
     return {spec: setting for spec, (is_set, setting) in settings.items() if not is_set}
 

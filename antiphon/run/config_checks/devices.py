@@ -25,7 +25,10 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
     if cluster.kind == "ray" and not config.rollout.workers:  # their engines are processes beside them
         for at, engine in iterate_engines(config):
             if engine.python:
-                yield f"{at}.python", f"{engine.python!r} needs cluster.kind: local; all workers of Ray use one interpreter"
+                yield (
+                    f"{at}.python",
+                    f"{engine.python!r} needs cluster.kind: local; all workers of Ray use one interpreter",
+                )
 
 
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
@@ -39,7 +42,10 @@ def check_placement(config: "RunConfig") -> Iterator[Problem]:
         yield "cluster.debug", "cannot be combined with placement: threads of one process share its devices"
     for index, task in enumerate(config.tasks):
         if task.prefers and not placement.engine:
-            yield f"tasks.{index}.prefers", f"{task.prefers!r} needs engines with devices of their own (placement.engine)"
+            yield (
+                f"tasks.{index}.prefers",
+                f"{task.prefers!r} needs engines with devices of their own (placement.engine)",
+            )
     for role, text in placement.roles.items():
         if text == ANYWHERE and cluster.kind == "local":
             yield f"placement.{role}", "'anywhere' needs cluster.kind: ray"

@@ -44,13 +44,20 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
             "learner.mesh.context_attention",
             f"must be 'heads', not 'keys': algorithm {algorithm.recipe!r} reads attention",
         )
-    routed = {"engine.routed_experts": config.engine.routed_experts, "algorithm.expert_balance": algorithm.expert_balance}
+    routed = {
+        "engine.routed_experts": config.engine.routed_experts,
+        "algorithm.expert_balance": algorithm.expert_balance,
+    }
     if learner.mesh.pipeline > 1 and learner.gradient_checkpointing:
         for key in (key for key, on in routed.items() if on):
             yield key, NO_CHECKPOINTING
 
 
-ROLE_KEYS = {"reference": "algorithm.kl", "critic": "critic", "teacher": "teachers"}  # the key that adds a model of each role
+ROLE_KEYS = {
+    "reference": "algorithm.kl",
+    "critic": "critic",
+    "teacher": "teachers",
+}  # the key that adds a model of each role
 
 
 def check_meshes(config: "RunConfig") -> Iterator[Problem]:

@@ -34,7 +34,10 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
     """Check group sizes, mini-batches and lengths."""
     rollout, learner = config.rollout, config.learner
     if rollout.group_size == 1 and rollout.filter == "spread":
-        yield "rollout.filter", "'spread' would drop every group: 1 sibling (rollout.group_size) has no spread of scores"
+        yield (
+            "rollout.filter",
+            "'spread' would drop every group: 1 sibling (rollout.group_size) has no spread of scores",
+        )
     if learner.minibatches > rollout.groups_per_step:
         yield (
             "learner.minibatches",

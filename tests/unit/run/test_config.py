@@ -187,7 +187,12 @@ def test_all_mistakes_are_reported_at_once(file):
 
 def test_mistakes_found_later_are_located_too(file):
     """What is found when a run starts names keys alone."""
-    late = [Mistake("tasks.0.reward", "no"), Mistake("algorithm.loss", "no"), Mistake("", "no"), Mistake("a", "no", path="b")]
+    late = [
+        Mistake("tasks.0.reward", "no"),
+        Mistake("algorithm.loss", "no"),
+        Mistake("", "no"),
+        Mistake("a", "no", path="b"),
+    ]
     with pytest.raises(ConfigError) as error, locate_mistakes(file, ["algorithm.loss=mine:loss"]):
         raise ConfigError.from_mistakes(late)
     places = [mistake.path for mistake in error.value.mistakes]
