@@ -195,7 +195,9 @@ def micro_batches(samples: list[Sample], tokens: int) -> TrainBatch:
     ]
     return TrainBatch(
         updates=(
-            Update(packs=(tuple(packs),), loss_tokens=total, samples=len(samples), groups=1, sequences=len(samples)),
+            Update(
+                packs=(tuple(packs),), loss_tokens=total, trajectories=len(samples), groups=1, sequences=len(samples)
+            ),
         )
     )
 

@@ -1,12 +1,16 @@
-"""Configuration of what to optimise. Importing it imports no torch."""
+"""The `algorithm` section of a configuration. Importing it imports no torch.
 
+`algorithms/sections.py` has its nested sections. What an own function declares is checked in `run/config_checks/algorithms.py`.
+"""
+
+import difflib
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.recipes import RECIPES
-from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES, STREAM_SPECS, built_in_declaration
 from antiphon.algorithms.sections import (
     CorrectionConfig,
     KlConfig,
@@ -15,8 +19,10 @@ from antiphon.algorithms.sections import (
     RhythmConfig,
 )
 from antiphon.core.config import Config
+from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
+    ENTROPY_WEIGHT,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     STREAMS,
@@ -31,10 +37,6 @@ Aggregation = Literal[
 ]
 
 
-# Streams that a step can be asked for, whatever the algorithm: those of models that every run may have.
-ON_REQUEST = tuple(spec.name for spec in STREAMS.values() if spec.producer in ("reference", "policy", "critics"))
-
-
 class AlgorithmConfig(Config):
     """Rewards, advantages, loss, and how token losses are summed."""
 
@@ -43,37 +45,41 @@ class AlgorithmConfig(Config):
     reward: RewardConfig = RewardConfig()
     weight: LossWeightConfig = LossWeightConfig()
     advantage: str = "grpo"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    advantage_options: dict[str, Any] = {}
+    """Keyword-only arguments of an advantage function of your own."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount from one sampled token to the next."""
     turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """Discount from one turn to the next, of the advantages that look at turns."""
+    """Discount from one turn to the next, for advantages that use rewards of turns."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Lambda of `gae`: 1 looks to the end, 0 one token ahead."""
+    """Lambda of `gae`: 1 uses the whole return, 0 one token ahead."""
     step_weight: float = Field(1.0, ge=0.0)
     """Weight of a step's own advantage beside that of its episode, for `gigpo`."""
     teacher_coefficient: float = Field(0.0, ge=0.0)
-    """Amount added to the advantage of each token for each nat by which its teachers find it more likely than the policy did;
-    0 asks no teacher.
-    """
+    """Factor of (teacher log-prob - policy log-prob), which is added to the advantage of each token; 0 uses no teacher."""
     advantage_whiten: bool = False
-    """Take off their mean over all sampled tokens of the batch and divide by the deviation."""
+    """Whiten advantages over all sampled tokens of the batch: subtract the mean, divide by the standard deviation."""
     advantage_clip: float = Field(0.0, ge=0.0)
-    """Bound on |advantage|, before `rhythm` amplifies some; 0 is none."""
+    """Clip advantages to this absolute value, before `rhythm` amplifies some; 0 does not clip."""
     rhythm: RhythmConfig = RhythmConfig()
-    """For credit that differs between the tokens of a response."""
+    """Amplification of the advantages of some tokens of a response."""
     agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the batch's tokens, those on whose value the critics agree most, that get no advantage."""
+    """Share of the batch's tokens whose advantage is set to 0: those on whose value the critics agree most."""
     disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of them, those on whose value the critics agree least, whose entropy is not rewarded."""
+    """Share of the batch's tokens that get no entropy bonus: those on whose value the critics agree least."""
     loss: str = "ppo_clip"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:attribute."""
+    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    loss_options: dict[str, Any] = {}
+    """Keyword-only arguments of a loss function of your own."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
     """Level of the ratio that `ppo_clip` clips."""
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    """Ratios of `ppo_clip` and `cispo` are clipped at 1 - this."""
     clip_high: float = Field(0.2, ge=0.0)
+    """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this."""
     dual_clip: float = Field(0.0, ge=0.0)
-    """Bound of the `ppo_clip` loss where the advantage is negative, in multiples of its size; above 1, and 0 is none."""
+    """Bound of the `ppo_clip` loss for negative advantages, in multiples of |advantage|; above 1, or 0 for no bound."""
     ratio_low: float = Field(0.0, ge=0.0)
     ratio_high: float = Field(1.0, gt=0.0)
     """Bounds of the importance weight in `tis` and `topr`."""
@@ -81,18 +87,22 @@ class AlgorithmConfig(Config):
     negative_weight: float = Field(1.0, ge=0.0)
     """Weights of positive and negative advantages in `topr`."""
     kimi_tau: float = Field(0.1, ge=0.0)
+    """Weight of the squared log ratio in `kimi`."""
     correction: CorrectionConfig = CorrectionConfig()
-    """For tokens that another policy has sampled than the one before the step."""
+    """Importance weights and filters for tokens that an older policy, or an engine with other rounding, sampled."""
     aggregation: Aggregation = "token_mean"
-    """Rule by which token losses become one number; counts are those of the whole update."""
+    """How token losses are reduced to one number; counts are those of the whole update."""
     entropy_coefficient: float = 0.0
+    """Factor of the entropy bonus."""
     expert_balance: float = Field(0.0, ge=0.0)
-    """Weight of the load-balancing loss of a mixture of experts, in each layer and averaged over sequences. It is least where
-    the tokens of a sequence are spread evenly over the experts; 0 is none.
+    """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is smallest if the
+    tokens of a sequence are spread evenly over the experts; 0 adds none.
     """
     kl: KlConfig = KlConfig()
     streams: tuple[str, ...] = ()
-    """Streams that a loss or an advantage of your own reads, where it does not declare them itself."""
+    """Streams that a loss or an advantage of your own reads and does not declare: names in `antiphon/core/types/streams.py`, or
+    package.module:attribute of a `StreamSpec` of your own. What your functions declare is added when the run starts.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -104,20 +114,27 @@ class AlgorithmConfig(Config):
         if "recipe" not in given:
             return given
         if not isinstance(given["recipe"], str) or given["recipe"] not in RECIPES:
-            raise ValueError(f"recipe {given['recipe']!r}: there are {', '.join(sorted(RECIPES))}")
+            name, names = given["recipe"], tuple(sorted(RECIPES))
+            message = f"{name!r} is no recipe. Valid are {', '.join(names)}"
+            nearest = tuple(difflib.get_close_matches(str(name), names, n=1))
+            raise ValidatorError([Mistake("recipe", message, name, names, suggestions=nearest)])
         parts = RECIPES[given["recipe"]]
         return parts | {key: _over(parts.get(key), value) for key, value in given.items()}
 
     @model_validator(mode="after")
     def _possible(self) -> "AlgorithmConfig":
         if self.disagreement_mask and not self.entropy_coefficient:
-            raise ValueError("disagreement_mask is of the reward of entropy, and entropy_coefficient is 0")
-        if unknown := [name for name in self.streams if name not in ON_REQUEST]:
-            raise ValueError(f"streams {unknown[0]!r}: a model can be asked for {', '.join(ON_REQUEST)}")
+            raise ValidatorError([("disagreement_mask", "needs an entropy bonus: set entropy_coefficient")])
+        for index, name in enumerate(self.streams):
+            try:
+                STREAM_SPECS.check(name, f"streams.{index}")
+            except ConfigError as error:
+                raise ValidatorError(error.mistakes) from error
         if 0 < self.dual_clip <= 1:
-            raise ValueError(f"dual_clip {self.dual_clip:g} is not above 1; 0 is none")
+            raise ValidatorError([("dual_clip", f"{self.dual_clip:g} must be above 1, or 0 for no bound")])
         if self.ratio_low > self.ratio_high:
-            raise ValueError(f"ratio_low {self.ratio_low:g} is above ratio_high {self.ratio_high:g}")
+            message = f"{self.ratio_low:g} must not be above ratio_high = {self.ratio_high:g}"
+            raise ValidatorError([("ratio_low", message)])
         return self
 
     @property
@@ -127,7 +144,7 @@ class AlgorithmConfig(Config):
 
     @property
     def required_streams(self) -> frozenset[StreamSpec]:
-        """The streams that the settings and the built-in functions need."""
+        """The streams of Antiphon that the settings, the built-in functions and `streams` need."""
         correction, masked = self.correction, self.agreement_mask or self.disagreement_mask
         by_setting = {
             REFERENCE_LOGPROBS: self.kl.coefficient > 0,
@@ -141,10 +158,21 @@ class AlgorithmConfig(Config):
         return frozenset(
             (
                 *declared,
-                *(STREAMS[name] for name in self.streams),
+                *(STREAMS[name] for name in self.streams if name in STREAMS),
                 *(spec for spec, needed in by_setting.items() if needed),
             )
         )
+
+    @property
+    def loss_term_streams(self) -> frozenset[StreamSpec]:
+        """The streams that the terms beside the loss read (`algorithms/token_loss.py`), where they are there."""
+        by_setting = {
+            REFERENCE_LOGPROBS: self.kl.in_loss,
+            PROXIMAL_LOGPROBS: self.correction.on,
+            TOKEN_AGE: self.correction.on,
+            ENTROPY_WEIGHT: self.entropy_coefficient != 0,
+        }
+        return frozenset(spec for spec, needed in by_setting.items() if needed)
 
     def skips_zero_advantage(self, loss: Declaration) -> bool:
         """Return True if tokens without advantage need no backward pass, with a loss that declares this."""

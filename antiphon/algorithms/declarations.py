@@ -1,12 +1,17 @@
-"""Declarations of advantage and loss functions: what a function needs and assumes, stated beside its definition.
+"""Declarations of losses, advantages and stages: what a function reads, computes and guarantees, stated beside its definition.
 
     @loss(needs=[REFERENCE_LOGPROBS], zero_at_zero_advantage=True)
     def my_loss(inputs, config): ...
 
-No other code knows a function by its name: the checks of a configuration and the training step read its declaration, of
-built-in functions and of a user's alike. A function without a declaration needs no streams and promises nothing.
+    @stage(produces=[SURPRISE])
+    async def add_surprise(step): ...
+
+No other code knows a function by its name: the checks of a configuration (`run/config_checks/algorithms.py`) and the training
+step read its declaration, of built-in functions and of a user's alike. A function without a declaration reads no streams,
+computes none and guarantees nothing. `docs/new_loss.md` has a complete example.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,10 +25,11 @@ _ATTRIBUTE = "__antiphon_declaration__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """Properties that an advantage or a loss function declares.
+    """Properties that a loss, an advantage or a stage declares.
 
     Attributes:
         needs: Streams that the function reads.
+        produces: Streams that the stage adds to the samples.
         grouped: The advantage compares the siblings of a group, so a group of one sample has no advantage.
         per_turn: The advantage differs between the turns of a trajectory and needs responses of several turns.
         pays_turns: The advantage reads the reward of each turn where an environment gives one.
@@ -31,13 +37,24 @@ class Declaration:
     """
 
     needs: tuple[StreamSpec, ...] = ()
+    produces: tuple[StreamSpec, ...] = ()
     grouped: bool = False
     per_turn: bool = False
     pays_turns: bool = False
     zero_at_zero_advantage: bool = False
 
+    def __post_init__(self) -> None:
+        for spec in (*self.needs, *self.produces):
+            if not isinstance(spec, StreamSpec):
+                raise TypeError(f"a declaration names streams by their StreamSpec, not by {spec!r}")
+
 
 UNDECLARED = Declaration()
+
+
+def loss(*, needs: Sequence[StreamSpec] = (), zero_at_zero_advantage: bool = False) -> Callable[[F], F]:
+    """Declare the properties of a loss function; see `Declaration`."""
+    return _attach(Declaration(needs=tuple(needs), zero_at_zero_advantage=zero_at_zero_advantage))
 
 
 def advantage(
@@ -47,13 +64,15 @@ def advantage(
     return _attach(Declaration(needs=tuple(needs), grouped=grouped, per_turn=per_turn, pays_turns=pays_turns))
 
 
-def loss(*, needs: Sequence[StreamSpec] = (), zero_at_zero_advantage: bool = False) -> Callable[[F], F]:
-    """Declare the properties of a loss function; see `Declaration`."""
-    return _attach(Declaration(needs=tuple(needs), zero_at_zero_advantage=zero_at_zero_advantage))
+def stage(*, needs: Sequence[StreamSpec] = (), produces: Sequence[StreamSpec] = ()) -> Callable[[F], F]:
+    """Declare the streams that a stage reads, and those that it adds; see `Declaration`."""
+    return _attach(Declaration(needs=tuple(needs), produces=tuple(produces)))
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
     """Return what a function declares, `UNDECLARED` if it declares nothing."""
+    if isinstance(function, functools.partial):  # a function with its options
+        return declaration_of(function.func)
     declaration: Declaration = getattr(function, _ATTRIBUTE, UNDECLARED)
     return declaration
 

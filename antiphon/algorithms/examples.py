@@ -1,4 +1,4 @@
-"""Small groups of samples, to try an advantage by hand."""
+"""Small groups of samples, to try an advantage by hand; `losses.example` makes inputs of a loss."""
 
 from collections.abc import Sequence
 

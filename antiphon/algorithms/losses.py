@@ -1,9 +1,9 @@
-"""Policy losses: pure functions of per-token tensors, one value a token.
+"""Policy losses: pure functions of per-token tensors, one value a token. A user's own loss looks the same: `docs/new_loss.md`.
 
 The learner multiplies each value with the token's coefficient and sums, so a loss knows nothing of batches, padding or
-normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that sampled
-it (or under the proximal policy, where there is one), A is its advantage, and sg stops the gradient. Log ratios are clipped to
-±20, so no loss and no gradient is ever infinite.
+normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that
+sampled it (or, with `algorithm.correction`, under the proximal policy), A is its advantage, and sg stops the gradient. Log
+ratios are clipped to ±20, so no loss and no gradient is ever infinite.
 
 Importing this module imports no torch, because the checks of a configuration read what each loss declares.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import loss
 from antiphon.algorithms.divergence import MAX_LOG_RATIO
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import StreamSpec
 
 if TYPE_CHECKING:
@@ -25,17 +26,37 @@ if TYPE_CHECKING:
 Metrics = dict[str, "torch.Tensor"]  # name -> one value a token
 
 
+class LossStreams(dict[StreamSpec, "torch.Tensor"]):
+    """The streams of the loss tokens, [N, …] each: those that the loss declares, and those of the terms beside it."""
+
+    def __missing__(self, spec: StreamSpec) -> torch.Tensor:
+        raise ConfigError(
+            f"the loss reads the stream {spec.name!r}, which it does not declare: @loss(needs=[…]) of "
+            "antiphon.algorithms.declarations names the streams that it reads",
+            key="algorithm.loss",
+            value=spec.name,
+            valid=sorted(known.name for known in self),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
     """The inputs of a loss: the N loss tokens of one pack, sequence after sequence."""
 
-    logprobs: torch.Tensor  # [N] of the policy being trained, differentiable
+    logprobs: (
+        torch.Tensor
+    )  # [N] of the policy being trained, differentiable; `Segment.logprobs` are `old_logprobs` here
     entropies: torch.Tensor  # [N] of the same distributions, differentiable
-    behaviour: torch.Tensor  # [N] log-probs the tokens were sampled with
+    old_logprobs: torch.Tensor  # [N] of the policy that sampled; with `correction` of the proximal policy
     advantages: torch.Tensor  # [N]
     sequence: torch.Tensor  # [N] which sequence of the pack each token belongs to
     turn: torch.Tensor  # [N] which turn of the pack: tokens sampled in a row
-    streams: Mapping[StreamSpec, torch.Tensor]  # [N, …]
+    streams: Mapping[
+        StreamSpec, torch.Tensor
+    ]  # [N, …]; a stream that is not there is a `ConfigError`, see `LossStreams`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "streams", LossStreams(self.streams))
 
 
 Loss = Callable[[LossInputs, AlgorithmConfig], tuple["torch.Tensor", Metrics]]
@@ -51,13 +72,15 @@ def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor,
     2025), section 3.1; dual clip as in Ye et al. 2020, "Mastering complex control in MOBA games"; the sequence's ratio
     as in Zheng et al. 2025, "Group sequence policy optimization".
 
-    >>> inputs = example(logprobs=[-1.0, -2.0], behaviour=[-1.4, -1.0], advantages=[1.0, -1.0])
-    >>> inputs.logprobs.sub(inputs.behaviour).exp()  # the ratios: one above 1.2, one below 0.8
+    >>> inputs = example(logprobs=[-1.0, -2.0], old_logprobs=[-1.4, -1.0], advantages=[1.0, -1.0])
+    >>> inputs.logprobs.sub(inputs.old_logprobs).exp()  # the ratios: one above 1.2, one below 0.8
     tensor([1.4918, 0.3679], dtype=torch.float64)
     >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
     tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    ratio = aggregate_log_ratio(clipped_log_ratio(inputs.logprobs, inputs.behaviour), inputs, config.ratio_level).exp()
+    ratio = aggregate_log_ratio(
+        clipped_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs, config.ratio_level
+    ).exp()
     free = ratio * inputs.advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
     gained = free.minimum(clipped)
@@ -73,7 +96,7 @@ def policy_gradient(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.
 
     Source: Williams 1992, "Simple statistical gradient-following algorithms".
 
-    >>> policy_gradient(example(logprobs=[-1.5], behaviour=[-1.0], advantages=[2.0]), AlgorithmConfig())[0]
+    >>> policy_gradient(example(logprobs=[-1.5], old_logprobs=[-1.0], advantages=[2.0]), AlgorithmConfig())[0]
     tensor([3.], dtype=torch.float64)
     """
     return -inputs.advantages * inputs.logprobs, {}
@@ -86,10 +109,10 @@ def tis(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metr
     Source: Espeholt et al. 2018, "IMPALA"; the bounds 0 and 1 are those of Le Roux et al. 2025, "Tapered off-policy
     REINFORCE".
 
-    >>> tis(example(logprobs=[-1.0, -2.0], behaviour=[-2.0, -1.0], advantages=[1.0, 1.0]), AlgorithmConfig())[0]
+    >>> tis(example(logprobs=[-1.0, -2.0], old_logprobs=[-2.0, -1.0], advantages=[1.0, 1.0]), AlgorithmConfig())[0]
     tensor([1.0000, 0.7358], dtype=torch.float64)
     """
-    ratio = clipped_log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    ratio = clipped_log_ratio(inputs.logprobs, inputs.old_logprobs).exp().detach()
     bounded = ratio.clamp(config.ratio_low, config.ratio_high)
     return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
 
@@ -101,7 +124,7 @@ def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Met
     Source: Le Roux et al. 2025, "Tapered off-policy REINFORCE"; the sign is that of the reward above its baseline.
     With other weights than 1 it is what ROLL calls weighted TOPR.
 
-    >>> inputs = example(logprobs=[-2.0, -2.0], behaviour=[-1.0, -1.0], advantages=[1.0, -1.0])
+    >>> inputs = example(logprobs=[-2.0, -2.0], old_logprobs=[-1.0, -1.0], advantages=[1.0, -1.0])
     >>> topr(inputs, AlgorithmConfig())[0]
     tensor([ 2.0000, -0.7358], dtype=torch.float64)
     """
@@ -118,11 +141,11 @@ def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Me
 
     Source: MiniMax 2025, "MiniMax-M1".
 
-    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-3.0, -1.0], advantages=[1.0, 1.0])
+    >>> inputs = example(logprobs=[-1.0, -1.0], old_logprobs=[-3.0, -1.0], advantages=[1.0, 1.0])
     >>> cispo(inputs, AlgorithmConfig())[0]
     tensor([1.2000, 1.0000], dtype=torch.float64)
     """
-    ratio = clipped_log_ratio(inputs.logprobs, inputs.behaviour).exp().detach()
+    ratio = clipped_log_ratio(inputs.logprobs, inputs.old_logprobs).exp().detach()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
 
@@ -133,18 +156,18 @@ def kimi(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Met
 
     Source: Kimi 2025, "Kimi k1.5", taken a token at a time.
 
-    >>> kimi(example(logprobs=[-1.0], behaviour=[-3.0], advantages=[1.0]), AlgorithmConfig())[0]  # 1 + 0.05 · 4
+    >>> kimi(example(logprobs=[-1.0], old_logprobs=[-3.0], advantages=[1.0]), AlgorithmConfig())[0]  # 1 + 0.05 · 4
     tensor([1.2000], dtype=torch.float64)
     """
     free, metrics = policy_gradient(inputs, config)
-    return free + config.kimi_tau / 2 * clipped_log_ratio(inputs.logprobs, inputs.behaviour).square(), metrics
+    return free + config.kimi_tau / 2 * clipped_log_ratio(inputs.logprobs, inputs.old_logprobs).square(), metrics
 
 
 @loss()
 def sft(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """Negative log-likelihood of the target tokens.
 
-    >>> sft(example(logprobs=[-1.5], behaviour=[0.0], advantages=[0.0]), AlgorithmConfig())[0]
+    >>> sft(example(logprobs=[-1.5], old_logprobs=[0.0], advantages=[0.0]), AlgorithmConfig())[0]
     tensor([1.5000], dtype=torch.float64)
     """
     return -inputs.logprobs, {}
@@ -192,12 +215,12 @@ def aggregate_log_ratio(log_ratio: torch.Tensor, inputs: LossInputs, level: str)
     return (together / member.bincount(minlength=count))[member]
 
 
-def example(logprobs: list[float], behaviour: list[float], advantages: list[float]) -> LossInputs:
+def example(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> LossInputs:
     """Return the inputs of one sequence of one turn, in double precision, to try a loss by hand."""
     import torch  # here alone, see the module
 
-    new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, behaviour, advantages))
+    new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, old_logprobs, advantages))
     nowhere = torch.zeros(len(logprobs), dtype=torch.long)
     return LossInputs(
-        logprobs=new, entropies=-new, behaviour=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
+        logprobs=new, entropies=-new, old_logprobs=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
     )

@@ -50,18 +50,18 @@ class Moments:
 
 
 @dataclass(slots=True)
-class Controllers:
-    """State that an algorithm keeps from step to step."""
+class AlgorithmState:
+    """State that an algorithm keeps from step to step; part of a checkpoint, under the name `controllers`."""
 
     rewards: Moments = field(default_factory=Moments)  # of all scores so far
-    kl: float | None = None  # the coefficient, once it was adapted
+    kl: float | None = None  # the adapted KL coefficient; None before the first adaptation
 
     def adapt(self, config: KlConfig, seen: float, trajectories: int) -> None:
         """Move the coefficient of the divergence towards where `seen`, its mean a token, meets the target.
 
         Source: Ziegler et al. 2019, "Fine-tuning language models from human preferences", section 2.2.
 
-        >>> memory = Controllers()
+        >>> memory = AlgorithmState()
         >>> memory.adapt(KlConfig(coefficient=0.1, place="reward", target=0.5, horizon=100), seen=5.0, trajectories=50)
         >>> round(memory.kl, 4)  # at most a fifth, for half of the horizon
         0.11
@@ -72,9 +72,9 @@ class Controllers:
         )
 
 
-def restore_controllers(state: dict[str, Any] | None) -> Controllers:
-    """Return controllers from the dictionary that `dataclasses.asdict` made; new ones for None."""
-    return Controllers() if state is None else Controllers(rewards=Moments(**state["rewards"]), kl=state["kl"])
+def restore_algorithm_state(state: dict[str, Any] | None) -> AlgorithmState:
+    """Return the state from the dictionary that `dataclasses.asdict` made; a new one for None."""
+    return AlgorithmState() if state is None else AlgorithmState(rewards=Moments(**state["rewards"]), kl=state["kl"])
 
 
 class ShapedRewards(NamedTuple):
@@ -85,14 +85,18 @@ class ShapedRewards(NamedTuple):
 
 
 def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens: int) -> list[ShapedRewards]:
-    """The scores, less a baseline, divided by a deviation, clipped; each of them as `config` says.
+    """Return the rewards of each group: scores minus the penalty for length and a baseline, divided by a deviation, clipped.
 
-    `seen` takes the batch in before it is used. `max_tokens` is the limit of a completion.
+    `scale` divides the rewards of turns too. The penalty for length goes to the last turn, which made the response too long. A
+    baseline and clipping change the reward of a whole trajectory only.
 
-    Dividing a score divides what each turn earned of it, and a penalty for length falls to the last turn, which made the
-    response too long. A baseline, and what a bound cuts off, are of no turn.
+    Source: the penalty for length is the soft overlong punishment of Yu et al. 2025, "DAPO", eq. 13.
 
-    Source: the soft punishment of long answers is that of Yu et al. 2025, "DAPO", eq. 13.
+    Args:
+        groups: Trajectories of each group.
+        config: What is applied.
+        seen: Moments of all scores so far; those of this batch are added first.
+        max_tokens: Token limit of a completion.
     """
     raw = [_scores(group) - _overlong(group, config, max_tokens) for group in groups]
     for values in raw:

@@ -1,44 +1,51 @@
-"""Sections of the configuration of an algorithm. Importing it imports no torch."""
+"""Sections of `algorithm` in a configuration: correction, reward, weight, kl, rhythm. Importing it imports no torch.
+
+`algorithms/config.py` has the keys of `algorithm` itself, such as `loss`, `loss_options` and `streams`.
+"""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 
 Level = Literal["token", "turn", "sequence", "product"]
 
 
 class CorrectionConfig(Config):
-    """Weights and filters by r, the ratio of a token's probability before the step to that when it was sampled.
+    """Importance weights and filters for off-policy tokens.
 
-    It corrects for the disagreement of engine and learner, and for what training has changed since sampling.
+    Both use r, the probability of a token under the proximal policy (the policy before the step) over the probability with
+    which it was sampled. They correct for the mismatch between engine and learner and for the training since sampling.
     """
 
     level: Level | None = None
-    """Whose ratio weighs the loss: the token's, the geometric mean over its turn or its sequence, or the product over its
-    sequence; null weighs nothing."""
+    """Level of r as a weight of the loss: of the token, the geometric mean over its turn or its sequence, or the product
+    over its sequence. null applies no weight."""
     high: float = Field(2.0, gt=0.0)
-    """Greatest weight."""
+    """Upper bound of the weight."""
     filter_level: Level | None = None
-    """Whose ratio says whether a token is trained on; null trains on all."""
+    """Level of r as a filter: tokens whose r is not between `keep_low` and `keep_high` are left out. null filters nothing."""
     keep_low: float = Field(0.5, ge=0.0)
+    """Lower bound of the filter."""
     keep_high: float = Field(2.0, gt=0.0)
+    """Upper bound of the filter."""
     proximal: Literal["computed", "interpolated"] = "computed"
-    """Log-probs of before the step: by a forward pass, where the step has several updates; or between those of sampling and
-    those of now, by the age of the token."""
+    """How log-probs under the proximal policy are obtained: `computed` by a forward pass, if the step has several updates;
+    `interpolated` between the log-probs of sampling and the current ones, by the age of the token."""
 
     @model_validator(mode="after")
     def _possible(self) -> "CorrectionConfig":
         if self.keep_low > self.keep_high:
-            raise ValueError(f"keep_low {self.keep_low:g} is above keep_high {self.keep_high:g}: nothing would be kept")
+            raise ValidatorError([("keep_low", f"{self.keep_low:g} must not be above keep_high = {self.keep_high:g}")])
         if self.proximal == "interpolated" and not self.on:
-            raise ValueError("proximal: interpolated is for what level or filter_level say, and neither is given")
+            raise ValidatorError([("proximal", "'interpolated' has no effect without level or filter_level")])
         return self
 
     @property
     def on(self) -> bool:
-        """True if there is anything to correct."""
+        """True if tokens are weighted or filtered."""
         return self.level is not None or self.filter_level is not None
 
 
@@ -49,18 +56,19 @@ class RewardConfig(Config):
     """Shaping of scores before advantages are computed."""
 
     overlong_tokens: int = Field(0, ge=0)
-    """Completions that come nearer than this to the token limit lose up to `overlong_penalty`; 0 takes nothing off."""
+    """Length of the zone before the token limit in which a completion is penalized, in tokens; 0 penalizes none."""
     overlong_penalty: float = Field(1.0, ge=0.0)
+    """Penalty at the token limit; it grows linearly in that zone."""
     baseline: NormalizationScope = "none"
-    """Whose mean is taken off: the group's, the batch's, or that of all scores so far. Not where turns are paid."""
+    """Subtract the mean of the group, of the batch, or of all scores so far (`running`). Not with rewards of turns."""
     scale: NormalizationScope = "none"
-    """Whose standard deviation they are divided by, and with them what each turn earned."""
+    """Divide by the standard deviation of the group, of the batch, or of all scores so far; rewards of turns too."""
     clip: float = Field(0.0, ge=0.0)
-    """Bound on their size, after that; 0 is none. Not where turns are paid."""
+    """Clip to this absolute value, after `scale`; 0 does not clip. Not with rewards of turns."""
 
     @property
     def without_turns(self) -> tuple[str, ...]:
-        """The keys in use that change the reward of a whole trajectory and have no share for each of its turns."""
+        """The keys in use that change the reward of a whole trajectory and cannot be divided among its turns."""
         used = {"baseline": self.baseline != "none", "clip": self.clip > 0}
         return tuple(key for key, on in used.items() if on)
 
@@ -69,49 +77,50 @@ class LossWeightConfig(Config):
     """Weight of each trajectory in the loss."""
 
     by: Literal["none", "difficulty", "length"] = "none"
-    """Property that raises the weight: a low mean score of the group, or a short completion."""
+    """Property that increases the weight: `difficulty` is a low mean score of the group, `length` a short completion."""
     mask_truncated: bool = False
-    """Give trajectories no weight that were truncated: by a limit of tokens, turns or seconds, or by their environment."""
+    """Mask trajectories that were truncated by a limit of tokens, turns or seconds, or by their environment."""
     mask_difficulty: tuple[float, float] | None = None
-    """Give groups no weight whose mean score is not strictly between these."""
+    """Mask groups whose mean score is not strictly between these bounds."""
     mask_wrong_over: int = Field(0, ge=0)
-    """Give completions no weight that score 0 or less and have more tokens than this; 0 gives all some."""
+    """Mask completions with a score of 0 or less and more tokens than this; 0 masks none."""
 
     @model_validator(mode="after")
     def _possible(self) -> "LossWeightConfig":
         if self.mask_difficulty is not None and self.mask_difficulty[0] >= self.mask_difficulty[1]:
-            raise ValueError(f"mask_difficulty {list(self.mask_difficulty)} has nothing between its ends")
+            message = f"{list(self.mask_difficulty)} must be a lower and a greater upper bound"
+            raise ValidatorError([("mask_difficulty", message)])
         return self
 
 
 class KlConfig(Config):
-    """The divergence from the reference model, which is the model that the run began with."""
+    """KL divergence from the reference model, which is the model that the run began with."""
 
     coefficient: float = Field(0.0, ge=0.0)
-    """0 computes no reference."""
+    """Factor of the KL divergence; 0 uses no reference model."""
     place: Literal["loss", "reward"] = "loss"
-    """`loss` adds it to the loss, `reward` subtracts it from the reward of each token."""
+    """`loss` adds the divergence to the loss, `reward` subtracts it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3", "abs", "mse"] = "k3"
-    """See `divergence`; `mse` is another name of k2. In the loss, the gradient of k1 is 0 on average."""
+    """Estimator of the divergence (`algorithms/divergence.py`); `mse` is k2. In the loss, k1 has a mean gradient of 0."""
     target: float = Field(0.0, ge=0.0)
-    """Divergence a token that the coefficient is adapted to, in the reward only; 0 keeps the coefficient."""
+    """Divergence per token that the coefficient is adapted to, with `place: reward`; 0 keeps the coefficient constant."""
     horizon: float = Field(10_000.0, gt=0.0)
-    """Trajectories over which it is adapted."""
+    """Number of trajectories over which the coefficient is adapted."""
 
     @property
     def in_reward(self) -> bool:
-        """True if it is subtracted from rewards."""
+        """True if the divergence is subtracted from rewards."""
         return self.coefficient > 0 and self.place == "reward"
 
     @property
     def in_loss(self) -> bool:
-        """True if it is a term of the loss."""
+        """True if the divergence is a term of the loss."""
         return self.coefficient > 0 and self.place == "loss"
 
     @model_validator(mode="after")
     def _possible(self) -> "KlConfig":
         if self.target and (self.place == "loss" or not self.coefficient):
-            raise ValueError("target adapts the coefficient of place: reward, which must be above 0")
+            raise ValidatorError([("target", f"{self.target:g} needs place: reward and a coefficient above 0")])
         return self
 
 
@@ -122,41 +131,41 @@ class RhythmConfig(Config):
     """
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
-    """Tokens that are amplified: those where a chunk begins, those that later tokens look back on, or both, tied together; null
-    amplifies none. `random` and `entropy` are the baselines of the paper: as many tokens at random, or those of the highest
-    entropy, estimated by the negative log-prob that the token was sampled with.
-    """
+    """Tokens that are amplified: `local` where a chunk begins, `global` where later tokens look back, `coupled` both, with
+    each anchor linked to the beginning of its chunk; null amplifies none. `random` and `entropy` are the baselines of the
+    paper: as many tokens at random, or those of the highest entropy, estimated by the negative log-prob with which the
+    token was sampled."""
     amplification: float = Field(1.5, gt=0.0)
     """Factor of the advantage of a selected token."""
     share: float = Field(0.4, gt=0.0, le=1.0)
     """Share of a response's tokens that is selected: q."""
     positive_only: bool = False
-    """Leave negative advantages as they are: the paper's first version. The second amplifies both signs, and is better."""
+    """Amplify positive advantages only, as the paper's first version does. The second version amplifies both signs."""
     window: int = Field(10, gt=0)
-    """Distance at which WAAD is cut off: W."""
+    """Largest distance in WAAD: W."""
     horizon_low: int = Field(10, ge=0)
     horizon_high: int = Field(100, ge=0)
-    """Distances behind a token whose attention counts for FAI, both included: H_lo and H_hi. The paper's first version had
+    """Smallest and largest distance of later tokens whose attention counts in FAI: H_lo and H_hi. The paper's first version has
     50."""
     waad_quantile: float = Field(0.5, ge=0.0, le=1.0)
-    """Quantile of the response's WAAD up to which an anchor lies inside a chunk, of `coupled`: tau_waad. The paper leaves it
-    open; the median is ours.
+    """For `coupled`: an anchor whose WAAD is at most this quantile lies inside a chunk: tau_waad. The paper gives no value; the
+    median is our choice.
     """
     delta_quantile: float = Field(0.6, ge=0.0, le=1.0)
-    """Quantile of the response's Delta from which a chunk begins, of `coupled`: tau_Delta. The paper leaves it open; ours is
-    1 - `share`, so that it is what `local` selects.
-    """
+    """For `coupled`: a chunk begins where Delta reaches this quantile: tau_Delta. The paper gives no value; ours is 1 -
+    `share`, so that the same tokens are selected as by `local`."""
     back: float = Field(0.5, ge=0.0, le=1.0)
-    """Part of such an anchor's amplification that goes to the token which began the chunk, of `coupled`: a. The paper leaves it
-    open; a public re-implementation has 0.5.
+    """For `coupled`: share of an anchor's amplification that moves to the token where its chunk begins: a. The paper gives no
+    value; a public re-implementation has 0.5.
     """
     lookback: int = Field(3, gt=0)
-    """Most tokens before an anchor at which its chunk may have begun, of `coupled`: k. The paper names 1 to 3."""
+    """For `coupled`: how many tokens before an anchor its chunk may begin: k. The paper names 1 to 3."""
 
     @model_validator(mode="after")
     def _possible(self) -> "RhythmConfig":
         if self.horizon_low > self.horizon_high:
-            raise ValueError(f"horizon_low {self.horizon_low} is above horizon_high {self.horizon_high}")
+            message = f"{self.horizon_low} must not be above horizon_high = {self.horizon_high}"
+            raise ValidatorError([("horizon_low", message)])
         return self
 
     @property

@@ -209,7 +209,7 @@ def _require_unchanged(given: LossInputs, before: LossInputs) -> None:
 
 def _require_finite(what: str, values: torch.Tensor, inputs: LossInputs) -> None:
     for token in (~values.isfinite()).nonzero()[:1, 0].tolist():
-        columns = (inputs.logprobs, inputs.behaviour, inputs.advantages)
+        columns = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
         new, old, advantage = (float(column[token]) for column in columns)
         raise AssertionError(
             f"{what}: {float(values[token])} where the log-prob is {new:g}, sampled with {old:g}, the advantage {advantage:g}"

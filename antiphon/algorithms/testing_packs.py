@@ -32,7 +32,7 @@ def draw_sequences(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]
         LossInputs(
             logprobs=-3 * uniform(length),
             entropies=3 * uniform(length),
-            behaviour=-3 * uniform(length),
+            old_logprobs=-3 * uniform(length),
             advantages=4 * uniform(length) - 2,
             sequence=torch.zeros(length, dtype=torch.long),
             turn=(uniform(length) < 0.3).cumsum(0),
@@ -65,7 +65,7 @@ def extreme_packs(streams: Sequence[StreamSpec]) -> list[LossInputs]:
     whole = LossInputs(
         logprobs=rows[:, 0],
         entropies=torch.zeros(len(rows)),
-        behaviour=rows[:, 1],
+        old_logprobs=rows[:, 1],
         advantages=rows[:, 2],
         sequence=nowhere,
         turn=nowhere,

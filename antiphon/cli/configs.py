@@ -1,6 +1,7 @@
 """Load the configuration that a command is given, and show what follows from it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +34,15 @@ def load_config(path: str, overrides: list[str] | None, model: "type[C]") -> "C"
     config = load(path, overrides or (), model=model)
     add_import_folder(path)
     return config
+
+
+@contextmanager
+def name_places(path: str, overrides: list[str] | None) -> "Iterator[None]":
+    """Name file and line in configuration errors of a run's start, as the loader does in those that it finds itself."""
+    from antiphon.core.config import locate_mistakes
+
+    with locate_mistakes(path, overrides or ()):
+        yield
 
 
 def load_run(path: str, overrides: list[str] | None) -> "RunConfig":

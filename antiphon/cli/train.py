@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Trust
-from antiphon.cli.configs import load_for_evaluation, load_run, print_run, require_models
+from antiphon.cli.configs import load_for_evaluation, load_run, name_places, print_run, require_models
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
@@ -23,7 +23,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")] = False,
 ) -> None:
     """Train with reinforcement learning, after a supervised warm start if the configuration has one."""
-    with exit_on_error():
+    with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         if overwrite and resume:
             raise ConfigError("give --overwrite or --resume, not both")
@@ -62,7 +62,7 @@ def _place_automatically(run: "RunConfig") -> "RunConfig":
 
 def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
     """Fine-tune on the reference responses of the prompts, as the configuration's `sft` says."""
-    with exit_on_error():
+    with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         if run.sft is None:
             raise ConfigError(f"{config}: sft: is missing; give at least sft.steps")
@@ -114,7 +114,7 @@ def check(
     prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
 ) -> None:
     """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks."""
-    with exit_on_error():
+    with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         from antiphon.run.reward_checks import check_rewards
 

@@ -8,7 +8,8 @@ valid.
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,9 +45,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
     Raises:
         ConfigError: Anything is wrong with it; the error has all mistakes.
     """
-    document = ConfigDocument("the defaults", {}, {}) if path is None else ConfigDocument.read(Path(path))
-    for override in overrides:
-        document.override(override)
+    document = _read_document(path, overrides)
     try:
         text = json.dumps(document.data)
     except (ValueError, TypeError) as error:  # a value that holds itself, or that JSON lacks, such as a !!set
@@ -55,6 +54,30 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise ConfigError.from_mistakes(find_mistakes(error, document, model)) from error
+
+
+@contextmanager
+def locate_mistakes(path: str | Path, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Add the file and the line to mistakes that are found after `load`, which name their keys only."""
+    try:
+        yield
+    except ConfigError as error:
+        if all(mistake.path or not mistake.key for mistake in error.mistakes):
+            raise
+        document = _read_document(path, overrides)
+
+        def locate(mistake: Mistake) -> Mistake:
+            keys = tuple(int(part) if part.isdigit() else part for part in mistake.key.split("."))
+            return replace(mistake, path=mistake.path or document.origin(keys)) if mistake.key else mistake
+
+        raise ConfigError.from_mistakes(map(locate, error.mistakes)) from error
+
+
+def _read_document(path: str | Path | None, overrides: Sequence[str]) -> ConfigDocument:
+    document = ConfigDocument("the defaults", {}, {}) if path is None else ConfigDocument.read(Path(path))
+    for override in overrides:
+        document.override(override)
+    return document
 
 
 def parse(model: type[M], options: Mapping[str, Any], key: str = "options") -> M:

@@ -4,8 +4,10 @@ A registry maps names to import paths, so that listing and validating names impo
 """
 
 import difflib
+import functools
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any
@@ -33,35 +35,78 @@ class Registry:
         registered = {each.name: each.value for each in entry_points(group=self._group)} if self._group else {}
         return {**registered, **self._shipped}
 
-    def check(self, name: str) -> str:
-        """Return `name` if it is a built-in name or has the form of an import path; raise `ConfigError` otherwise."""
+    def check(self, name: str, key: str = "") -> str:
+        """Return `name` if it is a built-in name or has the form of an import path; raise `ConfigError` otherwise.
+
+        Args:
+            name: The name.
+            key: Dotted key that the configuration has it under, for the error.
+        """
         if name in self.built_in or ":" in name:
             return name
         nearest = difflib.get_close_matches(name, self.built_in, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         names = sorted(self.built_in)
         valid = f"valid are {', '.join(names)}, or package.module:attribute"
-        raise ConfigError(f"unknown {self.kind} {name!r}: {hint}{valid}", value=name, valid=names, suggestions=nearest)
+        message = f"unknown {self.kind} {name!r}: {hint}{valid}"
+        raise ConfigError(message, key=key, value=name, valid=names, suggestions=nearest)
 
-    def resolve(self, name: str) -> Any:
+    def resolve(self, name: str, key: str = "") -> Any:
         """Import the object that `name` stands for; `ConfigError` if there is no such name, module or attribute."""
-        path = self.built_in.get(self.check(name), name)
-        return import_path(path, self.kind)
+        path = self.built_in.get(self.check(name, key), name)
+        return import_path(path, self.kind, key)
 
 
-def import_path(path: str, kind: str = "object") -> Any:
-    """Import `package.module:attribute`; `ConfigError` names what is missing. Errors inside the module propagate."""
+def import_path(path: str, kind: str = "object", key: str = "") -> Any:
+    """Import `package.module:attribute`, which the configuration has under `key`.
+
+    Errors inside the module propagate.
+
+    Raises:
+        ConfigError: There is no such module or attribute.
+    """
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
-            raise ConfigError(message, value=path) from error
+            raise ConfigError(message, key=key, value=path) from error
         raise
     if not hasattr(module, attribute):
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
-        raise ConfigError(message, value=path)
+        raise ConfigError(message, key=key, value=path, suggestions=nearest)
     return getattr(module, attribute)
+
+
+def bind_options(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """Return a function with options bound to its keyword-only parameters.
+
+    Args:
+        function: The function. One with a parameter `**options` takes any option.
+        options: Value of each option.
+        key: Dotted key that the configuration has the options under, for the error.
+
+    Raises:
+        ConfigError: The function does not take an option, or needs one that is missing.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if not callable(function):
+        raise ConfigError(f"{name} is no function, but {type(function).__name__}", key=key)
+    everything = inspect.signature(function).parameters.values()
+    parameters = [each for each in everything if each.kind is each.KEYWORD_ONLY]
+    takes_any, valid = any(each.kind is each.VAR_KEYWORD for each in everything), [each.name for each in parameters]
+    takes = f"its keyword-only parameters are {', '.join(valid)}" if valid else "it has no keyword-only parameters"
+    for option, value in options.items():
+        if option not in valid and not takes_any:
+            nearest = difflib.get_close_matches(option, valid, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            message = f"{name} takes no option {option!r}{hint}: {takes}"
+            raise ConfigError(message, key=f"{key}.{option}", value=value, valid=valid, suggestions=nearest)
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            message = f"{name} needs the option {parameter.name!r}: {takes}"
+            raise ConfigError(message, key=key, value=dict(options), valid=valid)
+    return functools.partial(function, **options) if options else function

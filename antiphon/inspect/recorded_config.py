@@ -19,7 +19,7 @@ from antiphon.record import safe_files
 from antiphon.run.config import RunConfig
 
 # What each command resolves of a configuration: keys without list indices, and everything below them.
-REPLAY = ("tasks.prompts", "rollout.filter", "algorithm", "learner.stages")
+REPLAY = ("tasks.prompts", "rollout.filter", "algorithm", "learner.stages", "learner.stage_options")
 MODELS = ("model.path", "learner", "critic", "teachers", "cluster", "weights")
 _GRADED_BY = ("reward", "reward_options", "group_reward", "group_reward_options", "judge", "grading")
 _GRADING = (*(f"tasks.{key}" for key in _GRADED_BY), "grading", "cluster")

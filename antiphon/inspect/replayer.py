@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from antiphon.algorithms.rewards import Controllers, restore_controllers
+from antiphon.algorithms.rewards import AlgorithmState, restore_algorithm_state
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import RecordError
 from antiphon.core.types import (
@@ -77,8 +77,8 @@ class _RecordedTrainer:
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         return await self.learner.step(batch) if self.learner else {}
 
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        return await self._require_learner().score(packs)
+    async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._require_learner().predict(packs)
 
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         return await self._require_learner().attention_stats(packs)
@@ -166,8 +166,8 @@ class Replayer:
         for trainer in self._trainers:
             trainer.learner = None
         with safe_files.convert_read_errors(f"{self._run / 'ledger.db'}: the state of lineage {lineage.number}"):
-            self._pipeline.controllers = (
-                restore_controllers(lineage.row.state.get("controllers")) if lineage.row.state else Controllers()
+            self._pipeline.algorithm_state = (
+                restore_algorithm_state(lineage.row.state.get("controllers")) if lineage.row.state else AlgorithmState()
             )
             self._mixture.restore(lineage.row.state["mixture"] if lineage.row.state else self._initial_state)
             if lineage.row.state:
@@ -190,7 +190,7 @@ class Replayer:
         config = self._config
         await self._models.begin(config.algorithm, config.learner, config.critic, config.steps)
         await self._models.restore(directory)
-        self._pipeline.controllers = restore_controllers(read_state(directory).get("controllers"))
+        self._pipeline.algorithm_state = restore_algorithm_state(read_state(directory).get("controllers"))
         for trainer, learner in zip(self._trainers, [self._models.learner, *self._models.critics], strict=True):
             trainer.learner = learner
         self._is_training = True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.core.types import Group, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
 
     metrics: dict[str, float]
     digest: str  # of the batches that the learner was given
-    controllers: Controllers  # as the step left them
+    algorithm_state: AlgorithmState  # after the step
 
 
 class TrainBackend:
@@ -50,7 +50,9 @@ class TrainBackend:
         """Start supervised fine-tuning of `updates` updates with a fresh optimiser."""
         raise NotImplementedError
 
-    async def learn(self, number: int, version: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
         """Take training step `number`, which begins at `version`, through its stages."""
         raise NotImplementedError
 
@@ -117,10 +119,12 @@ class LocalTraining(TrainBackend):
         await self.models.learner.begin(AlgorithmConfig(loss="sft"), optimizer, updates)
 
     @override
-    async def learn(self, number: int, version: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
-        self.pipeline.controllers = controllers
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
+        self.pipeline.algorithm_state = algorithm_state
         metrics, digest = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
-        return StepResult(metrics, digest, self.pipeline.controllers)
+        return StepResult(metrics, digest, self.pipeline.algorithm_state)
 
     @override
     async def step(self, batch: TrainBatch) -> dict[str, float]:

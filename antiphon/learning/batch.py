@@ -8,7 +8,7 @@ import numpy as np
 
 from antiphon.algorithms.config import Aggregation
 from antiphon.core.types import Group, Sample, TrainBatch, Update
-from antiphon.learning.packing import PACK_ARRAYS, Row, loss_tokens, pack_rows
+from antiphon.learning.packing import PACK_ARRAYS, WeightedSample, loss_tokens, pack_weighted
 from antiphon.learning.rank_balance import balance_packs
 
 
@@ -71,25 +71,24 @@ def _build_update(groups: Sequence[Sequence[Sample]], options: BatchOptions) -> 
     for sample in (sample for group in groups for sample in group):
         counts[sample.meta.id] = counts.get(sample.meta.id, 0) + int(np.count_nonzero(loss_tokens(sample)))
     divisors = _divisors(counts, options)
-    weighed = [
-        [(sample, loss_tokens(sample) * sample.weights / divisors[sample.meta.id]) for sample in group]
+    everything = [
+        [WeightedSample(each, loss_tokens(each) * each.weights / divisors[each.meta.id]) for each in group]
         for group in groups
     ]
-    rows: list[list[Row]] = [[row for row in group if row[1].any()] for group in weighed]
+    weighted = [[each for each in group if each.coefficients.any()] for group in everything]
     skip = options.skip_zero_advantage
-    trained = [[row for row in group if row[0].advantages.any() or not skip] for group in rows]
-    units = (
-        [group for group in trained if group] if options.whole_groups else [[row] for group in trained for row in group]
-    )
-    skipped = [[row] for group in rows for row in group if skip and not row[0].advantages.any()]
-    _, packs = pack_rows(units, options.tokens_per_pack, options.share_prefixes)
-    _, forward_only = pack_rows(skipped, options.tokens_per_pack, options.share_prefixes)
+    trained = [[each for each in group if each.sample.advantages.any() or not skip] for group in weighted]
+    whole, single = [group for group in trained if group], [[each] for group in trained for each in group]
+    bundles = whole if options.whole_groups else single
+    skipped = [[each] for group in weighted for each in group if skip and not each.sample.advantages.any()]
+    _, packs = pack_weighted(bundles, options.tokens_per_pack, options.share_prefixes)
+    _, forward_only = pack_weighted(skipped, options.tokens_per_pack, options.share_prefixes)
     return Update(
         packs=balance_packs(packs, options.ranks),
         loss_tokens=sum(counts.values()),
-        samples=len(counts),
+        trajectories=len(counts),
         groups=len(groups),
-        sequences=sum(map(len, units)),
+        sequences=sum(map(len, bundles)),
         forward_only=balance_packs(forward_only, options.ranks),
     )
 
@@ -113,7 +112,7 @@ def digest_batches(batches: Sequence[TrainBatch]) -> str:
     """Return a digest of what the learner is trained on: equal for equal bytes in equal order."""
     found = hashlib.blake2b(digest_size=16)
     for update in (update for batch in batches for update in batch.updates):
-        found.update(repr((update.loss_tokens, update.samples, update.groups)).encode())
+        found.update(repr((update.loss_tokens, update.trajectories, update.groups)).encode())
         for pack in (pack for rank in update.packs for pack in rank):
             for name in PACK_ARRAYS:
                 found.update(np.ascontiguousarray(getattr(pack, name)).data)

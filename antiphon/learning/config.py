@@ -1,4 +1,4 @@
-"""Configuration of consuming samples. Importing it imports no torch."""
+"""Configuration of training: learner, critics, teachers, checkpoints, supervised fine-tuning. Importing it imports no torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
@@ -24,20 +24,20 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(0.0, ge=0.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps of linear warm-up."""
+    """Optimizer steps of linear warm-up."""
     final_ratio: float = Field(0.0, ge=0.0, le=1.0)
-    """Learning rate at the end, relative to the peak."""
+    """Learning rate at the end of the schedule, relative to the peak."""
     max_grad_norm: float = Field(1.0, gt=0.0)
 
 
 class LoraConfig(Config):
-    """Low-rank adapters, which alone are trained and sent to the engines. The model without them is the reference."""
+    """Low-rank adapters. Only they are trained and sent to the engines; the model without them is the reference."""
 
     rank: int = Field(16, gt=0)
     alpha: float = Field(32.0, gt=0.0)
-    """Adapters count alpha / rank."""
+    """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that have one, such as q_proj; empty is all."""
+    """Names of the linear layers that get an adapter, such as q_proj; empty means all."""
 
     @property
     def scale(self) -> float:
@@ -46,58 +46,58 @@ class LoraConfig(Config):
 
 
 def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
-    """Yield options that the Megatron learner lacks: (key, message)."""
+    """Yield options that the Megatron learner does not support: (key, message)."""
     mesh = learner.mesh
-    asked = {
+    unsupported = {
         "lora": (learner.lora is not None, "it trains all weights"),
-        "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer is how it keeps less on each device"),
-        "mesh.replicate": (mesh.replicate > 1, "ranks of mesh.shard all have a copy of the weights"),
-        "mesh.context": (mesh.context > 1 and mesh.expert > 1, "context is divided, or experts are"),
+        "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer saves device memory instead"),
+        "mesh.replicate": (mesh.replicate > 1, "each rank of mesh.shard has a copy of the weights"),
+        "mesh.context": (mesh.context > 1 and mesh.expert > 1, "it cannot combine mesh.context with mesh.expert"),
         "mesh.pipeline_chunks": (mesh.pipeline_chunks > 1, "each rank has one stage"),
     }
-    for key, (there, instead) in asked.items():
-        if there:
-            yield key, f"is not of the megatron learner: {instead}. Kind torch has it"
+    for key, (is_set, reason) in unsupported.items():
+        if is_set:
+            yield key, f"is not supported by the megatron learner: {reason}. Use kind: torch"
 
 
-OPTIONS: dict[str, type[Config]] = {
-    "deepspeed": DeepSpeedOptions,
-    "megatron": MegatronOptions,
-}  # of kinds that have some
+# Options of the learner kinds that have some.
+OPTIONS: dict[str, type[Config]] = {"deepspeed": DeepSpeedOptions, "megatron": MegatronOptions}
 
 
 class LearnerConfig(Config):
-    """The learner's process and how it cuts its work."""
+    """The learner: its kind, memory, mesh, and the stages and updates of a training step."""
 
     kind: str = "torch"
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
     options: dict[str, Any] = {}
     """Options of this kind of learner: `stage` of `deepspeed`, `distributed_optimizer` of `megatron`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision that layers compute in (autocast). Weights, gradients and optimiser state are in float32 whatever it is."""
+    """Precision of the layers' computation (autocast). Weights, gradients and optimizer state are always in float32."""
     device: str = "auto"
+    """`auto`, or a device of torch such as cpu or cuda:0."""
     threads: int = Field(1, gt=0)
     """CPU threads of the learner process."""
     tokens_per_pack: int = Field(4096, gt=0)
-    """Token budget of one micro-batch. It changes memory and speed, never the gradient. If it is not set, a run on CPUs uses
+    """Token budget of one micro-batch. It affects memory and speed, not the gradient. If it is not set, a run on CPUs uses
     1,024, or fewer where activations would take more than an eighth of the machine's memory."""
     share_prefixes: bool = True
-    """Compute what samples begin with alike, a prompt or an agent's history, once for all of them in a pack. It changes speed
-    and memory, never the gradient."""
+    """Compute a common prefix, such as a prompt or an agent's history, once for all samples of a pack that begin with it.
+    It affects speed and memory, not the gradient."""
     logits_chunk: int = Field(1024, gt=0)
-    """Tokens whose logits exist at once. If it is not set, a run on CPUs uses 512, or fewer where they would take more than a
-    64th of the machine's memory."""
+    """Number of tokens whose logits are in memory at once. If it is not set, a run on CPUs uses 512, or fewer where they would
+    take more than a 64th of the machine's memory."""
     gradient_checkpointing: bool = False
+    """Recompute the layers in the backward pass, to save memory."""
     mesh: MeshConfig = MeshConfig()
     cpu_offload: bool = False
-    """Keep parameters and optimiser state in the machine's memory between their uses: with a mesh that shards. Of `meshes` it
-    is for those that do."""
+    """Keep parameters and optimizer state in host memory between their uses. Needs a mesh that shards; ignored by models
+    whose mesh (`meshes`) does not."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
     minibatches: int = Field(1, gt=0)
-    """Optimiser steps that one pass over a training step's groups is cut into."""
+    """Number of optimizer steps in one pass over the groups of a training step."""
     epochs: int = Field(1, gt=0)
-    """Passes over a training step's groups."""
+    """Passes over the groups of a training step."""
     stages: tuple[str, ...] = (
         "annotate",
         "rewards",
@@ -106,18 +106,19 @@ class LearnerConfig(Config):
         "update_actor",
     )
     """The stages of a step, in order: built-in names or package.module:function."""
+    stage_options: dict[str, dict[str, Any]] = {}
+    """Keyword-only arguments of stages of your own, by their names in `stages`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     on_nonfinite: Literal["skip", "fail"] = "skip"
-    """Reaction to an update whose gradient is not finite. It is never made; with `skip` the run goes on without it, unless 10
-    updates in a row are skipped, and with `fail` it ends.
-    """
+    """Reaction to an update whose gradient is not finite. The update is never applied. `skip` continues without it, and
+    ends the run after 10 such updates in a row; `fail` ends the run."""
     timeout: float = Field(14400.0, gt=0.0)
-    """Seconds that a stage of a training step, or a step of supervised fine-tuning, may take; then the run ends. With
-    `rollout.workers` all stages of a step together."""
+    """Time limit in seconds of a stage of a training step (with `rollout.workers`, of all stages together) and of a step of
+    supervised fine-tuning; when it passes, the run ends."""
 
     @property
     def special(self) -> Config:
-        """The parsed `options` of this kind of learner; a user's own kind takes any."""
+        """The parsed `options` of this kind of learner; options of a user's own kind are not checked."""
         return parse(OPTIONS.get(self.kind, Config), {} if ":" in self.kind else self.options)
 
     @model_validator(mode="after")
@@ -136,11 +137,11 @@ class LearnerConfig(Config):
 
     @property
     def updates(self) -> int:
-        """Optimiser steps of a training step."""
+        """Optimizer steps of a training step."""
         return self.minibatches * self.epochs
 
     def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
-        """Return the settings on another mesh; a mesh that shards nothing offloads nothing."""
+        """Return the settings on another mesh; `cpu_offload` is off if that mesh does not shard."""
         sharded = mesh.data * mesh.context > 1
         return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
 
@@ -148,20 +149,20 @@ class LearnerConfig(Config):
         """Yield options that cannot be combined with the mesh: (key, message)."""
         mesh = self.mesh
         if mesh.shard % mesh.expert:
-            yield "mesh.expert", f"{mesh.expert} is no divisor of the {mesh.shard} ranks of mesh.shard"
+            yield "mesh.expert", f"{mesh.expert} must divide mesh.shard = {mesh.shard}"
         if mesh.context_attention != "heads" and mesh.context == 1:
-            yield "mesh.context_attention", f"{mesh.context_attention!r} is of several ranks, and mesh.context is 1"
+            yield "mesh.context_attention", f"{mesh.context_attention!r} needs mesh.context above 1"
         if mesh.pipeline_chunks > 1 and mesh.pipeline == 1:
-            yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} is of several ranks, and mesh.pipeline is 1"
+            yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} needs mesh.pipeline above 1"
         if self.cpu_offload and mesh.data * mesh.context == 1:
-            yield "cpu_offload", "is of what is sharded, and mesh.shard is 1"
+            yield "cpu_offload", "needs a mesh that shards: mesh.shard above 1"
         if self.kind == "deepspeed":
             yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":
             yield from megatron_problems(self)
 
     def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield what this learner cannot train in a model, from its config.json: (key, message)."""
+        """Yield the reasons why this learner cannot train a model, from its config.json: (key, message)."""
         yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
         if self.kind == "megatron":
             yield from megatron_incompatibilities(shape, self.mesh)
@@ -170,62 +171,64 @@ class LearnerConfig(Config):
 class CriticConfig(Config):
     """Critics: models that learn the value of a state.
 
-    Each runs in a process of its own that is set up as the learner's is, but on torch whatever `learner.kind` is.
+    Each runs in a process of its own with the settings of `learner`, except that its kind is always torch.
     """
 
     path: str = ""
-    """Model that critics begin with: a directory or Hugging Face id; empty is the model that is trained."""
+    """Initial model of the critics: a directory or Hugging Face id; empty means the policy's initial model."""
     count: int = Field(1, gt=0)
+    """Number of critics."""
     disjoint: bool = False
-    """Each learns from a share of every group's trajectories that no other sees."""
+    """Train each critic on a share of every group's trajectories that no other critic is trained on."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     warmup_steps: int = Field(0, ge=0)
-    """Training steps in which they alone learn."""
+    """Training steps at the beginning in which only the critics are trained."""
     value_clip: float = Field(0.0, ge=0.0)
-    """Bound of the change of a value from before the step, beyond which it gains nothing; 0 is none."""
+    """Clip the change of a value since before the step in the value loss, as PPO does; 0 does not clip."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """Lambda of their regression targets: 1 is the return, below it their own later values come in."""
+    """Lambda of the regression targets: 1 uses the return; less uses the critics' values of later tokens too."""
 
 
 class TeacherConfig(Config):
-    """A model whose log-probs of what the policy says are learned from, in a process of its own."""
+    """A teacher: a model, in a process of its own, whose log-probs of the policy's tokens are learned from."""
 
     path: str
-    """A directory or Hugging Face id; its tokenizer must be that of the model that is trained."""
+    """A directory or Hugging Face id. Its tokenizer must be the policy's."""
     tasks: tuple[str, ...] = ()
-    """Names of the tasks it teaches; empty is all. Of several teachers of a task, the mean of their log-probs counts."""
+    """Names of the tasks that it teaches; empty means all. For a task with several teachers, their log-probs are averaged."""
 
 
 class CheckpointConfig(Config):
-    """When a run can be gone on from."""
+    """Checkpoints, from which a run can be resumed."""
 
     every: int = Field(10, ge=0)
-    """Steps between checkpoints, the first before any step and the last after all; 0 saves at the end only, and a run that is
-    killed before cannot be gone on with."""
+    """Steps between checkpoints; the first is written before any step, the last after all steps. With 0 only the last is
+    written, and a run that is killed before cannot be resumed."""
     keep_last: int = Field(2, gt=0)
-    """While one is written, there is one more. Each has 12 bytes a weight that is trained, with what AdamW keeps of it."""
+    """Number of the newest checkpoints to keep; one more exists while it is written. A checkpoint takes 12 bytes per
+    trained weight, the state of AdamW included."""
     keep_every: int = Field(0, ge=0)
-    """Keep those whose step this divides, too; 0 keeps no others."""
+    """Also keep checkpoints whose step is a multiple of this; 0 keeps no others."""
     timeout: float = Field(3600.0, gt=0.0)
-    """Seconds that a checkpoint may keep the learner, that the rest of it may take to be written, and that one may take to be
-    read; then the run ends."""
+    """Time limit in seconds, each, of the learner's part of a checkpoint, of writing the rest, and of reading one; when it
+    passes, the run ends."""
     restarts: int = Field(1, ge=0)
-    """Most restarts in a row, without a new checkpoint in between, of a run that lost its learner."""
+    """How often in a row a run that lost its learner is resumed without a new checkpoint in between."""
 
 
 class SftConfig(Config):
-    """Supervised fine-tuning: the verb `sft`, or a warm start before `train`."""
+    """Supervised fine-tuning: the command `sft`, or a warm start before `train`."""
 
     steps: int = Field(gt=0)
-    """Most optimiser steps."""
+    """Maximum number of optimizer steps."""
     batch_size: int = Field(32, gt=0)
-    """Examples of one optimiser step."""
+    """Examples per optimizer step."""
     response: str = "response"
     """Key of the target text in a prompt's payload."""
     prompts: PromptsConfig | None = None
-    """Examples to be tuned on, instead of the prompts of the tasks: what tasks in environments need."""
+    """Source of the examples, if it is not the prompts of the tasks; tasks with environments need one."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     stop_accuracy: float = Field(0.0, ge=0.0, le=1.0)
     """Stop when the validation accuracy, sampled at temperature 1, reaches this; 0 runs all steps."""
     evaluate_every: int = Field(10, gt=0)
-    """Optimiser steps between validations, when `stop_accuracy` is set."""
+    """Optimizer steps between validations, if `stop_accuracy` is set."""

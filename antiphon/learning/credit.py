@@ -40,7 +40,7 @@ def subtract_kl(step: Step) -> None:
     step.metrics |= {"reward/kl": mean_kl, "reward/kl_coefficient": kl.coefficient}
     if kl.target:
         count = sum(len(trajectories(group)) for group in step.samples)
-        step.pipeline.controllers.adapt(kl, mean_kl, count)
+        step.pipeline.algorithm_state.adapt(kl, mean_kl, count)
 
 
 def token_advantages(step: Step) -> list[list[FloatArray]]:

@@ -29,14 +29,14 @@ LEARNERS = Registry(
 CRITIC = "antiphon.learning.objectives.critic:CriticLearner"
 
 
-class Scorer(Protocol):
-    """A model that scores packs."""
+class Predictor(Protocol):
+    """A model that is asked for its output on packs, and not trained."""
 
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """Return what the model says of the loss tokens, [T] a pack: a policy's log-probs, a critic's values."""
+    async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Return the model's output for the loss tokens, [T] a pack: log-probs of a policy, values of a critic."""
 
 
-class Offloadable(Scorer, Protocol):
+class Offloadable(Predictor, Protocol):
     """A model whose device others may use too."""
 
     async def offload(self) -> None:
@@ -46,7 +46,7 @@ class Offloadable(Scorer, Protocol):
         """Come back to the device."""
 
 
-class Trainer(Scorer, Protocol):
+class Trainer(Predictor, Protocol):
     """The methods of a `Learner` that a training step needs."""
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
@@ -140,20 +140,20 @@ class WorkerLearner:
         metrics: dict[str, float] = await self._handle.call("step", batch)
         return metrics | {"tokens": float(batch.tokens)}
 
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """Return what the model says of the loss tokens, [T] a pack."""
-        scored: list[FloatArray] = await self._handle.call("score", list(packs))
-        return scored
+    async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Return the model's output for the loss tokens, [T] a pack."""
+        predicted: list[FloatArray] = await self._handle.call("predict", list(packs))
+        return predicted
 
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Return WAAD and FAI of the loss tokens, [T, 2] a pack."""
         attended: list[FloatArray] = await self._handle.call("attention_stats", list(packs))
         return attended
 
-    async def score_base(self, packs: Sequence[Pack]) -> list[FloatArray]:
+    async def predict_base(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Return log-probs under the model without its adapters, [T] a pack."""
-        scored: list[FloatArray] = await self._handle.call("score_base", list(packs))
-        return scored
+        predicted: list[FloatArray] = await self._handle.call("predict_base", list(packs))
+        return predicted
 
     async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
         """Make the model's weights available to engines."""
@@ -197,9 +197,9 @@ class LoraBaseReference:
     def __init__(self, learner: WorkerLearner) -> None:
         self._learner = learner
 
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+    async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Return log-probs of the loss tokens, [T] a pack."""
-        return await self._learner.score_base(packs)
+        return await self._learner.predict_base(packs)
 
     async def offload(self) -> None:
         """Do nothing: the learner leaves the device itself."""

@@ -65,8 +65,8 @@ class PackLearner(CheckpointedLearner):
         rate = {"lr": updates[-1]["lr"]} if updates else {}
         return mean_metrics(updates) | rate | {"skipped_updates": skipped, "seconds": time.perf_counter() - began}
 
-    def score(self, packs: list[Pack]) -> list[FloatArray]:
-        """Return what this model says of the loss tokens, 0 elsewhere, [T] a pack."""
+    def predict(self, packs: list[Pack]) -> list[FloatArray]:
+        """Return the model's output for the loss tokens, 0 elsewhere, [T] a pack: log-probs of a policy, values of a critic."""
 
         def ask(pack: Pack) -> FloatArray:
             result = np.zeros(len(pack.tokens), dtype=np.float32)
@@ -86,7 +86,7 @@ class PackLearner(CheckpointedLearner):
         raise NotImplementedError
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the model on a pack; return what it says of the loss tokens [N], first what `score` returns."""
+        """Run the model on a pack; return its outputs for the loss tokens [N], first the one that `predict` returns."""
         raise NotImplementedError
 
     # --- one update ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,31 +11,38 @@ from numpy.typing import NDArray
 from antiphon.core.types import FloatArray, Pack, Sample, Segment, Streams, StreamSpec
 from antiphon.learning.prefix_tree import Span, SpanPath, build_prefix_tree, owners_in_pack
 
-Row = tuple[Sample, NDArray[np.float64]]  # a sample and the loss coefficients of its tokens [L]
-
 PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
 _ONE_PIECE = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}
 
 
-def pack_rows(units: Sequence[Sequence[Row]], tokens_per_pack: int, share: bool) -> tuple[list[list[int]], list[Pack]]:
-    """Pack units of rows. Rows of one unit are in the same pack.
+class WeightedSample(NamedTuple):
+    """A sample and the coefficients of its tokens, see `Pack.coefficients`."""
+
+    sample: Sample
+    coefficients: NDArray[np.float64]  # [L]
+
+
+def pack_weighted(
+    bundles: Sequence[Sequence[WeightedSample]], tokens_per_pack: int, share: bool
+) -> tuple[list[list[int]], list[Pack]]:
+    """Pack bundles of samples. The samples of one bundle are in the same pack.
 
     Returns:
-        Indices of the units in each pack, and the packs.
+        Indices of the bundles in each pack, and the packs.
     """
-    paths = iter(build_prefix_tree([sample.segment for unit in units for sample, _ in unit], share))
-    placed = [[(row, next(paths)) for row in unit] for unit in units]
-    members = _fill_bins([[path for _, path in unit] for unit in placed], tokens_per_pack)
+    paths = iter(build_prefix_tree([sample.segment for bundle in bundles for sample, _ in bundle], share))
+    placed = [[(each, next(paths)) for each in bundle] for bundle in bundles]
+    members = _fill_bins([[path for _, path in bundle] for bundle in placed], tokens_per_pack)
     return members, [_make_pack([pair for index in pack for pair in placed[index]]) for pack in members]
 
 
 def pack_samples(
     samples: Sequence[Sample], tokens_per_pack: int, streams: Collection[StreamSpec] = (), share: bool = True
 ) -> tuple[list[list[int]], list[Pack]]:
-    """Pack all samples with the given streams, for scoring.
+    """Pack all samples with the given streams, for `Predictor.predict`.
 
     Args:
-        samples: Samples to score.
+        samples: The samples.
         tokens_per_pack: Most tokens of a pack, unless one sample has more.
         streams: Streams that the packs have.
         share: Have common prefixes once in a pack.
@@ -44,26 +51,26 @@ def pack_samples(
         Indices of the samples in each pack, and the packs.
     """
     bare = [replace(sample, streams=sample.streams.only(streams)) for sample in samples]
-    return pack_rows([[(sample, loss_tokens(sample))] for sample in bare], tokens_per_pack, share)
+    return pack_weighted([[WeightedSample(sample, loss_tokens(sample))] for sample in bare], tokens_per_pack, share)
 
 
 def split_packs(
-    samples: Sequence[Sample], members: Sequence[Sequence[int]], scored: Sequence[FloatArray], share: bool = True
+    samples: Sequence[Sample], members: Sequence[Sequence[int]], predicted: Sequence[FloatArray], share: bool = True
 ) -> list[FloatArray]:
     """Cut results of packs from `pack_samples` back into results of the samples.
 
     Args:
         samples: The samples that were packed.
         members: Indices of the samples in each pack.
-        scored: Result [T, …] of each pack.
+        predicted: Result [T, …] of each pack.
         share: As in `pack_samples`.
 
     Returns:
         One array [L, …] for each sample; 0 on prompts.
     """
     paths = build_prefix_tree([sample.segment for sample in samples], share)
-    result = [np.zeros((len(sample.segment.tokens), *scored[0].shape[1:]), dtype=np.float32) for sample in samples]
-    for indices, values in zip(members, scored, strict=True):
+    result = [np.zeros((len(sample.segment.tokens), *predicted[0].shape[1:]), dtype=np.float32) for sample in samples]
+    for indices, values in zip(members, predicted, strict=True):
         owners = owners_in_pack([samples[i].segment for i in indices], [paths[i] for i in indices])
         parts = np.split(values, np.cumsum([len(span) for span in owners])[:-1])
         for (span, owner), part in zip(owners.items(), parts, strict=True):
@@ -95,17 +102,17 @@ class _Bin:
     members: list[int] = field(default_factory=list)
     spans: set[Span] = field(default_factory=set)
 
-    def cost(self, unit: "_Unit") -> int:
-        """Return the tokens that a unit would add."""
-        return unit.own_tokens + sum(len(span) for span in unit.shared if span not in self.spans)
+    def cost(self, bundle: "_Bundle") -> int:
+        """Return the tokens that a bundle would add."""
+        return bundle.own_tokens + sum(len(span) for span in bundle.shared if span not in self.spans)
 
-    def add(self, index: int, unit: "_Unit") -> None:
-        self.used += self.cost(unit)
+    def add(self, index: int, bundle: "_Bundle") -> None:
+        self.used += self.cost(bundle)
         self.members.append(index)
-        self.spans |= set(unit.shared)
+        self.spans |= set(bundle.shared)
 
 
-class _Unit:
+class _Bundle:
     """Segments that are packed together: the spans that others share, and how many tokens are theirs alone."""
 
     __slots__ = ("own_tokens", "shared")
@@ -127,19 +134,19 @@ def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[i
     """
     uses = Counter(span for paths in groups for span in {span for path in paths for span in path})
     places = {span: place for place, span in enumerate(uses) if uses[span] > 1}
-    units = [_Unit(paths, places) for paths in groups]
-    least = min((unit.own_tokens for unit in units), default=0)
+    bundles = [_Bundle(paths, places) for paths in groups]
+    least = min((bundle.own_tokens for bundle in bundles), default=0)
     bins: list[_Bin] = []
-    open_bins: list[_Bin] = []  # those that the shortest unit may still fit in
-    for index in sorted(range(len(units)), key=lambda i: units[i].sort_key(places)):
-        unit = units[index]
-        fitting = [b for b in open_bins if b.used + b.cost(unit) <= budget]
+    open_bins: list[_Bin] = []  # those that the shortest bundle may still fit in
+    for index in sorted(range(len(bundles)), key=lambda i: bundles[i].sort_key(places)):
+        bundle = bundles[index]
+        fitting = [b for b in open_bins if b.used + b.cost(bundle) <= budget]
         if not fitting:
             fitting = [_Bin()]
             bins += fitting
             open_bins += fitting
-        chosen = min(fitting, key=lambda b: b.cost(unit))  # which has most of it, else the first
-        chosen.add(index, unit)
+        chosen = min(fitting, key=lambda b: b.cost(bundle))  # which has most of it, else the first
+        chosen.add(index, bundle)
         if chosen.used + least > budget:
             open_bins.remove(chosen)
     return [b.members for b in bins]
@@ -148,9 +155,9 @@ def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[i
 # --- one pack ----------------------------------------------------------------------------------------------------------
 
 
-def _make_pack(members: Sequence[tuple[Row, SpanPath]]) -> Pack:
-    rows, paths = [row for row, _ in members], [path for _, path in members]
-    samples = [sample for sample, _ in rows]
+def _make_pack(members: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
+    weighted, paths = [each for each, _ in members], [path for _, path in members]
+    samples = [each.sample for each in weighted]
     segments = [sample.segment for sample in samples]
     owners = owners_in_pack(segments, paths)
     places: dict[Span | None, int] = {span: place for place, span in enumerate(owners)}
@@ -165,10 +172,10 @@ def _make_pack(members: Sequence[tuple[Row, SpanPath]]) -> Pack:
         parents=np.array([places.get(span.parent, -1) for span in owners], dtype=np.int32),
         owners=np.array(list(owners.values()), dtype=np.int32),
         ends=np.array([places[path[-1]] for path in paths], dtype=np.int32),
-        loss_mask=concatenate([coefficients != 0 for _, coefficients in rows]),
+        loss_mask=concatenate([each.coefficients != 0 for each in weighted]),
         logprobs=concatenate([segment.logprobs for segment in segments]),
         advantages=concatenate([sample.advantages for sample in samples]),
-        coefficients=concatenate([coefficients for _, coefficients in rows]),
+        coefficients=concatenate([each.coefficients for each in weighted]),
         temperatures=concatenate([_temperatures(segment) for segment in segments]),
         streams=Streams(
             {spec: concatenate([_stream(each, spec, array) for each in samples]) for spec, array in known.items()}

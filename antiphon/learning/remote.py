@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.core.rpc import Client, forwards
 from antiphon.core.types import Group
 from antiphon.core.workers import WorkerHandle
@@ -24,6 +24,8 @@ class RemoteTrainer(Client, TrainBackend):
         self._wait = wait  # bounds a step
 
     @override
-    async def learn(self, number: int, version: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
-        result: StepResult = await self._wait(self.call("learn", number, version, groups, controllers))
+    async def learn(
+        self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
+    ) -> StepResult:
+        result: StepResult = await self._wait(self.call("learn", number, version, groups, algorithm_state))
         return result

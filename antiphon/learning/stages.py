@@ -6,8 +6,9 @@
     update_critics   returns      -> updates of the critics
     update_actor     advantages   -> updates of the policy
 
-A stage is an async function of the `Step`: it reads what earlier stages left there and adds its own, keyed by sample. A user's
-stage is named in `learner.stages` as package.module:function, among these or instead of them.
+A stage is an async function of the `Step` (`learning/step.py`): it reads what earlier stages left there and adds its own, keyed
+by sample. The decorator `stage` declares the streams that it reads and adds. A user's stage is named in `learner.stages` as
+package.module:function, among these or instead of them; `docs/new_loss.md` has an example.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,30 @@ from typing import Any
 import numpy as np
 
 from antiphon.algorithms.config import Aggregation
+from antiphon.algorithms.declarations import stage
 from antiphon.algorithms.rewards import shape_rewards, trajectory_weights
 from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
 from antiphon.algorithms.trajectories import trajectories
 from antiphon.algorithms.value_targets import value_targets
-from antiphon.core.registry import Registry
-from antiphon.core.types import RETURNS, TOKEN_AGE, Sample, TrainBatch
-from antiphon.learning.annotations import query_models
+from antiphon.core.registry import Registry, bind_options
+from antiphon.core.types import (
+    ATTENTION_RHYTHM,
+    ENTROPY_WEIGHT,
+    KL_REWARD,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    TEACHER_LOGPROBS,
+    TOKEN_AGE,
+    VALUES,
+    Sample,
+    TrainBatch,
+)
 from antiphon.learning.batch import BatchOptions, build_batch
+from antiphon.learning.config import LearnerConfig
 from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
-from antiphon.learning.step import Step, by_key, gather_keyed
+from antiphon.learning.model_streams import query_models
+from antiphon.learning.step import Stage, Step, by_key, gather_keyed
 
 STAGES = Registry(
     "stage",
@@ -36,6 +51,21 @@ STAGES = Registry(
 )
 
 
+def resolve_stages(config: LearnerConfig) -> list[Stage]:
+    """Import the stages of a step, and bind the options of each; `ConfigError` if one cannot be called with them."""
+    return [
+        bind_options(
+            STAGES.resolve(name, f"learner.stages.{index}"),
+            config.stage_options.get(name, {}),
+            f"learner.stage_options.{name}",
+        )
+        for index, name in enumerate(config.stages)
+    ]
+
+
+@stage(
+    produces=[REFERENCE_LOGPROBS, PROXIMAL_LOGPROBS, TEACHER_LOGPROBS, VALUES, ATTENTION_RHYTHM, TOKEN_AGE],
+)
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and no others. All models are asked at once."""
     for spec, arrays in (await query_models(step)).items():
@@ -52,7 +82,7 @@ async def rewards(step: Step) -> None:
     if (algorithm.reward, algorithm.weight) == (RewardConfig(), LossWeightConfig()):
         return  # scores are rewards
     metas = [[samples[0].meta for samples in trajectories(group)] for group in step.samples]
-    shaped = shape_rewards(metas, algorithm.reward, pipeline.controllers.rewards, pipeline.max_tokens)
+    shaped = shape_rewards(metas, algorithm.reward, pipeline.algorithm_state.rewards, pipeline.max_tokens)
     weights = trajectory_weights(metas, algorithm.weight)
     made: dict[Any, dict[str, Any]] = {
         meta.id: {"reward": float(reward), "turn_divisor": of_group.turn_divisor, "weights": weight}
@@ -70,6 +100,7 @@ async def rewards(step: Step) -> None:
     step.metrics["weight/masked"] = float(np.mean([each["weights"] == 0 for each in made.values()]))
 
 
+@stage(produces=[KL_REWARD, ENTROPY_WEIGHT])
 async def advantages(step: Step) -> None:
     """Give every token its advantage; mask tokens on whose value critics agree or disagree too much."""
     subtract_kl(step)
@@ -80,6 +111,7 @@ async def advantages(step: Step) -> None:
     step.update_samples({key: {"advantages": array} for key, array in estimated.items()})
 
 
+@stage(produces=[KL_REWARD, RETURNS])
 async def update_critics(step: Step) -> None:
     """Fit each critic to the returns: of all samples, or of a share of each group's trajectories that no other critic sees."""
     critic, critics = step.pipeline.critic, step.pipeline.critics
@@ -103,10 +135,8 @@ async def update_actor(step: Step) -> None:
     pipeline, algorithm = step.pipeline, step.algorithm
     if pipeline.critic is not None and step.number <= pipeline.critic.warmup_steps:
         return
-    streams = {key: sample.streams for key, sample in by_key(step.samples).items()}
-    step.update_samples(
-        {key: {"streams": own.only([s for s in own if step.reaches_learner(s)])} for key, own in streams.items()}
-    )
+    kept, samples = step.learner_streams(), by_key(step.samples)
+    step.update_samples({key: {"streams": sample.streams.only(kept)} for key, sample in samples.items()})
     skip = algorithm.skips_zero_advantage(pipeline.loss)
     batch = _build(step, step.samples, pipeline.config.mesh.data, algorithm.aggregation, skip)
     step.batches.append(batch)

@@ -1,4 +1,7 @@
-"""One training step as its stages see it: the samples, what is made of them, and the models that are asked and trained."""
+"""One training step as its stages see it (`Step`): the samples, their streams, and the models that are asked and trained.
+
+`StepPipeline` runs the stages. The built-in ones are in `learning/stages.py`; `docs/new_loss.md` shows one of a user's own.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,17 +12,21 @@ from numpy.typing import NDArray
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import Declaration
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.registry import resolve_streams
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.algorithms.trajectories import Arrays, Samples
-from antiphon.core.types import PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import LEARNER_STREAMS, PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
 from antiphon.learning.batch import digest_batches, make_samples
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
-from antiphon.learning.learner import Scorer, Trainer
+from antiphon.learning.learner import Predictor, Trainer
 
 T = TypeVar("T")
 
 EstimateAdvantages = Callable[[Samples, AlgorithmConfig], Arrays]
 Wait = Callable[[Awaitable[Any]], Awaitable[Any]]  # awaits with a deadline
+
+MODELS = ("learner", "reference", "critics", "teachers")  # producers of streams that the `annotate` stage asks
 
 
 class SampleKey(NamedTuple):
@@ -48,13 +55,13 @@ class StepPipeline:
         estimate_advantages: The advantage function of the algorithm.
         loss: What the loss function of the algorithm declares.
         max_tokens: Token limit of one completion.
-        controllers: What the algorithm remembers from step to step; part of a checkpoint.
+        algorithm_state: Running moments and adapted coefficients; part of a checkpoint.
     """
 
     learner: Trainer
-    reference: Scorer | None = None
+    reference: Predictor | None = None
     critics: Sequence[Trainer] = ()
-    teachers: Sequence[tuple[TeacherConfig, Scorer]] = ()
+    teachers: Sequence[tuple[TeacherConfig, Predictor]] = ()
     algorithm: AlgorithmConfig
     config: LearnerConfig
     critic: CriticConfig | None = None
@@ -63,7 +70,7 @@ class StepPipeline:
     loss: Declaration
     stages: Sequence["Stage"]
     max_tokens: int
-    controllers: Controllers = field(default_factory=Controllers)
+    algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)
 
     async def learn(
         self, number: int, version: int, groups: Sequence[Group], wait: Wait = wait_forever
@@ -92,7 +99,8 @@ class Step:
     Attributes:
         number: Number of the step, from 1.
         version: Number of the policy version before the step.
-        samples: Samples of each group, those of a trajectory one after another.
+        samples: Samples of each group, [group][sample]; those of a trajectory are neighbours. `by_key` gives them the keys
+            that `add_stream` takes.
         algorithm: Settings with the coefficients of this step; the only ones that stages read.
         metrics: Metrics of the step.
         batches: Batches that the learner was given.
@@ -107,7 +115,7 @@ class Step:
     batches: list[TrainBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.controllers.kl
+        self.algorithm, adapted = self.pipeline.algorithm, self.pipeline.algorithm_state.kl
         if adapted is not None:
             kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
             self.algorithm = self.algorithm.model_copy(update={"kl": kl})
@@ -126,14 +134,24 @@ class Step:
         required = self.algorithm.required_streams
         if self.pipeline.config.updates == 1 and PROXIMAL_LOGPROBS.name not in self.algorithm.streams:
             required -= {PROXIMAL_LOGPROBS}
-        return [spec for spec in STREAMS.values() if spec in required and spec.producer != "stage"]
+        return [spec for spec in STREAMS.values() if spec in required and spec.producer in MODELS]
 
-    def reaches_learner(self, spec: StreamSpec) -> bool:
-        """Return True if the loss or the learner reads a stream; others are dropped before the learner gets the batch."""
-        consumers = STREAMS.get(spec.name, spec).consumers
-        own = spec in self.pipeline.loss.needs or spec.name in self.algorithm.streams
-        in_kl = self.algorithm.kl.in_loss and spec.producer == "reference"
-        return own or in_kl or "loss" in consumers or "learner" in consumers
+    def learner_streams(self) -> frozenset[StreamSpec]:
+        """Return the streams that the learner gets: those that it, the loss, or a term beside the loss reads.
+
+        Raises:
+            ConfigError: A sample lacks a stream that the loss declares.
+        """
+        for spec in self.pipeline.loss.needs:
+            if any(spec not in sample.streams for sample in self.flat):
+                raise ConfigError(
+                    f"{self.algorithm.loss!r} needs the stream {spec.name!r}, which not all samples of step {self.number} "
+                    f"have: it is to come from {spec.producer!r}",
+                    key="algorithm.loss",
+                    value=self.algorithm.loss,
+                )
+        requested = (*self.pipeline.loss.needs, *resolve_streams(self.algorithm))
+        return LEARNER_STREAMS | self.algorithm.loss_term_streams | frozenset(requested)
 
     def add_stream(self, spec: StreamSpec, arrays: Mapping[SampleKey, NDArray[Any]]) -> None:
         """Add a stream to every sample, or replace it.

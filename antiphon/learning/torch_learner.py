@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
-from antiphon.algorithms.registry import LOSSES
-from antiphon.algorithms.total_loss import total_loss
+from antiphon.algorithms.registry import resolve_loss
+from antiphon.algorithms.token_loss import token_loss
 from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
@@ -39,7 +39,7 @@ class TorchLearner(PackLearner):
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with the loss of an algorithm; return the number of trained parameters."""
-        self.loss = LOSSES.resolve(algorithm.loss)
+        self.loss = resolve_loss(algorithm)
         return super().begin(algorithm, optimizer, total_updates)
 
     def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
@@ -54,10 +54,10 @@ class TorchLearner(PackLearner):
         gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
 
-    def score_base(self, packs: list[Pack]) -> list[FloatArray]:
+    def predict_base(self, packs: list[Pack]) -> list[FloatArray]:
         """Return log-probs under the model without its adapters, [T] a pack."""
         with lora.adapters_disabled(self.model):
-            return self.score(packs)
+            return self.predict(packs)
 
     def attention_stats(self, packs: list[Pack]) -> list[FloatArray]:
         """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_stats`.
@@ -92,18 +92,18 @@ class TorchLearner(PackLearner):
         inputs = LossInputs(
             logprobs=logprobs,
             entropies=entropies,
-            behaviour=self._tensor(pack.logprobs)[targets],
+            old_logprobs=self._tensor(pack.logprobs)[targets],
             advantages=self._tensor(pack.advantages)[targets],
             sequence=sequence,
             turn=_turns(targets, sequence),
             streams={spec: self._tensor(pack.streams[spec])[targets] for spec in pack.streams},
         )
-        per_token, metrics = total_loss(self.loss, inputs, self.algorithm)
+        per_token, metrics = token_loss(self.loss, inputs, self.algorithm)
         loss = (self._tensor(pack.coefficients)[targets] * per_token).sum()
         if torch.is_grad_enabled():
             self.shards.backward(loss)
         with torch.no_grad():
-            difference = inputs.behaviour - logprobs
+            difference = inputs.old_logprobs - logprobs
             mismatch = difference.neg().exp() - 1 + difference  # k3 of KL(behaviour ‖ policy)
             measures = metrics | {"entropy": entropies, "mismatch_kl": mismatch}
             if MIXED_CACHE in inputs.streams:

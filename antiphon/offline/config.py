@@ -110,7 +110,8 @@ def _unused(config: OfflineConfig) -> Found:
     """Keys that mean nothing here."""
     if config.record.events:
         yield "record.events", "true is for reinforcement learning: here there are no attempts to tell of"
-    instead_of = {"kind": "", "stages": "", "minibatches": "batch_size", "epochs": "epochs", "timeout": "timeout"}
+    instead_of = {"kind": "", "stages": "", "stage_options": ""}
+    instead_of |= {"minibatches": "batch_size", "epochs": "epochs", "timeout": "timeout"}
     for field, instead in instead_of.items():
         value, default = getattr(config.learner, field), LearnerConfig.model_fields[field].default
         if value != default:

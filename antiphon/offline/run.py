@@ -142,7 +142,7 @@ class Offline:
         for start in range(0, len(pairs), self.config.batch_size):
             samples = [sample for group in pairs[start : start + self.config.batch_size] for sample in group]
             members, packs = pack_samples(samples, self.config.learner.tokens_per_pack)
-            said = split_packs(samples, members, await self.wait(learner.score(packs), "reference"))
+            said = split_packs(samples, members, await self.wait(learner.predict(packs), "reference"))
             streams = (s.streams.with_stream(REFERENCE_LOGPROBS, a) for s, a in zip(samples, said, strict=True))
             both = [replace(sample, streams=each) for sample, each in zip(samples, streams, strict=True)]
             found += zip(both[::2], both[1::2], strict=True)

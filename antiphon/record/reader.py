@@ -36,7 +36,7 @@ class LineageRow:
     cut: int  # step of the parent that it continues from
     version: int  # at the cut
     code: str
-    state: dict[str, Any] | None  # of scheduler, prompt sources and controllers at the cut
+    state: dict[str, Any] | None  # of scheduler, prompt sources and algorithm at the cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Configuration of producing samples. Importing it imports no torch."""
+"""Configuration of rollouts: scheduling, freshness, sampling, episodes. Importing it imports no torch."""
 
 import math
 from enum import StrEnum
@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 from antiphon.core.types import OnUpdate, Sampling
 
 
@@ -14,7 +15,7 @@ class SamplingConfig(Config):
     """Sampling of tokens in rollouts."""
 
     max_tokens: int = Field(gt=0)
-    """Most tokens of one completion."""
+    """Maximum number of tokens of one completion."""
     temperature: float = Field(1.0, ge=0.0)
     """0 is greedy."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -22,133 +23,140 @@ class SamplingConfig(Config):
     """0 means no limit."""
     min_p: float = Field(0.0, ge=0.0, lt=1.0)
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; kept in it."""
+    """Strings that end a completion; they remain part of it."""
 
     def sampling(self, **changes: object) -> Sampling:
-        """The record that travels with every completion."""
+        """Return the sampling parameters that are recorded with every completion."""
         return Sampling(**{**self.model_dump(), **changes})
 
 
 class Policy(StrEnum):
-    """When groups are let in. All but the first are the baselines it is measured against."""
+    """When groups are admitted. All policies but `QUEUE` are baselines to compare with."""
 
     QUEUE = "queue"
-    """One queue without a barrier: a slot that is free is given to the next group."""
+    """One queue without a barrier: a free slot is given to the next group."""
     BATCH = "batch"
-    """Synchronous rounds: groups_per_step groups at once, the next ones when all of them have ended. What a filter has
-    rejected is made up for by rounds that are as large, as far as extra_groups leave room for the surplus."""
+    """Synchronous rounds: groups_per_step groups at once, and the next ones when all of them have ended. Groups that a
+    filter rejected are replaced by further rounds of the same size, as far as extra_groups leave room for the surplus."""
     ONE_STEP_OFF = "one_step_off"
-    """Rounds as above, one of them running while the one before is trained on."""
+    """Rounds as in `BATCH`; one round runs while the previous one is trained on."""
     TAIL_BATCHING = "tail_batching"
-    """Short rounds of more groups than needed, of which the first to finish win; the prompts of the others wait for a long
-    round of their own, without extras. Source: RollPacker."""
+    """Short rounds of more groups than needed, which end with the first groups to finish; the prompts of the others get a
+    long round of their own, without extra groups. Source: RollPacker."""
 
 
 class RolloutConfig(Config):
-    """Scheduling and freshness."""
+    """How samples are produced: scheduling, freshness, episodes and sampling."""
 
     policy: Policy = Policy.QUEUE
-    """`queue`; or a baseline to compare with: `batch`, `one_step_off`, `tail_batching`."""
+    """When groups are admitted: `queue`, or a baseline to compare with: `batch`, `one_step_off`, `tail_batching`."""
     placement: Literal["spread", "pinned"] = "spread"
-    """Siblings go where there is room, each by itself; or a group goes whole to an engine that has room for all of it, and
-    holds that room until the last sibling is done, as a request for G answers does."""
+    """`spread`: each sibling goes to an engine with a free slot. `pinned`: a group goes to one engine with slots for all
+    siblings, and keeps these slots until the last sibling is done, as one request for G completions does."""
     groups_per_step: int = Field(gt=0)
-    """B: groups that one training step consumes."""
+    """B: groups per training step."""
     group_size: int = Field(8, gt=0)
-    """G: siblings that answer one prompt."""
+    """G: siblings of a group, the attempts at one prompt."""
     async_ratio: float = Field(1.0, ge=0.0)
-    """alpha: 0 is synchronous; a trajectory is at most ceil(alpha) versions old when it is trained on."""
+    """alpha: 0 is synchronous. A trajectory is at most ceil(alpha) versions old when it is trained on."""
     extra_groups: int = Field(0, ge=0)
-    """Live groups beyond (1 + alpha) B."""
+    """Live groups in addition to (1 + alpha) B."""
     redundancy: int = Field(0, ge=0)
-    """Siblings started beyond the group size; the first to finish win."""
+    """Siblings started in addition to the group size; the first to finish are used, the others are aborted."""
     order: Literal["fifo", "ready"] = "fifo"
-    """Groups are consumed as admitted, or as they become ready."""
+    """Order in which steps take groups: as they were admitted (`fifo`), or as they complete (`ready`)."""
     on_expiry: Literal["abort", "wait"] = "abort"
-    """A group that would become too old is dropped, or the step waits for it."""
+    """What happens to a group that would become too old: `abort` drops it, `wait` makes the step wait for it."""
     on_update: OnUpdate = OnUpdate.KEEP
-    """Treatment of requests in flight when new weights arrive."""
+    """What happens to running requests when new weights arrive: `keep`, `recompute`, `restart` or `drain`."""
     filter: str | None = None
     """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function."""
     sampler: str | None = None
-    """Your own way to sample a group, package.module:function; see `rollout.sampling_loop`."""
+    """Your own way to sample a group, package.module:function; see `antiphon/rollout/sampling_loop.py`."""
     max_attempts: int = Field(3, gt=0)
-    """Tries at one sibling before its group fails."""
+    """Attempts at one sibling before its group fails."""
     max_turns: int = Field(1, gt=0)
-    """Completions in one episode."""
+    """Maximum number of completions in one episode."""
     deterministic: bool = False
-    """Requests go to engines in sealed waves, sorted, and the learner works between two waves, so that a run on CPUs repeats
-    bit for bit. Nothing overlaps: for tests and for debugging."""
+    """Send requests to engines in sorted waves, and train between two waves, so that a run on CPUs repeats bit for bit.
+    Generation and training do not overlap: for tests and for debugging."""
     timeout: float = Field(600.0, gt=0.0)
-    """Seconds that a step may wait for its groups, a request for an engine and its end, and a run for engines to start; then
-    it ends. All else has deadlines of its own: `learner.timeout`, `weights.timeout`, `checkpoint.timeout`."""
+    """Time limit in seconds, each, of the wait of a step for its groups, of a request from its queue to its end, and of the
+    start of an engine; when it passes, the run ends. Others are `learner.timeout`, `weights.timeout` and
+    `checkpoint.timeout`."""
     engine_timeout: float = Field(60.0, gt=0.0)
-    """Seconds an engine may be silent; then it is killed, and its requests go on elsewhere. Longer than any engine step."""
+    """Seconds without a message after which an engine is killed and its requests continue on other engines. It must be
+    longer than any step of an engine."""
     engine_restarts: int = Field(3, ge=0)
-    """Dead engines that are replaced in one run; of dead rollout workers as many, and as many engines in the life of each."""
+    """How many dead engines a run replaces. With `workers`, how many dead rollout workers, and how many engines of each."""
     workers: int = Field(0, ge=0)
-    """Processes that run episodes, environments and rewards, each with its share of the engines, on the node where these are;
-    stages of a step then run on the learner's node. 0 runs all that beside the loop, and engines wherever they are placed."""
+    """Rollout workers: processes that run episodes, environments and rewards, each with its share of the engines and on
+    their node. The stages of a step then run on the learner's node. With 0 all this runs in the controller."""
     environment_timeout: float = Field(120.0, gt=0.0)
-    """Seconds an environment may take to reset or to step; then the attempt has failed."""
+    """Seconds that an environment may take to reset or to step; after that the attempt has failed."""
     episode_tokens: int = Field(0, ge=0)
-    """Tokens that one episode may sample in all its turns; then it is over, and judged as it is. 0 means no limit."""
+    """Maximum number of tokens sampled in all turns of an episode; after that it ends, and is scored as it is. 0 means no
+    limit."""
     episode_seconds: float = Field(0.0, ge=0.0)
-    """Seconds after which no further turn of an episode begins; it is then judged as it is. 0 means no limit."""
+    """Seconds after which an episode begins no further turn, and is scored as it is. 0 means no limit."""
     samples: Literal["trajectory", "turn", "joined"] = "trajectory"
-    """Samples made of an episode of several turns. `trajectory`: one sample; what is said is appended to its tokens. `turn`: a
-    sample a turn, whose prompt is the conversation as the chat template renders it anew. `joined`: as `turn`, but turns whose
-    prompt goes on exactly where the last ended are one sample."""
+    """Samples made of an episode with several turns. `trajectory`: one sample, to which observations and completions are
+    appended. `turn`: one sample per turn; its prompt is the conversation, rendered anew by the chat template. `joined`: as
+    `turn`, but turns whose prompt continues exactly where the last turn ended are one sample."""
     tool_format: str = "hermes"
     """Format in which the policy writes tool calls to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
     history: int | None = Field(None, ge=0)
-    """Turns before the present one that a prompt shows, after the messages of the task; null means all. Fewer than all are
-    for samples: turn, or joined."""
+    """Number of earlier turns in a prompt, after the messages of the task; null means all. A number needs `samples: turn` or
+    `joined`."""
     sampling: SamplingConfig
 
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":
         if self.history is not None and self.samples == "trajectory":
-            raise ValueError("history shows less than was said before: samples must be turn or joined, not trajectory")
+            message = "needs samples: turn or joined; a sample of a whole trajectory contains all turns"
+            raise ValidatorError([("history", message)])
         if self.sampler and self.redundancy:
-            raise ValueError("a sampler of your own starts the siblings itself: redundancy must be 0")
+            raise ValidatorError([("redundancy", "must be 0 with sampler, which starts the siblings itself")])
         ratio = {Policy.BATCH: 0.0, Policy.ONE_STEP_OFF: 1.0, Policy.TAIL_BATCHING: 0.0}.get(self.policy)
         if ratio is not None and self.async_ratio != ratio:
-            raise ValueError(f"policy {self.policy} has async_ratio {ratio:g}, not {self.async_ratio:g}")
-        if self.deterministic and (self.order != "fifo" or self.redundancy):
-            raise ValueError(
-                "deterministic needs order: fifo and redundancy: 0: who finishes first is up to the machine"
+            raise ValidatorError(
+                [("async_ratio", f"{self.async_ratio:g} must be {ratio:g} with policy: {self.policy}")]
             )
+        if self.deterministic and (self.order != "fifo" or self.redundancy):
+            message = "needs order: fifo and redundancy: 0, which do not depend on timing"
+            raise ValidatorError([("deterministic", message)])
         if self.policy in (Policy.BATCH, Policy.ONE_STEP_OFF) and self.redundancy:
-            raise ValueError(f"policy {self.policy} waits for all: redundancy must be 0")
+            raise ValidatorError(
+                [("redundancy", f"must be 0 with policy: {self.policy}, which waits for all siblings")]
+            )
         if self.policy is Policy.ONE_STEP_OFF and self.extra_groups:
-            raise ValueError("policy one_step_off has no use for extra_groups")
+            raise ValidatorError([("extra_groups", "must be 0 with policy: one_step_off")])
         if self.policy is Policy.TAIL_BATCHING and not (self.extra_groups and self.order == "ready"):
-            raise ValueError("policy tail_batching takes the first to finish: it needs extra_groups and order: ready")
+            raise ValidatorError([("policy", "'tail_batching' needs extra_groups above 0 and order: ready")])
         return self
 
     @property
     def in_rounds(self) -> bool:
-        """Groups are let in all at once, and not while any is running."""
+        """True if groups are admitted in rounds, and none while any of a round is running."""
         return self.policy is not Policy.QUEUE
 
     @property
     def capacity(self) -> int:
-        """Groups that may be alive at once: ceil((1 + alpha) B) + extra groups."""
+        """Maximum number of live groups: ceil((1 + alpha) B) + extra groups."""
         return _ceil((1 + self.async_ratio) * self.groups_per_step) + self.extra_groups
 
     @property
     def max_age(self) -> int:
-        """Versions that may be published between the start of a trajectory and the step that uses it: ceil(alpha)."""
+        """Maximum number of versions published between the start of a trajectory and its step: ceil(alpha)."""
         return _ceil(self.async_ratio)
 
     @property
     def max_oldest(self) -> int:
-        """Groups of one step that may have the greatest age: frac(alpha) B, rounded up, or all where alpha is whole."""
+        """Maximum number of groups of one step with the greatest age: frac(alpha) B, rounded up; all for an integer alpha."""
         fraction = self.async_ratio - math.floor(self.async_ratio)
         return _ceil(fraction * self.groups_per_step) if fraction else self.groups_per_step
 
 
 def _ceil(number: float) -> int:
-    """The next whole number, forgiving the rounding of products such as 1.1 * 10."""
+    """Return the number rounded up, after removing the rounding error of products such as 1.1 * 10."""
     return math.ceil(number - 1e-9)

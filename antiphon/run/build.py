@@ -12,6 +12,7 @@ from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
 from antiphon.run.config import RunConfig
+from antiphon.run.config_checks.user_functions import add_declared_needs
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
@@ -26,7 +27,6 @@ from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
-from antiphon.run.user_algorithm import add_declared_needs
 from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory

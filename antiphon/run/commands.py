@@ -9,6 +9,7 @@ from typing import Any
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import DataError, WorkerDiedError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
+from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
@@ -39,8 +40,9 @@ def sft(config: RunConfig, *, overwrite: bool = False) -> int:
     Everything that only reinforcement learning needs is left out, the demanded accuracy included.
     """
     evaluation = config.evaluation.model_copy(update={"minimum_accuracy": 0.0})
+    learner = config.learner.model_copy(update={"stages": LearnerConfig().stages, "stage_options": {}})
     without = {"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
-    config = config.model_copy(update=without | {"evaluation": evaluation})
+    config = config.model_copy(update=without | {"evaluation": evaluation, "learner": learner})
     return _run_to_exit_code(_run(config, overwrite, Run.sft))
 
 

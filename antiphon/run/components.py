@@ -1,4 +1,4 @@
-"""The parts of a run, and what it remembers of its past."""
+"""The parts of a run that the loop works with, and the history that its checkpoints keep. `run/build.py` makes them."""
 
 from dataclasses import dataclass, field
 

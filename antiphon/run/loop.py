@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from antiphon.algorithms.rewards import Controllers, restore_controllers
+from antiphon.algorithms.rewards import AlgorithmState, restore_algorithm_state
 from antiphon.core.errors import StallError
 from antiphon.core.types import AttemptId, Group, Prompt, Sampling, Trajectory
 from antiphon.learning.data_samples import supervised_batch
@@ -48,7 +48,7 @@ class Run:
         self.config = parts.config
         resumption = parts.record.resumption
         self.progress = Progress(**resumption.state["progress"]) if resumption else Progress()
-        self._controllers = Controllers()
+        self._algorithm_state = AlgorithmState()
         self._checkpoints = RunCheckpoints(parts)
         self._waits = RunWaits(parts.config, parts.deadlines)
         self._stopping = StopSignal()
@@ -181,7 +181,7 @@ class Run:
         """Go on where the newest checkpoint was cut."""
         mixture = self.parts.tasks.mixture
         await learner.restore(resumption.checkpoint)
-        self._controllers = restore_controllers(resumption.state.get("controllers"))
+        self._algorithm_state = restore_algorithm_state(resumption.state.get("controllers"))
         mixture.restore(resumption.state["mixture"])
         scheduler.restore(resumption.state["scheduler"], mixture.find, resumption.reusable)
 
@@ -230,8 +230,8 @@ class Run:
                 await self._waits(parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
             metrics = describe_step(groups, scheduler, parts.rollouts) | self._check_rewards(step, scheduler)
             with name_step_in_errors(f"step {step}"):
-                result = await learner.learn(step, groups, self._controllers)
-            self._controllers = result.controllers
+                result = await learner.learn(step, groups, self._algorithm_state)
+            self._algorithm_state = result.algorithm_state
             parts.record.ledger.set_batch_digest(result.digest)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
@@ -309,7 +309,7 @@ class Run:
             "progress": asdict(self.progress),
             "mixture": self.parts.tasks.mixture.state(),
             "scheduler": scheduler.state(),
-            "controllers": asdict(self._controllers),
+            "controllers": asdict(self._algorithm_state),
             "heard": self.parts.record.ledger.sequence_number,
             "config": self.config.model_dump(mode="json"),
             "code": code_version(),

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StateError
 from antiphon.core.failpoints import hit
@@ -163,11 +163,11 @@ class LearnerAccess:
         """Start supervised fine-tuning with a fresh optimiser."""
         await self._publisher._waits(self._training.begin_supervised(optimizer, updates), "begin", "the learner")
 
-    async def learn(self, number: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
+    async def learn(self, number: int, groups: Sequence[Group], algorithm_state: AlgorithmState) -> StepResult:
         """Take training step `number` through its stages."""
         training = self._training
         await self._publisher._switch_to_training()
-        return await training.learn(number, self._publisher.version.n, groups, controllers)
+        return await training.learn(number, self._publisher.version.n, groups, algorithm_state)
 
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do the updates of a batch; returns metrics."""

@@ -76,7 +76,7 @@ class SimulatedLearner:
         for engine in self._engines():
             engine.share_machine(training)
 
-    async def score(self, packs: Sequence[Pack]) -> list[FloatArray]:
+    async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Take a third of a step's time, as there is no backward pass."""
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) / 3)
         return [np.zeros(len(pack.tokens), np.float32) for pack in packs]

@@ -167,7 +167,7 @@ def test_ranks_replay_experts_as_one_does(bench, models, config):
     one.open(models["mixture"], LearnerConfig(), 0, "")
     ((packs,),) = [update.packs for update in batch.updates]
     given = [*(replace(pack, streams=Streams()) for pack in packs), *packs]
-    expected = one.learner.score(given)
+    expected = one.learner.predict(given)
     assert np.abs(expected[0] - expected[len(packs)]).max() > 1e-3
     said, _ = runner.run(asked(members, models["mixture"], {"shard": 2}, given, **config))
     for mine, theirs in zip(said, expected, strict=True):

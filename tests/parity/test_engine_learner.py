@@ -77,7 +77,7 @@ def snapshot(learner):
 def learner_logprobs(learner, weights, samples):
     learner.model.load_state_dict(weights)
     members, packs = pack_samples(samples, 200)
-    return split_packs(samples, members, learner.score(packs))
+    return split_packs(samples, members, learner.predict(packs))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

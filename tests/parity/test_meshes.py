@@ -188,7 +188,7 @@ async def asked(members, model, mesh, given=(), **config):
     members, ranks = await opened(members, model, mesh, **config)
     learner = RankGroup(members, ranks)
     await learner.call("begin", ALGORITHM)
-    said = await learner.call("score", list(given) or packs())
+    said = await learner.call("predict", list(given) or packs())
     readable = "kind" not in config or ranks.world == ranks.data
     return said, await learner.call("attention_stats", packs()) if readable else []
 
@@ -368,7 +368,7 @@ async def adapted(members, model, mesh, exchange):
     members, ranks = await opened(members, model, mesh, lora={"rank": 4})
     learner = RankGroup(members, ranks)
     await learner.call("descend", ALGORITHM, batch_for(ranks))
-    said = [await learner.call(method, packs()) for method in ("score", "score_base")]
+    said = [await learner.call(method, packs()) for method in ("predict", "predict_base")]
     update, _ = await learner.call("publish", exchange, ALGORITHM, batch_for(ranks))
     bare = replace(update, manifest=replace(update.manifest, adapters=None))
     return {name: tensor.numpy().copy() for name, tensor in SharedMemory.receive(bare)}, update.manifest.adapters, *said
@@ -553,7 +553,7 @@ def test_what_one_mesh_has_saved_another_goes_on_with(bench, models, tmp_path, m
 def test_scoring_changes_neither_published_nor_saved_weights(bench, models, mesh):
     """Which leave FSDP with whole parameters, in the precision that is computed in."""
     runner, members = bench
-    questions = ["score", "attention_stats"]
+    questions = ["predict", "attention_stats"]
     found = runner.run(on_mesh(members, models["llama"], mesh, "known_when_asked", questions, dtype="bfloat16"))
     for before, *after in found:
         assert any("exp_avg" in name for name in before)

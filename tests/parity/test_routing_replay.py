@@ -64,7 +64,7 @@ def sampled(model):
 
 def mismatch(learner, samples, streams):
     members, packs = pack_samples(samples, 300, streams)
-    said = split_packs(samples, members, learner.score(packs))
+    said = split_packs(samples, members, learner.predict(packs))
     return np.mean(
         [np.abs(own - s.segment.logprobs)[s.segment.loss_mask].mean() for own, s in zip(said, samples, strict=True)]
     )

@@ -208,13 +208,13 @@ class Workbench(Worker):
         """Be ready to be asked."""
         self.learner.begin(algorithm, OptimizerConfig(), STEPS)
 
-    def score(self, packs: list[Pack]) -> list[np.ndarray]:
-        """See `TorchLearner.score`."""
-        return self.learner.score(packs)
+    def predict(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.predict`."""
+        return self.learner.predict(packs)
 
-    def score_base(self, packs: list[Pack]) -> list[np.ndarray]:
-        """See `TorchLearner.score_base`."""
-        return self.learner.score_base(packs)
+    def predict_base(self, packs: list[Pack]) -> list[np.ndarray]:
+        """See `TorchLearner.predict_base`."""
+        return self.learner.predict_base(packs)
 
     def attention_stats(self, packs: list[Pack]) -> list[np.ndarray]:
         """See `TorchLearner.attention_stats`."""

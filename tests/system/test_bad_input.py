@@ -183,7 +183,7 @@ def test_ctrl_c_ends_a_run_that_never_waits_for_groups(project):
         class Learner(TorchLearner):
             def step(self, batch):
                 for _ in range(200):
-                    self.score([pack for update in batch.updates for packs in update.packs for pack in packs])
+                    self.predict([pack for update in batch.updates for packs in update.packs for pack in packs])
                 return super().step(batch)
         """)
     )

@@ -224,29 +224,23 @@ def test_on_ray(project):
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "key"),
     [
-        ({"engine": {"replicas": 3}}, "engine.replicas: 3 engines cannot be divided evenly among rollout.workers = 2"),
-        ({"rollout": {"deterministic": True}}, "rollout.workers: workers do not wait for each other"),
-        (
-            {"cluster": {"kind": "ray"}, "weights": {"channel": "object_store"}},
-            "weights.channel: only Ray's own workers",
-        ),
-        ({"placement": {"reward": "cpu:1"}}, "placement.reward: rewards and environments run beside their worker"),
-        ({"placement": "auto"}, "placement.auto: "),
-        (
-            {"placement": {"critic": "anywhere"}, "cluster": {"kind": "ray"}},
-            "placement.critic: 'anywhere' is not the node",
-        ),
-        ({"tasks": [LENGTHS | {"judge": {"path": "x"}, "reward": "judge"}]}, "tasks.0.judge: each of rollout.workers"),
+        ({"engine": {"replicas": 3}}, "engine.replicas"),
+        ({"rollout": {"deterministic": True}}, "rollout.workers"),
+        ({"cluster": {"kind": "ray"}, "weights": {"channel": "object_store"}}, "weights.channel"),
+        ({"placement": {"reward": "cpu:1"}}, "placement.reward"),
+        ({"placement": "auto"}, "placement.auto"),
+        ({"placement": {"critic": "anywhere"}, "cluster": {"kind": "ray"}}, "placement.critic"),
+        ({"tasks": [LENGTHS | {"judge": {"path": "x"}, "reward": "judge"}]}, "tasks.0.judge"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(project, sections, message):
+def test_what_cannot_be_divided_is_refused(project, sections, key):
     given = {"engine": {"replicas": 2}} | sections
     path = project.config(**(given | {"rollout": {"workers": 2, **given.get("rollout", {})}}))
     with pytest.raises(ConfigError) as refused:
         load(path, model=RunConfig)
-    assert message in str(refused.value)
+    assert key in {mistake.key for mistake in refused.value.mistakes}
 
 
 class TwoNodes(LocalCluster):

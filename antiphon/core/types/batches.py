@@ -1,4 +1,9 @@
-"""Training data: samples, the packs they are laid out in, and the batch of one training step."""
+"""Training data: samples, the packs that they are concatenated to, and the batch of one training step.
+
+A token's share in the loss has three parts. `Sample.weights` are its loss weights: masks and difficulty weights, set by
+stages. The aggregation (`algorithm.aggregation`) gives each trajectory a divisor. `Pack.coefficients` are weight / divisor:
+the learner multiplies each token's loss by its coefficient and sums.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,20 +17,25 @@ from antiphon.core.types.trajectories import Segment, TrajectoryMeta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One segment of one trajectory, ready to be packed; `weights` scale each token's loss (masks, corrections)."""
+    """One segment of one trajectory, as a training step sees it.
+
+    Attributes:
+        weights: Loss weight of each token; 0 masks it.
+        reward: Reward of its trajectory: the score, shaped by the `rewards` stage, minus the KL penalty with
+            `kl.place: reward`.
+        task_reward: The reward without the KL penalty; None if there is no penalty.
+        turn_divisor: What the rewards of its turns are divided by; None if the reward of the trajectory was changed in a
+            way that cannot be divided among turns.
+    """
 
     meta: TrajectoryMeta
     segment: Segment
     streams: Streams  # [L]
     advantages: FloatArray  # [L]
     weights: FloatArray  # [L]
-    reward: float = (
-        0.0  # of its trajectory: the score, what was made of it, and the divergence taken off it (`kl.place`)
-    )
-    task_reward: float | None = None  # the same without the divergence, where one was taken off: see `KL_REWARD`
-    turn_divisor: float | None = (
-        1.0  # what the rewards of its turns are divided by; None: they are none of `reward` any more
-    )
+    reward: float = 0.0
+    task_reward: float | None = None
+    turn_divisor: float | None = 1.0
 
     def __post_init__(self) -> None:
         length = len(self.segment.tokens)
@@ -35,22 +45,24 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """One micro-batch: samples laid end to end without padding.
+    """One micro-batch: samples concatenated without padding.
 
     A prefix that several samples share is present once: the pack is a forest of pieces, and a sample is the path from a
-    root to its last piece. `coefficients` hold every factor of a token's loss, divided by the counts of the whole
-    update, so that the sum over packs is the update's loss however it is cut.
+    root to its last piece. The divisors in `coefficients` are counts of the whole update, so the sum over packs is the
+    update's loss however it is divided into packs.
     """
 
     tokens: IntArray  # [T]
     lengths: IntArray  # [S] of the pieces, sums to T
     parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
-    owners: IntArray  # [S] the sample whose loss each piece has
+    owners: IntArray  # [S] index of the sample that has the loss of each piece
     ends: IntArray  # [samples] the last piece of each
     loss_mask: BoolArray  # [T]
-    logprobs: FloatArray  # [T] of the behaviour policy
+    logprobs: FloatArray  # [T] with which the tokens were sampled: `LossInputs.old_logprobs`
     advantages: FloatArray  # [T]
-    coefficients: NDArray[np.float64]  # [T] double, so that a test in double precision sees no rounding
+    coefficients: NDArray[
+        np.float64
+    ]  # [T] loss weight / divisor; double, so that tests in double precision see no rounding
     temperatures: FloatArray  # [T]
     streams: Streams = field(default_factory=Streams)  # [T]
 
@@ -83,10 +95,10 @@ class Update:
 
     packs: tuple[tuple[Pack, ...], ...]  # [ranks][micro-batches]
     loss_tokens: int
-    samples: int
+    trajectories: int
     groups: int
-    sequences: int  # segments that are trained on
-    forward_only: tuple[tuple[Pack, ...], ...] = ()  # as packs: of segments that make no gradient, to be measured
+    sequences: int  # samples that are trained on
+    forward_only: tuple[tuple[Pack, ...], ...] = ()  # as `packs`: samples without gradient, for metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Per-token arrays beside the tokens, and the table of those that Antiphon makes and reads.
+"""Streams: per-token arrays beside the tokens, and the table of those that Antiphon computes.
 
-A stream is declared once, with who produces it and who reads it. What models are asked in a step, and what is dropped before
-the learner gets the batch, follows from these declarations; a user's own stream is declared in the same way.
+A stream is declared once, by a `StreamSpec`; a user's own stream is declared in the same way. The functions that compute
+and read streams declare that themselves, with the decorators of `antiphon.algorithms.declarations`. From these declarations
+follows what models are asked for in a step, and which streams the learner gets.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 
 D = TypeVar("D")
 
-Producer = Literal["engine", "reference", "policy", "attention", "critics", "teachers", "stage", "data"]
-Consumer = Literal["advantages", "critics", "loss", "learner"]
+Producer = Literal["engine", "learner", "reference", "critics", "teachers", "stage", "data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class StreamSpec:
         name: Unique name.
         dtype: Name of a numpy dtype.
         shape: Shape of one token's row; None for a size that is known once the array exists, such as the number of critics.
-        producer: Who makes the stream: an engine, a model that is asked in the `annotate` stage, a stage, or the data set.
-        consumers: Who reads it. What neither the loss nor the learner reads is dropped before the learner gets the batch.
+        producer: What computes the stream: an engine, as it samples; a model that the `annotate` stage asks (`learner` is
+            the policy before the step); a stage; or the data set of an offline command. A stream of your own has `stage` or
+            `engine`.
     """
 
     name: str
     dtype: str = field(default="float32", compare=False)
     shape: tuple[int | None, ...] = field(default=(), compare=False)
     producer: Producer = field(default="stage", compare=False, repr=False)
-    consumers: tuple[Consumer, ...] = field(default=("loss",), compare=False, repr=False)
 
     def matches(self, array: NDArray[Any]) -> bool:
         """Return True if an array [L, …] has the declared dtype and row shape."""
@@ -49,7 +49,7 @@ class StreamSpec:
         """Return this spec with the row shape of an array [L, …] in place of sizes that were open."""
         if None not in self.shape:
             return self
-        return StreamSpec(self.name, self.dtype, array.shape[1:], self.producer, self.consumers)
+        return StreamSpec(self.name, self.dtype, array.shape[1:], self.producer)
 
 
 _dtype = lru_cache(maxsize=None)(np.dtype)
@@ -131,47 +131,46 @@ class Streams:
 
 
 def _declare(
-    name: str, producer: Producer, *consumers: Consumer, dtype: str = "float32", shape: tuple[int | None, ...] = ()
+    name: str, producer: Producer, *, dtype: str = "float32", shape: tuple[int | None, ...] = ()
 ) -> StreamSpec:
-    return StreamSpec(name, dtype, shape, producer, consumers)
+    return StreamSpec(name, dtype, shape, producer)
 
 
 # --- from engines ------------------------------------------------------------------------------------------------------
 
 # True where a token was sampled from a KV cache that no single version made.
-MIXED_CACHE = _declare("mixed_cache", "engine", "learner", dtype="bool")
+MIXED_CACHE = _declare("mixed_cache", "engine", dtype="bool")
 # The experts [layers, k] that computed the output a token was drawn from, plus 1; 0 where they are not known.
-ROUTED_EXPERTS = _declare("routed_experts", "engine", "learner", dtype="int16", shape=(None, None))
+ROUTED_EXPERTS = _declare("routed_experts", "engine", dtype="int16", shape=(None, None))
 
 # --- from models that the `annotate` stage asks ------------------------------------------------------------------------
 
-REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference", "advantages")  # read by the loss with kl.place: loss
-PROXIMAL_LOGPROBS = _declare("proximal_logprobs", "policy", "advantages", "loss")  # of the policy before the step
-TEACHER_LOGPROBS = _declare("teacher_logprobs", "teachers", "advantages")
-# What each of M critics says of the state in which a token was chosen.
-VALUES = _declare("values", "critics", "advantages", "critics", shape=(None,))
-# WAAD and FAI of each token.
-ATTENTION_RHYTHM = _declare("attention_rhythm", "attention", "advantages", shape=(2,))
+REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference")
+PROXIMAL_LOGPROBS = _declare("proximal_logprobs", "learner")  # log-probs under the policy before the step
+TEACHER_LOGPROBS = _declare("teacher_logprobs", "teachers")  # mean over the teachers of the task
+VALUES = _declare(
+    "values", "critics", shape=(None,)
+)  # one value per critic, of the state in which the token was chosen
+ATTENTION_RHYTHM = _declare("attention_rhythm", "learner", shape=(2,))  # WAAD and FAI
 
 # --- from stages -------------------------------------------------------------------------------------------------------
 
-TOKEN_AGE = _declare(
-    "token_age", "stage", "loss"
-)  # versions from the one that sampled the token to that before the step
-KL_REWARD = _declare("kl_reward", "stage", "advantages", "critics", dtype="float64")  # KL penalty in the token's reward
-ENTROPY_WEIGHT = _declare("entropy_weight", "stage", "loss")  # weight of the token's entropy in the entropy bonus
-RETURNS = _declare("returns", "stage", "critics")  # regression target of a critic
-OLD_VALUE = _declare("old_value", "stage", "critics")  # what the critic said before the step
+TOKEN_AGE = _declare("token_age", "stage")  # versions from the one that sampled the token to that before the step
+KL_REWARD = _declare("kl_reward", "stage", dtype="float64")  # KL penalty in the token's reward
+ENTROPY_WEIGHT = _declare("entropy_weight", "stage")  # weight of the token's entropy in the entropy bonus
+RETURNS = _declare("returns", "stage")  # regression target of a critic
+OLD_VALUE = _declare("old_value", "stage")  # a critic's value before the step; exists in batches of critics only
 
-# --- from data sets, for the offline verbs -----------------------------------------------------------------------------
+# --- of the offline commands, from data sets and teachers --------------------------------------------------------------
 
-PAIR = _declare(
-    "pair", "data", "loss", dtype="int32"
-)  # number of the preference pair; its better response has advantage 1
+PAIR = _declare("pair", "data", dtype="int32")  # number of the preference pair; its better response has advantage 1
 # The K likeliest tokens of a teacher, likeliest first; K may be 0.
-TEACHER_TOKENS = _declare("teacher_tokens", "teachers", "loss", dtype="int32", shape=(None,))
+TEACHER_TOKENS = _declare("teacher_tokens", "teachers", dtype="int32", shape=(None,))
 # Log-probs of these and of all other tokens together, [K + 1]; of the whole vocabulary where K is 0.
-TEACHER_DISTRIBUTION = _declare("teacher_distribution", "teachers", "loss", shape=(None,))
+TEACHER_DISTRIBUTION = _declare("teacher_distribution", "teachers", shape=(None,))
+
+# Streams that the learner itself reads, whatever the loss.
+LEARNER_STREAMS = frozenset({MIXED_CACHE, ROUTED_EXPERTS})
 
 STREAMS: Mapping[str, StreamSpec] = {
     spec.name: spec

@@ -31,8 +31,9 @@ class Turn:
 class Segment:
     """One linear token sequence.
 
-    A plain conversation is one segment. A fork, a compaction or one sample a turn makes several, each naming its
-    `parent`. `logprobs` and `versions` are defined where `loss_mask` is true.
+    A plain conversation is one segment. A fork, a compaction or one sample a turn makes several, each naming its `parent`.
+    `logprobs` and `versions` are defined where `loss_mask` is true: log-probs with which the tokens were sampled, and the
+    policy versions that sampled them.
     """
 
     tokens: IntArray  # [L]

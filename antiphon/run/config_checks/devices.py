@@ -1,4 +1,4 @@
-"""Clusters, placement and servers."""
+"""Checks of clusters, placement and servers."""
 
 import re
 from collections.abc import Iterator
@@ -15,17 +15,20 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
     """Check the kind of cluster against what runs on it."""
     cluster = config.cluster
     if cluster.debug and cluster.kind == "ray":
-        yield "cluster.debug", "Ray's workers are processes; only cluster.kind = local has them as threads"
+        yield "cluster.debug", "needs cluster.kind: local; workers of Ray are processes, not threads"
     if cluster.kind == "local" and config.weights.channel == "object_store":
-        yield "weights.channel", "the object store is Ray's, and cluster.kind is local"
+        yield "weights.channel", "'object_store' needs cluster.kind: ray"
     if cluster.address and cluster.kind == "local":
-        yield "cluster.address", f"{cluster.address!r} is the address of a Ray, and cluster.kind is local"
+        yield "cluster.address", f"{cluster.address!r} needs cluster.kind: ray"
     if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):
         yield "cluster.address", f"{cluster.address!r} is neither 'auto' nor host:port"
     if cluster.kind == "ray" and not config.rollout.workers:  # their engines are processes beside them
         for at, engine in iterate_engines(config):
             if engine.python:
-                yield f"{at}.python", f"{engine.python!r}: Ray has one interpreter for all: use cluster.kind = local"
+                yield (
+                    f"{at}.python",
+                    f"{engine.python!r} needs cluster.kind: local; all workers of Ray use one interpreter",
+                )
 
 
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
@@ -36,41 +39,44 @@ def check_placement(config: "RunConfig") -> Iterator[Problem]:
     if placement.auto:
         yield from _check_auto_placement(config)
     if (placement.auto or placement.roles) and cluster.debug:
-        yield "cluster.debug", "threads of one process cannot be placed: leave out placement"
+        yield "cluster.debug", "cannot be combined with placement: threads of one process share its devices"
     for index, task in enumerate(config.tasks):
         if task.prefers and not placement.engine:
-            yield f"tasks.{index}.prefers", f"{task.prefers!r}: engines have no devices of their own (placement.engine)"
+            yield (
+                f"tasks.{index}.prefers",
+                f"{task.prefers!r} needs engines with devices of their own (placement.engine)",
+            )
     for role, text in placement.roles.items():
         if text == ANYWHERE and cluster.kind == "local":
-            yield f"placement.{role}", "'anywhere' is of a cluster of several nodes, and cluster.kind is local"
+            yield f"placement.{role}", "'anywhere' needs cluster.kind: ray"
         if role in ("learner", "reward") and text == ANYWHERE:
-            yield f"placement.{role}", f"{role} is not 'anywhere': give it devices, or leave it beside the controller"
+            yield f"placement.{role}", f"cannot be 'anywhere' for {role}: name devices, or leave it out"
     if placement.engine == ANYWHERE and config.weights.channel == "shared_memory" and not config.weights.directory:
         yield (
             "weights.channel",
-            "the shared memory of one node does not reach engines on others (placement.engine): use object_store or "
-            "distributed, or name a weights.directory that all nodes see",
+            "'shared_memory' does not reach engines on other nodes (placement.engine): use object_store or distributed, or "
+            "set weights.directory to a folder that all nodes share",
         )
 
 
 def _check_auto_placement(config: "RunConfig") -> Iterator[Problem]:
     if config.placement.roles:
         role = next(iter(config.placement.roles))
-        yield "placement.auto", f"the planner places all or nothing, and {role} is placed already"
+        yield "placement.auto", f"cannot be combined with placement.{role}: the planner places all roles"
     if config.engine.also:
-        yield "engine.also", "the planner (placement.auto) takes all engines for alike: place the roles"
+        yield "engine.also", "cannot be combined with placement.auto, which assumes equal engines: place the roles"
     if config.cluster.address:
-        yield "placement.auto", "the planner divides this machine alone, not a Ray (cluster.address): place the roles"
+        yield "placement.auto", "cannot be combined with cluster.address: it divides this machine only. Place the roles"
 
 
 def check_server_placement(config: "RunConfig") -> Iterator[Problem]:
-    """Check that servers are neither placed nor asked to judge."""
+    """Check that servers are neither placed nor used as judges."""
     if any(engine.server_options for _, engine in iterate_engines(config)) and (
         config.placement.engine or config.placement.auto
     ):
-        yield "placement.engine", "servers (engine.kind) run where they were started: they are not placed"
+        yield "placement.engine", "cannot be set with servers (engine.kind): they run where they were started"
     if config.engine.server_options is None:
         return
     for index, task in enumerate(config.tasks):
         if task.judge is not None:
-            yield f"tasks.{index}.judge", "servers (engine.kind) run the policy, and cannot run a judge besides"
+            yield f"tasks.{index}.judge", "cannot be combined with servers (engine.kind), which run the policy only"

@@ -1,4 +1,4 @@
-"""The learner's ranks, and the meshes of the other models."""
+"""Checks of the learner's mesh, and of the meshes of the other models."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 NO_CHECKPOINTING = (
-    "routers are told of the pack that comes next: with a pipeline not with learner.gradient_checkpointing"
+    "cannot be combined with a pipeline and learner.gradient_checkpointing: recomputed layers would use the experts of "
+    "another pack"
 )
 
 
@@ -20,35 +21,43 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
     learner, algorithm = config.learner, config.algorithm
     yield from ((f"learner.{key}", message) for key, message in learner.problems())
     if config.engine.routed_experts and learner.kind == "megatron":
-        yield "engine.routed_experts", "the megatron learner does not replay what experts the engine chose; torch does"
+        yield "engine.routed_experts", "needs learner.kind: torch; the megatron learner cannot replay experts"
     if algorithm.expert_balance and learner.kind in OPTIONS:
         yield (
             "algorithm.expert_balance",
-            f"routers are told to by the torch learner alone, not by {learner.kind!r} (learner.kind)",
+            f"needs learner.kind: torch, not {learner.kind!r}",
         )
     if config.cluster.debug and learner.kind == "megatron":
-        yield "cluster.debug", "each megatron learner is a process of its own"
+        yield "cluster.debug", "cannot be combined with learner.kind: megatron, which needs a process of its own"
     if learner.mesh.world == 1:
         return
     if config.cluster.debug:
-        yield "cluster.debug", f"the {learner.mesh.world} ranks of learner.mesh are processes"
+        yield "cluster.debug", f"cannot be combined with learner.mesh: its {learner.mesh.world} ranks are processes"
     if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data and learner.kind in OPTIONS:
         yield (
             "learner.mesh",
-            f"attention (algorithm {algorithm.recipe!r}) is read on replicate and shard only by {learner.kind!r}",
+            f"may have only replicate and shard: algorithm {algorithm.recipe!r} reads attention, with learner.kind: "
+            f"{learner.kind}",
         )
     if algorithm.rhythm.reads_attention and learner.mesh.context > 1 and learner.mesh.context_attention == "keys":
         yield (
             "learner.mesh.context_attention",
-            f"'keys', and algorithm {algorithm.recipe!r} reads attention: by 'heads' only",
+            f"must be 'heads', not 'keys': algorithm {algorithm.recipe!r} reads attention",
         )
-    told = {"engine.routed_experts": config.engine.routed_experts, "algorithm.expert_balance": algorithm.expert_balance}
+    routed = {
+        "engine.routed_experts": config.engine.routed_experts,
+        "algorithm.expert_balance": algorithm.expert_balance,
+    }
     if learner.mesh.pipeline > 1 and learner.gradient_checkpointing:
-        for key in (key for key, on in told.items() if on):
+        for key in (key for key, on in routed.items() if on):
             yield key, NO_CHECKPOINTING
 
 
-ROLE_KEYS = {"reference": "algorithm.kl", "critic": "critic", "teacher": "teachers"}  # what a role is there for
+ROLE_KEYS = {
+    "reference": "algorithm.kl",
+    "critic": "critic",
+    "teacher": "teachers",
+}  # the key that adds a model of each role
 
 
 def check_meshes(config: "RunConfig") -> Iterator[Problem]:
@@ -58,15 +67,15 @@ def check_meshes(config: "RunConfig") -> Iterator[Problem]:
         if role == "reference" and config.learner.lora:
             yield (
                 at,
-                "the reference of adapters (learner.lora) is the learner's own model, on learner.mesh: leave it out",
+                "is not used with learner.lora: the reference is the learner's own model, on learner.mesh. Leave it out",
             )
         elif not config.counts[role]:
-            yield at, f"the run has no {role} ({ROLE_KEYS[role]}), whose ranks these would be: leave it out"
+            yield at, f"is not used: the run has no {role} ({ROLE_KEYS[role]}). Leave it out"
         for key, message in settings.problems():
             if key.startswith("mesh."):  # all else is the learner's, too
                 yield at + key.removeprefix("mesh"), message
         if config.cluster.debug and mesh.world > 1:
-            yield "cluster.debug", f"the {mesh.world} ranks of {at} are processes"
+            yield "cluster.debug", f"cannot be combined with {at}: its {mesh.world} ranks are processes"
         balanced = role == "critic" and config.algorithm.expert_balance
         if balanced and mesh.pipeline > 1 and settings.gradient_checkpointing:
-            yield f"{at}.pipeline", f"{mesh.pipeline}, and algorithm.expert_balance is more than 0: {NO_CHECKPOINTING}"
+            yield f"{at}.pipeline", f"with algorithm.expert_balance: {NO_CHECKPOINTING}"

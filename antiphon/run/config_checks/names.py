@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def check_names(config: "RunConfig") -> Iterator[Problem]:
     """Check registered names, task names and the run's name."""
     if config.name != Path(config.name).name or config.name.startswith("."):
-        yield "name", f"{config.name!r} must be the plain name of a folder"
+        yield "name", f"{config.name!r} must be the name of a folder, without a path"
     seen = set()
     for index, task in enumerate(config.tasks):
         if task.name in seen:
-            yield f"tasks.{index}.name", f"{task.name!r} is the name of an earlier task too"
+            yield f"tasks.{index}.name", f"{task.name!r} is also the name of an earlier task"
         seen.add(task.name)
     yield from check_registered(ADVANTAGES, config.algorithm.advantage, "algorithm.advantage")
     yield from check_registered(LOSSES, config.algorithm.loss, "algorithm.loss")

@@ -1,4 +1,4 @@
-"""Sampling, group sizes, and what rollout workers can share."""
+"""Checks of sampling, group sizes, and of what can be divided among rollout workers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,15 +18,15 @@ def check_sampling(config: "RunConfig") -> Iterator[Problem]:
     if sampling.temperature == 0.0:
         yield (
             f"{at}.temperature",
-            "0 is greedy: siblings would all be equal, and their log-probs mean nothing; use more than 0",
+            "must be above 0: with greedy sampling all siblings are equal, and log-probs have no meaning",
         )
     for field, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
         value = getattr(sampling, field)
         if value != neutral:
             yield (
                 f"{at}.{field}",
-                f"{value:g} cuts the distribution, and the learner cannot know what was cut off: the support is not "
-                f"recorded. Train on {neutral:g}",
+                f"must be {neutral:g} in training, not {value:g}: it truncates the distribution, and the learner cannot "
+                "compute log-probs without the support, which is not recorded",
             )
 
 
@@ -34,27 +34,30 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
     """Check group sizes, mini-batches and lengths."""
     rollout, learner = config.rollout, config.learner
     if rollout.group_size == 1 and rollout.filter == "spread":
-        yield "rollout.filter", "'spread' would drop every group: the score of 1 sibling has no spread"
+        yield (
+            "rollout.filter",
+            "'spread' would drop every group: 1 sibling (rollout.group_size) has no spread of scores",
+        )
     if learner.minibatches > rollout.groups_per_step:
         yield (
             "learner.minibatches",
-            f"{learner.minibatches} optimiser steps cannot share the {rollout.groups_per_step} groups of a step "
-            "(rollout.groups_per_step)",
+            f"{learner.minibatches} must not exceed rollout.groups_per_step = {rollout.groups_per_step}",
         )
     for at, engine in iterate_engines(config):
         if engine.max_length and rollout.sampling.max_tokens >= engine.max_length:
             yield (
                 "rollout.sampling.max_tokens",
-                f"{rollout.sampling.max_tokens} leaves no room for a prompt in {at}.max_length = {engine.max_length}",
+                f"{rollout.sampling.max_tokens} must be less than {at}.max_length = {engine.max_length}, which includes the "
+                "prompt",
             )
 
 
 def check_minimum_engines(config: "RunConfig") -> Iterator[Problem]:
-    """Check that a run may begin with fewer engines."""
+    """Check that a run can start with fewer engines than it may have."""
     if config.engine.minimum and config.rollout.workers:
-        yield "engine.minimum", "each of rollout.workers begins with all of its engines: give 0"
+        yield "engine.minimum", "must be 0 with rollout.workers: each worker starts all of its engines"
     if config.engine.minimum and config.rollout.deterministic:
-        yield "engine.minimum", "who answers what depends on who is there: not with rollout.deterministic"
+        yield "engine.minimum", "must be 0 with rollout.deterministic: replies depend on the number of engines"
 
 
 def check_rollout_workers(config: "RunConfig") -> Iterator[Problem]:
@@ -65,22 +68,22 @@ def check_rollout_workers(config: "RunConfig") -> Iterator[Problem]:
     if replicas % workers:
         yield "engine.replicas", f"{replicas} engines cannot be divided evenly among rollout.workers = {workers}"
     if config.engine.also:
-        yield "engine.also", "each of rollout.workers has as many engines, all alike: leave it out"
+        yield "engine.also", "cannot be combined with rollout.workers: each worker has equal engines. Leave it out"
     if any(task.prefers for task in config.tasks):
-        yield "tasks.prefers", "each of rollout.workers has engines of one class of devices: leave it out"
+        yield "tasks.prefers", "cannot be combined with rollout.workers: each has one class of devices. Leave it out"
     if config.engine.server_options is not None:
-        yield "rollout.workers", "servers (engine.kind) are the controller's to ask: give 0"
+        yield "rollout.workers", "must be 0 with servers (engine.kind): only the controller sends them requests"
     if config.rollout.deterministic:
-        yield "rollout.workers", "workers do not wait for each other: not with rollout.deterministic"
+        yield "rollout.workers", "must be 0 with rollout.deterministic: workers are not synchronized"
     if config.weights.channel == "object_store":
         yield (
             "weights.channel",
-            "only Ray's own workers read its object store, and engines of rollout.workers are none: use distributed",
+            "'object_store' cannot be combined with rollout.workers: their engines are no workers of Ray. Use distributed",
         )
     yield from _check_worker_placement(config.placement)
     for index, task in enumerate(config.tasks):
         if task.judge is not None:
-            yield f"tasks.{index}.judge", "each of rollout.workers would have judge engines of its own: give 0"
+            yield f"tasks.{index}.judge", "cannot be combined with rollout.workers: each would start engines of its own"
 
 
 def _check_worker_placement(placement: PlacementConfig) -> Iterator[Problem]:
@@ -88,8 +91,8 @@ def _check_worker_placement(placement: PlacementConfig) -> Iterator[Problem]:
         if getattr(placement, role):
             yield (
                 f"placement.{role}",
-                "rewards and environments run beside their worker: leave it out with rollout.workers",
+                "cannot be set with rollout.workers: rewards and environments run on the node of their worker",
             )
     for role in ("reference", "critic", "teacher"):
         if placement.roles.get(role) == ANYWHERE:
-            yield f"placement.{role}", "'anywhere' is not the node of the learner, where rollout.workers have it be"
+            yield f"placement.{role}", "cannot be 'anywhere' with rollout.workers: the model runs on the learner's node"

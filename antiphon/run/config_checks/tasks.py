@@ -1,4 +1,4 @@
-"""Tasks: rewards, judges, environments, agents, and the accuracy that is asked of them."""
+"""Checks of tasks: rewards, judges, environments, agents, and prompts for accuracy."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -25,13 +25,13 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
         if task.judge is not None:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
-                yield f"{at}.judge", f"reward {task.reward!r} asks no model"
+                yield f"{at}.judge", f"is not used: reward {task.reward!r} asks no model"
             if ":" in task.judge.path:
                 yield f"{at}.judge.path", f"{task.judge.path!r} must be a directory or a Hugging Face id"
             if config.rollout.deterministic:
                 yield (
                     f"{at}.judge",
-                    "what engines of its own say depends on who asks when: not with rollout.deterministic",
+                    "cannot be combined with rollout.deterministic: replies of its engines depend on the order of requests",
                 )
         yield from _check_group_reward(config, task, at)
         yield from _check_agent(config, task, at)
@@ -39,17 +39,17 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
             yield from check_registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             yield from _check_episode_length(config, task)
         elif task.reward == "environment_return":
-            yield f"{at}.reward", "'environment_return' is paid by an environment, and this task has none"
+            yield f"{at}.reward", "'environment_return' needs a task with an environment"
 
 
 def _check_agent(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
     if task.agent and task.environment:
         yield (
             f"{at}.agent",
-            f"task {task.name!r} has an environment: it is played by turns, or by an agent, not by both",
+            f"task {task.name!r} has an environment and an agent: leave one out",
         )
     if task.agent and config.rollout.deterministic:
-        yield f"{at}.agent", "when an agent asks is up to it: not with rollout.deterministic"
+        yield f"{at}.agent", "cannot be combined with rollout.deterministic: the timing of its requests is its own"
 
 
 def _check_judge_concurrency(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
@@ -60,8 +60,8 @@ def _check_judge_concurrency(config: "RunConfig", task: TaskConfig, at: str) -> 
     if least < task.judge.replicas and questions <= (slots := least * config.engine.slots):
         yield (
             at,
-            f"{least} with {slots} slots (engine.slots) have room for the {questions} questions that are asked at once "
-            "(grading.concurrency), and no other would ever start: give more concurrency or fewer slots",
+            f"{least} engines with {slots} slots together (engine.slots) serve all {questions} concurrent requests "
+            "(grading.concurrency), so no other engine would ever start: raise grading.concurrency or lower engine.slots",
         )
 
 
@@ -69,25 +69,25 @@ def _check_episode_length(config: "RunConfig", task: TaskConfig) -> Iterator[Pro
     """Check that episodes are long enough for their environment's verdict."""
     most, last = config.rollout.max_turns, max_turns(str(task.environment), task.environment_options)
     if most == 1:
-        yield "rollout.max_turns", f"task {task.name!r} acts in an environment, which needs more than 1 turn"
+        yield "rollout.max_turns", f"must be 2 or more: task {task.name!r} has an environment"
     elif last is not None and most < last:
         yield (
             "rollout.max_turns",
-            f"{most} would end episodes of task {task.name!r} before its environment judges them, which is after {last} "
-            f"turns: give {last} or more, or set turns to {most} in its environment_options",
+            f"{most} ends episodes of task {task.name!r} before its environment scores them, after {last} turns: "
+            f"give {last} or more, or set turns to {most} in its environment_options",
         )
 
 
 def _check_group_reward(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
     if task.group_reward is None:
         if task.group_reward_options:
-            yield f"{at}.group_reward_options", "there is no group_reward that they could be for"
+            yield f"{at}.group_reward_options", "is not used: the task has no group_reward"
         return
     yield from check_registered(GROUP_REWARDS, task.group_reward, f"{at}.group_reward")
     if config.rollout.sampler:
-        yield f"{at}.group_reward", "a sampler of your own judges siblings one by one: judge them together in it"
+        yield f"{at}.group_reward", "cannot be combined with rollout.sampler, which scores siblings one by one"
     if config.rollout.group_size == 1:
-        yield f"{at}.group_reward", "1 sibling (rollout.group_size) has no others to be judged with"
+        yield f"{at}.group_reward", "needs groups of 2 or more siblings (rollout.group_size)"
 
 
 def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
@@ -99,9 +99,9 @@ def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
     if not any(task.test for task in config.tasks):
         for path, value in wanted.items():
             if value:
-                yield path, f"{value:g} needs accuracy on test prompts, and no task has any (tasks.0.test)"
+                yield path, f"{value:g} needs test prompts, and no task has any (tasks.0.test)"
     if config.sft and config.sft.stop_accuracy and not any(task.validation for task in config.tasks):
         yield (
             "sft.stop_accuracy",
-            f"{config.sft.stop_accuracy:g} needs accuracy on validation prompts, and no task has any (tasks.0.validation)",
+            f"{config.sft.stop_accuracy:g} needs validation prompts, and no task has any (tasks.0.validation)",
         )

@@ -1,4 +1,7 @@
-"""Checks that a model can be trained on a mesh, with what is installed, before a rank is started."""
+"""Checks that a model can be trained on a mesh, with what is installed, before a rank is started.
+
+Checks of what an algorithm needs are in `run/config_checks/algorithms.py`.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.declarations import declaration_of
-from antiphon.algorithms.registry import ADVANTAGES, LOSSES
+from antiphon.algorithms.registry import resolve_advantage, resolve_loss
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import derive
 from antiphon.core.types import REFERENCE_LOGPROBS
@@ -20,13 +20,13 @@ from antiphon.learning.learner import (
     LoraBaseReference,
     ModelRoles,
     Offloadable,
-    Scorer,
+    Predictor,
     Trainer,
     WorkerLearner,
 )
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
-from antiphon.learning.stages import STAGES
+from antiphon.learning.stages import resolve_stages
 from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
@@ -42,9 +42,9 @@ TRAINER, TRAINER_WORKER = "trainer", "antiphon.run.trainer_process:TrainerProces
 def make_step_pipeline(
     config: RunConfig,
     learner: Trainer,
-    reference: Scorer | None = None,
+    reference: Predictor | None = None,
     critics: Sequence[Trainer] = (),
-    teachers: Sequence[Scorer] = (),
+    teachers: Sequence[Predictor] = (),
 ) -> StepPipeline:
     """Return the stages of a training step, which turn groups into updates of learner and critics."""
     return StepPipeline(
@@ -56,9 +56,9 @@ def make_step_pipeline(
         config=config.learner,
         critic=config.critic,
         critic_ranks=config.learner_of("critic").mesh.data,
-        estimate_advantages=ADVANTAGES.resolve(config.algorithm.advantage),
-        loss=declaration_of(LOSSES.resolve(config.algorithm.loss)),
-        stages=[STAGES.resolve(name) for name in config.learner.stages],
+        estimate_advantages=resolve_advantage(config.algorithm),
+        loss=declaration_of(resolve_loss(config.algorithm)),
+        stages=resolve_stages(config.learner),
         max_tokens=config.rollout.sampling.max_tokens,
     )
 

@@ -16,9 +16,9 @@ from antiphon.algorithms.kl_reward import add_kl_rewards
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.rewards import (
     EPSILON,
-    Controllers,
+    AlgorithmState,
     Moments,
-    restore_controllers,
+    restore_algorithm_state,
     shape_rewards,
     trajectory_weights,
 )
@@ -468,12 +468,12 @@ def test_running_moments(pieces):
 
 
 def test_the_coefficient_of_the_divergence_follows_its_target():
-    config, memory = KlConfig(coefficient=0.2, place="reward", target=1.0, horizon=100.0), Controllers()
+    config, memory = KlConfig(coefficient=0.2, place="reward", target=1.0, horizon=100.0), AlgorithmState()
     memory.adapt(config, seen=0.9, trajectories=10)
     assert memory.kl == pytest.approx(0.2 * (1 - 0.1 * 10 / 100))
     memory.adapt(config, seen=50.0, trajectories=10)
     assert memory.kl == pytest.approx(0.2 * 0.99 * (1 + 0.2 * 10 / 100))
     memory.rewards.add(np.array([1.0, 3.0]))
-    assert restore_controllers(asdict(memory)) == memory and restore_controllers(None) == Controllers()
+    assert restore_algorithm_state(asdict(memory)) == memory and restore_algorithm_state(None) == AlgorithmState()
     memory.adapt(config, seen=0.0, trajectories=10_000)  # never turned round, however many there are
     assert memory.kl == pytest.approx(0.2 * 0.99 * 1.02 * 0.8)

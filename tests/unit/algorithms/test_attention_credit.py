@@ -217,5 +217,5 @@ def test_configuration():
     assert AlgorithmConfig().rhythm == RhythmConfig(kind=None)
     kinds = ("local", "global", "coupled", "random", "entropy", None)
     assert [RhythmConfig(kind=kind).reads_attention for kind in kinds] == [True] * 3 + [False] * 3
-    with pytest.raises(ValidationError, match="horizon_low 10 is above horizon_high 9"):
+    with pytest.raises(ValidationError, match="horizon_low"):
         RhythmConfig(horizon_high=9)

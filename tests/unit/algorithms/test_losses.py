@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from antiphon.algorithms import advantages, losses, rewards, turn_advantages, value_targets
 from antiphon.algorithms import divergence as divergences
-from antiphon.algorithms import total_loss as total_losses
+from antiphon.algorithms import token_loss as token_losses
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.divergence import estimate_kl
@@ -25,7 +25,7 @@ from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
 from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.algorithms.testing import check_loss
-from antiphon.algorithms.total_loss import correction, total_loss
+from antiphon.algorithms.token_loss import correction, token_loss
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
@@ -56,7 +56,7 @@ def inputs(rows, requires_grad=False, proximal=True) -> LossInputs:
     return LossInputs(
         logprobs=new.requires_grad_(requires_grad),
         entropies=-new.detach(),
-        behaviour=old,
+        old_logprobs=old,
         advantages=advantages,
         sequence=turn // 2,
         turn=turn,
@@ -136,7 +136,7 @@ def test_what_has_no_probability_makes_nothing_infinite(name, level, new, old):
 
 
 def test_what_is_impossible_for_both_is_no_reason_to_move():
-    loss, _ = ppo_clip(example(logprobs=[-math.inf], behaviour=[-math.inf], advantages=[2.0]), AlgorithmConfig())
+    loss, _ = ppo_clip(example(logprobs=[-math.inf], old_logprobs=[-math.inf], advantages=[2.0]), AlgorithmConfig())
     assert loss.tolist() == [-2.0]
 
 
@@ -177,7 +177,7 @@ def ratios(rows: list, level: str) -> list[float]:
 def test_corrections(rows, config):
     """The loss is against the policy before the step, times the weight; what is filtered has none."""
     given_ = inputs(rows, requires_grad=True)
-    loss, metrics = total_loss(ppo_clip, given_, AlgorithmConfig(correction=config))
+    loss, metrics = token_loss(ppo_clip, given_, AlgorithmConfig(correction=config))
     weights = [min(ratio, config.high) for ratio in ratios(rows, config.level)] if config.level else [1.0] * len(rows)
     kept = ratios(rows, config.filter_level) if config.filter_level else [1.0] * len(rows)
     for i, row in enumerate(rows):
@@ -196,7 +196,7 @@ def test_a_step_of_one_update_is_its_own_proximal_policy(rows):
     given_ = inputs(rows, proximal=False)
     own = replace(given_, streams={PROXIMAL_LOGPROBS: given_.logprobs})
     config = AlgorithmConfig.model_validate("decoupled_ppo")
-    np.testing.assert_array_equal(total_loss(ppo_clip, given_, config)[0], total_loss(ppo_clip, own, config)[0])
+    np.testing.assert_array_equal(token_loss(ppo_clip, given_, config)[0], token_loss(ppo_clip, own, config)[0])
 
 
 @given(rows=tokens, low=st.floats(0.01, 0.9), high=st.floats(0.01, 2))
@@ -222,7 +222,7 @@ def test_whose_weight_is_bounded(name, rows, config):
 @given(rows=tokens, entropy=st.floats(0, 1), kl=st.floats(0.001, 1))
 def test_terms_around_the_loss(rows, entropy, kl):
     config = AlgorithmConfig(entropy_coefficient=entropy, kl={"coefficient": kl})
-    loss, metrics = total_loss(ppo_clip, inputs(rows), config)
+    loss, metrics = token_loss(ppo_clip, inputs(rows), config)
     for value, apart, row in zip(loss, metrics["reference_kl"], rows, strict=True):
         new, old, reference, _, advantage, _ = row
         k3 = math.exp(reference - new) - (reference - new) - 1
@@ -268,7 +268,7 @@ def test_the_policy_before_the_step_may_be_interpolated(rows, ages):
     age = torch.tensor(ages[: len(rows)], dtype=torch.float64)
     given_ = replace(given_, streams=given_.streams | {TOKEN_AGE: age})
     config = AlgorithmConfig(correction={"level": "token", "high": 1e9, "proximal": "interpolated"})
-    loss, _ = total_loss(ppo_clip, given_, config)
+    loss, _ = token_loss(ppo_clip, given_, config)
     (slopes,) = torch.autograd.grad(loss.sum(), given_.logprobs)
     for row, d, value, slope in zip(rows, ages, loss, slopes, strict=False):
         new, old, _, _, advantage, _ = row
@@ -294,13 +294,13 @@ def test_an_entropy_that_is_not_rewarded(rows):
     config, plain = AlgorithmConfig(entropy_coefficient=0.5), inputs(rows)
     weight = torch.tensor([float(i % 2) for i in range(len(rows))], dtype=torch.float64)
     masked = replace(plain, streams=plain.streams | {ENTROPY_WEIGHT: weight})
-    difference = total_loss(ppo_clip, masked, config)[0] - total_loss(ppo_clip, plain, config)[0]
+    difference = token_loss(ppo_clip, masked, config)[0] - token_loss(ppo_clip, plain, config)[0]
     np.testing.assert_allclose(difference, 0.5 * (1 - weight) * plain.entropies, atol=1e-12)
 
 
 def test_a_loss_that_aggregates_itself_is_refused():
     with pytest.raises(ConfigError, match=r"returned shape \(\), expected \(2,\)"):
-        total_loss(lambda i, c: (i.logprobs.mean(), {}), inputs([(-1, -1, -1, -1, 1, False)] * 2), AlgorithmConfig())
+        token_loss(lambda i, c: (i.logprobs.mean(), {}), inputs([(-1, -1, -1, -1, 1, False)] * 2), AlgorithmConfig())
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
@@ -374,14 +374,14 @@ def test_what_cannot_be(wrong, said):
 
 def test_examples_in_docstrings():
     torch.set_printoptions(precision=4)
-    modules = (losses, total_losses, advantages, turn_advantages, value_targets, rewards, divergences)
+    modules = (losses, token_losses, advantages, turn_advantages, value_targets, rewards, divergences)
     for module in modules:
         found = doctest.testmod(module, extraglobs={} if module is losses else {"example": groups_of})
         assert found.attempted and not found.failed
 
 
 def test_a_ratio_on_a_bound_is_kept():
-    inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.0, -1.5], advantages=[1.0, 1.0])  # ratios 1 and more
+    inputs = example(logprobs=[-1.0, -1.0], old_logprobs=[-1.0, -1.5], advantages=[1.0, 1.0])  # ratios 1 and more
     for low, high in ((1.0, 1.2), (0.5, 1.0)):
         weight, _ = correction(inputs, CorrectionConfig(filter_level="token", keep_low=low, keep_high=high))
         assert weight.tolist() == [1.0, 0.0]

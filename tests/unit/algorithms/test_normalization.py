@@ -125,7 +125,7 @@ def test_equal_scores_are_shaped_to_zero(over, scale, reward, siblings):
     groups = example([reward] * siblings, [reward] * siblings)
     step = taken_through(groups, advantage="reinforce", reward={"baseline": over, "scale": scale})
     assert [sample.reward for sample in step.flat] == [0.0] * 2 * siblings
-    assert step.pipeline.controllers.rewards.deviation == 0
+    assert step.pipeline.algorithm_state.rewards.deviation == 0
 
 
 @pytest.mark.parametrize("over", ["group", "batch", "running"])

@@ -75,6 +75,7 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
     },
     AlgorithmConfig: {
         "advantage": Setting("grpo", ("gae", "mine:attribute")),
+        "advantage_options": Setting({}, ({"scale": 2.0},), (3,)),
         "gamma": Setting(1.0, *SHARE),
         "turn_gamma": Setting(1.0, *SHARE),
         "gae_lambda": Setting(1.0, *SHARE),
@@ -85,6 +86,7 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
         "agreement_mask": Setting(0.0, *HALF_OPEN),
         "disagreement_mask": Setting(0.0, (0.0,), (-0.01, 1.0, 0.5)),  # needs a reward of entropy
         "loss": Setting("ppo_clip", ("topr", "mine:attribute")),
+        "loss_options": Setting({}, ({"beta": 0.1, "kinds": ("a",)},), (3,)),
         "ratio_level": Setting("token", ("sequence", "turn"), ("batch",)),
         "clip_low": Setting(0.2, *SHARE),
         "clip_high": Setting(0.2, *NOT_NEGATIVE),
@@ -137,34 +139,35 @@ def test_no_setting_is_left_out(config):
 
 TOGETHER = [
     (CorrectionConfig, {"keep_low": 2.0, "keep_high": 2.0}, ""),
-    (CorrectionConfig, {"keep_low": 2.1, "keep_high": 2.0}, "keep_low 2.1 is above keep_high 2: nothing would be kept"),
-    (CorrectionConfig, {"proximal": "interpolated"}, "neither is given"),
+    (CorrectionConfig, {"keep_low": 2.1, "keep_high": 2.0}, "keep_low"),
+    (CorrectionConfig, {"proximal": "interpolated"}, "proximal"),
     (CorrectionConfig, {"proximal": "interpolated", "level": "token"}, ""),
     (CorrectionConfig, {"proximal": "interpolated", "filter_level": "turn"}, ""),
-    (LossWeightConfig, {"mask_difficulty": (0.5, 0.5)}, r"mask_difficulty \[0.5, 0.5\] has nothing between its ends"),
+    (LossWeightConfig, {"mask_difficulty": (0.5, 0.5)}, "mask_difficulty"),
     (KlConfig, {"target": 0.1, "coefficient": 0.1, "place": "reward"}, ""),
-    (KlConfig, {"target": 0.1, "coefficient": 0.1}, "target adapts the coefficient"),
-    (KlConfig, {"target": 0.1, "place": "reward"}, "target adapts the coefficient"),
-    (RhythmConfig, {"horizon_low": 5, "horizon_high": 4}, "horizon_low 5 is above horizon_high 4"),
+    (KlConfig, {"target": 0.1, "coefficient": 0.1}, "target"),
+    (KlConfig, {"target": 0.1, "place": "reward"}, "target"),
+    (RhythmConfig, {"horizon_low": 5, "horizon_high": 4}, "horizon_low"),
     (RhythmConfig, {"horizon_low": 4, "horizon_high": 4}, ""),
-    (AlgorithmConfig, {"disagreement_mask": 0.1}, "entropy_coefficient is 0"),
+    (AlgorithmConfig, {"disagreement_mask": 0.1}, "disagreement_mask"),
     (AlgorithmConfig, {"disagreement_mask": 0.1, "entropy_coefficient": 0.1}, ""),
-    (AlgorithmConfig, {"dual_clip": 1.0}, "dual_clip 1 is not above 1"),
+    (AlgorithmConfig, {"dual_clip": 1.0}, "dual_clip"),
     (AlgorithmConfig, {"ratio_low": 2.0, "ratio_high": 2.0}, ""),
-    (AlgorithmConfig, {"ratio_low": 2.5, "ratio_high": 2.0}, "ratio_low 2.5 is above ratio_high 2"),
-    (AlgorithmConfig, {"recipe": "grop"}, "recipe 'grop': there are "),
+    (AlgorithmConfig, {"ratio_low": 2.5, "ratio_high": 2.0}, "ratio_low"),
+    (AlgorithmConfig, {"recipe": "grop"}, "recipe"),
     (PreferenceConfig, {"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing 0.1 is of loss: dpo"),
     (PreferenceConfig, {"loss": "ipo"}, ""),
 ]
 
 
-@pytest.mark.parametrize("config, given_, problem", TOGETHER)
-def test_what_goes_together(config, given_, problem):
-    if not problem:
+@pytest.mark.parametrize("config, given_, key", TOGETHER)
+def test_what_goes_together(config, given_, key):
+    if not key:
         config(**given_)
         return
-    with pytest.raises(ValidationError, match=problem):
+    with pytest.raises(ValidationError) as refused:
         config(**given_)
+    assert [mistake.key for mistake in refused.value.errors()[0]["ctx"]["error"].mistakes] == [key]
 
 
 @given(

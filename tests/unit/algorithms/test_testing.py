@@ -11,7 +11,7 @@ from antiphon.algorithms.declarations import loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import LOSSES
 from antiphon.algorithms.testing import check_loss
-from antiphon.algorithms.total_loss import total_loss
+from antiphon.algorithms.token_loss import token_loss
 from antiphon.core.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpec
 
 FLAGS, TEACHER = StreamSpec("flags", "bool"), StreamSpec("teacher", "float32", (2,))
@@ -28,7 +28,7 @@ def test_what_a_recipe_comes_to(recipe):
     config = AlgorithmConfig.model_validate({"recipe": recipe, "kl": {"coefficient": 0.1}, "entropy_coefficient": 0.01})
     chosen = LOSSES.resolve(config.loss)
     check_loss(
-        lambda inputs, config: total_loss(chosen, inputs, config),
+        lambda inputs, config: token_loss(chosen, inputs, config),
         config,
         streams=(REFERENCE_LOGPROBS, PROXIMAL_LOGPROBS),
         seeds=(7,),
@@ -68,7 +68,7 @@ def stopped(how):
     """A loss whose weight is out of the graph."""
 
     def loss(inputs, config):
-        weight = how((inputs.logprobs - inputs.behaviour).clamp(-5, 5).exp())
+        weight = how((inputs.logprobs - inputs.old_logprobs).clamp(-5, 5).exp())
         return -weight * inputs.advantages * inputs.logprobs, {"weight": weight.expand(len(inputs.logprobs))}
 
     return loss
@@ -85,7 +85,7 @@ def straight_through(inputs, config):
 
 
 def branching(inputs, config):
-    weight = (inputs.logprobs > inputs.behaviour).to(inputs.logprobs.dtype) + 0.5
+    weight = (inputs.logprobs > inputs.old_logprobs).to(inputs.logprobs.dtype) + 0.5
     return -weight * inputs.advantages * Doubled.apply(inputs.logprobs), {"above": weight > 1}
 
 
@@ -127,17 +127,17 @@ WRONG = {
     "another shape": (lambda i, c: (i.logprobs[None], {}), r"shape: .* \(1, 12\)"),
     "another precision": (lambda i, c: (i.logprobs.float(), {}), r"shape: .*float32 \(19,\), expected torch.float64"),
     "a list": (lambda i, c: ([0.0], {}), r"shape: values are \[0.0\]"),
-    "a constant": (lambda i, c: (i.advantages * i.behaviour, {}), "shape: values are not differentiable"),
+    "a constant": (lambda i, c: (i.advantages * i.old_logprobs, {}), "shape: values are not differentiable"),
     "NaN without a ratio": (
-        lambda i, c: ((r := (i.logprobs - i.behaviour).exp()) * r.log(), {}),
+        lambda i, c: ((r := (i.logprobs - i.old_logprobs).exp()) * r.log(), {}),
         "finite: values: nan where the log-prob is -1000, sampled with -0.001, the advantage -1",
     ),
     "a slope of NaN where another branch is taken": (
-        lambda i, c: (torch.where(i.logprobs < i.behaviour, i.logprobs, (i.logprobs - i.behaviour).sqrt()), {}),
+        lambda i, c: (torch.where(i.logprobs < i.old_logprobs, i.logprobs, (i.logprobs - i.old_logprobs).sqrt()), {}),
         "finite: gradients of logprobs: nan where the log-prob is -1000, sampled with -0.001",
     ),
     "an infinite ratio": (
-        lambda i, c: (-(i.logprobs - i.behaviour).exp() * i.advantages, {}),
+        lambda i, c: (-(i.logprobs - i.old_logprobs).exp() * i.advantages, {}),
         "finite: values: inf where the log-prob is -0.001, sampled with -1000, the advantage -1",
     ),
     "advantages changed": (in_place(lambda i: i.advantages), "inputs: advantages were"),

@@ -5,7 +5,7 @@ import fractions
 import pytest
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.registry import Registry, import_path
+from antiphon.core.registry import Registry, bind_options, import_path
 
 NUMBERS = Registry("number", {"fraction": "fractions:Fraction", "broken": "fractions:Frction"})
 
@@ -45,3 +45,29 @@ def test_an_error_inside_the_users_module_is_not_hidden(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
         import_path("users_module:thing")
+
+
+def test_an_error_has_the_key_that_it_was_given():
+    for name in ("fractoin", "no_such_module_here:thing", "broken"):
+        with pytest.raises(ConfigError) as error:
+            NUMBERS.resolve(name, "a.b")
+        assert error.value.key == "a.b"
+
+
+def add(first, second, *, third, fourth=4):
+    return first + second + third + fourth
+
+
+def test_options_are_bound_to_keyword_only_parameters():
+    assert bind_options(add, {"third": 3}, "options")(1, 2) == 10
+    assert bind_options(divmod, {}, "options") is divmod
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "nearest"),
+    [({"thrid": 1}, "options.thrid", ("third",)), ({"second": 1}, "options.second", ()), ({}, "options", ())],
+)
+def test_options_that_do_not_fit_are_refused(options, key, nearest):
+    with pytest.raises(ConfigError) as error:
+        bind_options(add, options, "options")
+    assert (error.value.key, error.value.valid, error.value.suggestions) == (key, ("third", "fourth"), nearest)

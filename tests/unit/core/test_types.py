@@ -227,7 +227,7 @@ def test_the_lengths_of_a_pack_sum_to_its_tokens():
 
 
 def test_a_train_batch_holds_several_updates_of_several_ranks():
-    update = Update(packs=((pack(2, 3), pack(4)), (pack(5),)), loss_tokens=14, samples=4, groups=2, sequences=4)
+    update = Update(packs=((pack(2, 3), pack(4)), (pack(5),)), loss_tokens=14, trajectories=4, groups=2, sequences=4)
     batch = TrainBatch(updates=(update, update, update))  # for example 3 epochs of one mini-batch
     assert sum(int(p.loss_mask.sum()) for u in batch.updates for rank in u.packs for p in rank) == 3 * 14
 

@@ -239,10 +239,10 @@ def test_windows_are_refused(tmp_path):
         config = Qwen3Config(**DEEP, head_dim=8, use_sliding_window=True, sliding_window=window, max_window_layers=0)
         Qwen3ForCausalLM(config).save_pretrained(tmp_path / str(window))
     narrow, wide = attentive(tmp_path / "4"), attentive(tmp_path / "64")
-    for look in (narrow.attention_stats, narrow.score):
+    for look in (narrow.attention_stats, narrow.predict):
         with pytest.raises(UnsupportedError, match="layer 0 has a sliding window of 4, and there is a sequence of"):
             look([small_pack()])
-    assert wide.attention_stats([small_pack()])[0].any() and wide.score([small_pack()])[0].any()
+    assert wide.attention_stats([small_pack()])[0].any() and wide.predict([small_pack()])[0].any()
 
 
 def test_layers_without_a_number_are_refused(deep_models):

@@ -85,7 +85,7 @@ def test_weights_take_tokens_out_of_the_count():
     ((pack,),) = update.packs
     assert len(sequence_lengths(pack)) == 3
     assert np.isclose(pack.coefficients.sum(), 1.0)
-    assert update.samples == 4
+    assert update.trajectories == 4
 
 
 @given(

@@ -78,7 +78,7 @@ def test_its_log_probs_are_those_of_transformers(model_directories):
         learner = make_learner(directory)
         model = AutoModelForCausalLM.from_pretrained(directory)
         ((packs,),) = [update.packs for update in supervised_batch(examples(5), 22).updates]
-        for pack, scored in zip(packs, learner.score(list(packs)), strict=True):
+        for pack, scored in zip(packs, learner.predict(list(packs)), strict=True):
             pairs = [np.split(array, np.cumsum(pack.lengths)[:-1]) for array in (pack.tokens, scored)]
             for tokens, got in zip(*pairs, strict=True):
                 logits = model(torch.from_numpy(tokens)[None].long()).logits[0].log_softmax(-1).detach()
@@ -240,7 +240,7 @@ def test_a_critic_goes_on_to_the_bit(model_directories, tmp_path):
         learner.step(batch)
     saved(learner, tmp_path / "step_000001", {})
     other.restore(tmp_path / "step_000001")
-    scored = [critic.score(list(batch.updates[0].packs[0])) for critic in (learner, other)]
+    scored = [critic.predict(list(batch.updates[0].packs[0])) for critic in (learner, other)]
     for ours, theirs in zip(*scored, strict=True):
         assert np.abs(ours).max() > 0 and (ours == theirs).all()
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "step_000001", num_labels=1)

@@ -69,7 +69,7 @@ def test_what_engines_receive_is_what_the_learner_has(model, directories, tmp_pa
     loaded = AutoModelForCausalLM.from_pretrained(place)
     base = AutoModelForCausalLM.from_pretrained(directories[model])
     adapted = PeftModel.from_pretrained(base, place / "adapter")
-    for pack, ours, before in zip(packs(), learner.score(packs()), learner.score_base(packs()), strict=True):
+    for pack, ours, before in zip(packs(), learner.predict(packs()), learner.predict_base(packs()), strict=True):
         theirs = [_said(pack, other) for other in (engine, loaded, adapted)]
         for found in theirs:
             np.testing.assert_allclose(ours, found, atol=2e-5)
@@ -106,7 +106,7 @@ def test_nothing_else_is_trained(model_directories):
 
 def test_before_the_first_step_nothing_has_changed(model_directories):
     learner, plain = trained(model_directories["llama"], steps=0), make_learner(model_directories["llama"])
-    for ours, theirs in zip(learner.score(packs()), plain.score(packs()), strict=True):
+    for ours, theirs in zip(learner.predict(packs()), plain.predict(packs()), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_a_restored_learner_goes_on_to_the_bit(model_directories, tmp_path):
     metrics = [each.step(supervised_batch(examples(7), 100)) for each in (learner, other)]
     ours, theirs = ({name: value for name, value in m.items() if name != "seconds"} for m in metrics)
     assert ours == theirs
-    for ours, theirs in zip(learner.score(packs()), other.score(packs()), strict=True):
+    for ours, theirs in zip(learner.predict(packs()), other.predict(packs()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -131,7 +131,7 @@ def test_a_critic_with_adapters_learns_its_head_too(model_directories, tmp_path)
         learners[0].step(critic_batch())
     learners[1].restore(saved(learners[0], tmp_path / "step"))
     (pack,) = critic_batch().updates[0].packs[0]
-    scored = [learner.score([pack])[0] for learner in learners]
+    scored = [learner.predict([pack])[0] for learner in learners]
     assert np.abs(scored[0]).max() > 0 and (scored[0] == scored[1]).all()
 
 

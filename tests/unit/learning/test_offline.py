@@ -137,7 +137,7 @@ def test_a_reward_model_does_not_take_the_end_for_padding(model_directories, tmp
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     prompt, response = np.array([5, 6], np.int32), np.array([7, 2], np.int32)
     ((pack,),) = pair_mean_batch([make_scored_pair(0, prompt, response, response[1:])], 99).updates[0].packs
-    scores = learner.score([pack])[0][pack.loss_mask]
+    scores = learner.predict([pack])[0][pack.loss_mask]
     want = [loaded(torch.tensor([tokens])).logits.item() for tokens in ([5, 6, 7, 2], [5, 6, 2])]
     np.testing.assert_allclose(scores, want, atol=1e-6)
 

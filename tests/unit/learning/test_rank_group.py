@@ -27,7 +27,7 @@ class Member:
 
     async def call(self, method, *args):
         self.sent.append(args)
-        return [pack.tokens[0] for pack in args[0]] if method == "score" and self.last else []
+        return [pack.tokens[0] for pack in args[0]] if method == "predict" and self.last else []
 
 
 @st.composite
@@ -57,7 +57,7 @@ def test_each_is_asked_of_its_share_and_all_is_answered(mesh, count):
     rng = np.random.default_rng(count)
     packs = pack_samples([make_sample(rng, 5, number) for number in range(count)], 1)[1]
     members = [Member(rank, stage == mesh.pipeline - 1) for rank, (stage, _) in enumerate(placed(mesh))]
-    said = asyncio.run(RankGroup(members, mesh).call("score", packs))
+    said = asyncio.run(RankGroup(members, mesh).call("predict", packs))
     assert said == [pack.tokens[0] for pack in packs]
     assert len({len(member.sent[0][0]) for member in members}) == 1, "all compute at once"
     assert len(members[0].sent[0][0]) == -(-count // mesh.data)

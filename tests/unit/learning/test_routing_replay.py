@@ -97,7 +97,7 @@ def test_siblings_take_the_firsts_experts_at_the_prompts_end(mixture):
     members, packs = pack_samples(samples, 400, (ROUTED_EXPERTS,))
     assert len(packs) == 1 and len(packs[0].tokens) < 6 * 16, "prompts are shared"
     with WritesOnce() as writes:
-        said = split_packs(samples, members, make_learner(mixture).score(packs))
+        said = split_packs(samples, members, make_learner(mixture).predict(packs))
     assert writes.seen
     for own, sample in zip(said, samples, strict=True):
         tokens, mask = torch.from_numpy(sample.segment.tokens).long(), sample.segment.loss_mask

@@ -1,4 +1,4 @@
-"""The stages of a step on a real learner."""
+"""The stages of a step on a real learner; `tests/unit/run/test_user_functions.py` tests what a user's own may need."""
 
 import asyncio
 from dataclasses import replace
@@ -9,15 +9,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.declarations import declaration_of, loss
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
-from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, RETURNS, TOKEN_AGE, VALUES, AttemptId
+from antiphon.core.errors import ConfigError
+from antiphon.core.types import (
+    ENTROPY_WEIGHT,
+    PROXIMAL_LOGPROBS,
+    RETURNS,
+    TOKEN_AGE,
+    VALUES,
+    AttemptId,
+    StreamSpec,
+)
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig, TeacherConfig
 from antiphon.learning.learner import ModelRoles
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.pack_learner import learning_rate_factor
 from antiphon.learning.stages import advantages, annotate, rewards, update_actor, update_critics
-from antiphon.learning.step import Step, StepPipeline
+from antiphon.learning.step import Step, StepPipeline, by_key
 from antiphon.learning.torch_learner import _turns
 
 from .conftest import make_learner, make_sample
@@ -30,8 +39,8 @@ class Here:
         self.learner = learner
         self.packs = []
 
-    async def score(self, packs):
-        return self.learner.score(list(packs))
+    async def predict(self, packs):
+        return self.learner.predict(list(packs))
 
     async def attention_stats(self, packs):
         return self.learner.attention_stats(list(packs))
@@ -119,7 +128,7 @@ def test_rewards_and_weights_reach_the_batch(model_directories):
     asyncio.run(update_actor(step))
     counted = sum(s.segment.loss_mask.sum() for group in step.samples for s in group if s.weights.any())
     assert step.batches[0].updates[0].loss_tokens == counted
-    assert step.pipeline.controllers.rewards.count == 8
+    assert step.pipeline.algorithm_state.rewards.count == 8
 
 
 def test_tokens_are_as_old_as_the_versions_since(model_directories):
@@ -171,7 +180,7 @@ def test_critic_disagreement_masks_advantage_and_entropy(model_directories):
     rng = np.random.default_rng(0)
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [rng.normal(size=len(pack.tokens)).astype(np.float32) for pack in packs]
 
     critic = CriticConfig(count=3)
@@ -192,7 +201,7 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     """The coefficient that is adapted for the next step is not that of this one."""
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.full(len(pack.tokens), -0.5, np.float32) for pack in packs]
 
         async def step(self, batch):
@@ -202,11 +211,11 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
     critic, algorithm = CriticConfig(), AlgorithmConfig.model_validate({"recipe": "ppo", "kl": kl})
     step = step_of(model_directories["llama"], algorithm, critics=[Says(None)], critic=critic)
     step.pipeline.reference = Says(None)
-    step.pipeline.controllers.kl = 0.1
+    step.pipeline.algorithm_state.kl = 0.1
     step = Step(number=2, version=1, samples=step.samples, pipeline=step.pipeline)
     for stage in (annotate, *order):
         asyncio.run(stage(step))
-    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.pipeline.controllers.kl
+    assert step.metrics["reward/kl_coefficient"] == 0.1 != step.pipeline.algorithm_state.kl
     for sample in step.flat:
         mask = sample.segment.loss_mask
         penalties = -0.1 * (sample.segment.logprobs[mask] + 0.5)
@@ -217,7 +226,7 @@ def test_critics_and_actor_know_the_same_penalty(model_directories, order):
 
 def test_critics_that_say_the_same_mask_nothing(model_directories):
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.zeros(len(pack.tokens), np.float32) for pack in packs]
 
     step = step_of(
@@ -243,6 +252,49 @@ def test_what_no_loss_looks_at_is_not_sent(model_directories, asked):
     assert {spec.name for spec in pack.streams} == ({"values", "proximal_logprobs"} if asked else set())
 
 
+SURPRISE = StreamSpec("surprise")
+
+
+def undeclared_loss(inputs, config):
+    return -inputs.streams[SURPRISE] * inputs.logprobs, {}
+
+
+reads_surprise = loss(needs=[SURPRISE])(lambda inputs, config: undeclared_loss(inputs, config))
+
+
+def step_with_own_loss(directory, name, **algorithm):
+    step = step_of(directory, AlgorithmConfig(loss=f"{__name__}:{name}", **algorithm))
+    step.add_stream(SURPRISE, {key: np.ones(9, np.float32) for key in by_key(step.samples)})
+    return step
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("reads_surprise", {}), ("undeclared_loss", {"streams": (f"{__name__}:SURPRISE",)})]
+)
+def test_the_learner_gets_the_streams_that_a_loss_reads(model_directories, name, algorithm):
+    step = step_with_own_loss(model_directories["llama"], name, **algorithm)
+    asyncio.run(update_actor(step))
+    (pack, *_) = step.batches[0].updates[0].packs[0]
+    assert {spec.name for spec in pack.streams} == {"surprise"}
+
+
+def test_a_loss_that_declares_nothing_gets_no_streams(model_directories):
+    step = step_with_own_loss(model_directories["llama"], "undeclared_loss")
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(update_actor(step))
+    assert (error.value.key, error.value.value) == ("algorithm.loss", "surprise")
+
+
+def test_a_declared_stream_that_a_sample_lacks_is_named(model_directories):
+    """Nobody can tell before the first step whether an engine returns what its user says."""
+    step = step_with_own_loss(model_directories["llama"], "reads_surprise")
+    lacking = step.samples[1][0]
+    step.samples[1][0] = replace(lacking, streams=lacking.streams.without([SURPRISE]))
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(update_actor(step))
+    assert (error.value.key, error.value.value) == ("algorithm.loss", f"{__name__}:reads_surprise")
+
+
 def test_the_divergence_in_rewards_is_not_sent(model_directories):
     kl = {"coefficient": 0.3, "place": "reward"}
     step = step_of(model_directories["llama"], AlgorithmConfig(advantage="reinforce", kl=kl))
@@ -258,7 +310,7 @@ def test_each_task_has_its_teachers(model_directories):
     """The mean of those of its task; what nobody teaches is left as it is."""
 
     class Says(Here):
-        async def score(self, packs):
+        async def predict(self, packs):
             return [np.full(len(pack.tokens), self.learner, np.float32) for pack in packs]
 
     teachers = [

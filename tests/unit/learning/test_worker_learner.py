@@ -66,9 +66,9 @@ def test_learner_passes_on_calls_and_replies(tmp_path):
     answers = {
         "begin": 7,
         "step": {"loss": 2.0},
-        "score": ["s"],
+        "predict": ["s"],
         "attention_stats": ["a"],
-        "score_base": ["b"],
+        "predict_base": ["b"],
         "publish": "u",
     }
     handle = Handle(**answers)
@@ -77,7 +77,7 @@ def test_learner_passes_on_calls_and_replies(tmp_path):
         learner = WorkerLearner(handle)
         assert await learner.begin(AlgorithmConfig(), optimizer, 5) == 7
         assert await learner.step(batch) == {"loss": 2.0, "tokens": float(batch.tokens)}
-        assert [await ask(some) for ask in (learner.score, learner.attention_stats, learner.score_base)] == [
+        assert [await ask(some) for ask in (learner.predict, learner.attention_stats, learner.predict_base)] == [
             ["s"],
             ["a"],
             ["b"],
@@ -87,7 +87,7 @@ def test_learner_passes_on_calls_and_replies(tmp_path):
         await learner.offload()
         await learner.reload()
         base = LoraBaseReference(learner)
-        assert await base.score(some) == ["b"]
+        assert await base.predict(some) == ["b"]
         await base.offload()
         await base.reload()
 
@@ -95,14 +95,14 @@ def test_learner_passes_on_calls_and_replies(tmp_path):
     assert handle.asked == [
         ("begin", AlgorithmConfig(), optimizer, 5),
         ("step", batch),
-        ("score", some),
+        ("predict", some),
         ("attention_stats", some),
-        ("score_base", some),
+        ("predict_base", some),
         ("publish", 3, exchange),
         ("restore", tmp_path),
         ("offload",),
         ("reload",),
-        ("score_base", some),
+        ("predict_base", some),
     ]
 
 

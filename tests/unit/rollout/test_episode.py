@@ -449,7 +449,7 @@ def test_episode_over_its_budget_ends_and_is_scored():
 
     trajectory, requests = play(world=Slow(), said=("a",), max_turns=5, episode_seconds=0.01)
     assert len(requests) == 1 and trajectory.meta.score.value == 0.5
-    with pytest.raises(ValueError, match="samples must be turn or joined"):
+    with pytest.raises(ValueError, match="history"):
         play(history=1)
 
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.config import Config, add_import_folder, dump, load
-from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.config import Config, add_import_folder, dump, load, locate_mistakes
+from antiphon.core.errors import ConfigError, DataError, Mistake
 from antiphon.run.config import EvaluationConfig, RunConfig
 from antiphon.run.memory import memory_estimate
 from antiphon.run.model_files import check_model_path, count_parameters
@@ -183,6 +183,21 @@ def test_all_mistakes_are_reported_at_once(file):
         (f"{file}:10", "rollout.order", "lifo"),
     ]
     assert len(str(error).splitlines()) == 4
+
+
+def test_mistakes_found_later_are_located_too(file):
+    """What is found when a run starts names keys alone."""
+    late = [
+        Mistake("tasks.0.reward", "no"),
+        Mistake("algorithm.loss", "no"),
+        Mistake("", "no"),
+        Mistake("a", "no", path="b"),
+    ]
+    with pytest.raises(ConfigError) as error, locate_mistakes(file, ["algorithm.loss=mine:loss"]):
+        raise ConfigError.from_mistakes(late)
+    places = [mistake.path for mistake in error.value.mistakes]
+    assert places == [f"{file}:8", "override 'algorithm.loss=mine:loss'", "", "b"]
+    assert str(error.value).splitlines()[0] == f"{file}:8: tasks.0.reward: no"
 
 
 def test_an_error_keeps_its_fields_across_processes(file):

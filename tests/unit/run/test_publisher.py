@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon.algorithms.rewards import Controllers
+from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StateError
 from antiphon.core.types import PolicyVersion, TrainBatch, WeightsUpdate
@@ -28,9 +28,9 @@ class LoggedTraining(TrainBackend):
         self.log.append("step")
         return {"loss": 1.0}
 
-    async def learn(self, number, version, groups, controllers):
+    async def learn(self, number, version, groups, algorithm_state):
         self.log.append(f"learn {number} at {version}")
-        return StepResult({"loss": 1.0}, "digest", controllers)
+        return StepResult({"loss": 1.0}, "digest", algorithm_state)
 
     async def publish(self, version, transfer):
         self.log.append(f"publish {version}")
@@ -114,7 +114,7 @@ def with_publisher(test, *, version=PolicyVersion(0, 0), shared=False):
     "use",
     [
         lambda learner: learner.step(BATCH),
-        lambda learner: learner.learn(1, [], Controllers()),
+        lambda learner: learner.learn(1, [], AlgorithmState()),
         lambda learner: learner.publish(),
         lambda learner: learner.restore(None),
         lambda learner: learner.save(None),
@@ -196,7 +196,7 @@ def test_shared_devices_change_hands_around_a_step():
     async def test(publisher, rollouts, ledger):
         rollouts.may_load.set()
         async with publisher.updating() as learner:
-            await learner.learn(1, [], Controllers())
+            await learner.learn(1, [], AlgorithmState())
             await learner.step(BATCH)  # the devices are there already
             await learner.publish()
         await publisher.switch_to_generation()

@@ -1,4 +1,7 @@
-"""Streams that models give: their log-probs, values or attention statistics of each token of each sample."""
+"""Streams that the models of a run compute, for the `annotate` stage: log-probs, values or attention statistics of each token.
+
+A stream of a user's own is computed by a stage of their own: `docs/new_loss.md`.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -10,18 +13,20 @@ import numpy as np
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
+    ATTENTION_RHYTHM,
     PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
     ROUTED_EXPERTS,
     TEACHER_LOGPROBS,
+    VALUES,
     FloatArray,
     Pack,
-    Producer,
     Sample,
     Streams,
     StreamSpec,
 )
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import Scorer
+from antiphon.learning.learner import Predictor
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.step import SampleKey, Step, StepPipeline, by_key, gather_keyed
 
@@ -34,9 +39,9 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
     samples, specs = by_key(step.samples), step.streams_to_query()
     queries, config = _queries(step.pipeline), step.pipeline.config
     for spec in specs:
-        if spec.producer not in queries and spec is not TEACHER_LOGPROBS:
-            raise ConfigError(f"stream {spec.name!r} is needed, and the run has no model for it ({spec.producer})")
-    asked = {spec: queries[spec.producer] for spec in specs if spec.producer in queries}
+        if spec not in queries and spec != TEACHER_LOGPROBS:
+            raise ConfigError(f"the stream {spec.name!r} is needed, and the run has no {spec.producer} to compute it")
+    asked = {spec: queries[spec] for spec in specs if spec in queries}
     streams, taught = await asyncio.gather(
         _query_each(samples, asked, config), _teacher_logprobs(samples, step.pipeline)
     )
@@ -46,22 +51,22 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
     return streams
 
 
-def _queries(pipeline: StepPipeline) -> dict[Producer, Query]:
-    """Return how each model of the run is asked."""
-    queries: dict[Producer, Query] = {
-        "policy": pipeline.learner.score,
-        "attention": pipeline.learner.attention_stats,
+def _queries(pipeline: StepPipeline) -> dict[StreamSpec, Query]:
+    """Return the method of a model that computes each stream; teachers are asked task by task, see `_teacher_logprobs`."""
+    queries: dict[StreamSpec, Query] = {
+        PROXIMAL_LOGPROBS: pipeline.learner.predict,
+        ATTENTION_RHYTHM: pipeline.learner.attention_stats,
     }
     if pipeline.reference is not None:
-        queries["reference"] = pipeline.reference.score
+        queries[REFERENCE_LOGPROBS] = pipeline.reference.predict
     if pipeline.critics:
-        queries["critics"] = partial(_stack_values, pipeline.critics)
+        queries[VALUES] = partial(_stack_values, pipeline.critics)
     return queries
 
 
-async def _stack_values(critics: Sequence[Scorer], packs: list[Pack]) -> list[FloatArray]:
+async def _stack_values(critics: Sequence[Predictor], packs: list[Pack]) -> list[FloatArray]:
     """Return the values of all critics, [T, critics] a pack."""
-    columns = await asyncio.gather(*(critic.score(packs) for critic in critics))
+    columns = await asyncio.gather(*(critic.predict(packs) for critic in critics))
     return [np.stack(values, axis=-1) for values in zip(*columns, strict=True)]
 
 
@@ -71,7 +76,7 @@ async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepP
         *(
             _query_each(
                 {key: one for key, one in samples.items() if not teacher.tasks or one.meta.task in teacher.tasks},
-                {TEACHER_LOGPROBS: model.score},
+                {TEACHER_LOGPROBS: model.predict},
                 pipeline.config,
             )
             for teacher, model in pipeline.teachers
@@ -94,7 +99,7 @@ async def _query_each(
     members, packs = pack_samples(flat, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
     bare = [replace(pack, streams=Streams()) for pack in packs]  # only the policy replays the engine's experts
     answers = await gather_keyed(
-        {spec: query(packs if spec.producer in ("policy", "attention") else bare) for spec, query in queries.items()}
+        {spec: query(packs if spec.producer == "learner" else bare) for spec, query in queries.items()}
     )
     return {
         spec: dict(zip(samples, split_packs(flat, members, arrays, config.share_prefixes), strict=True))

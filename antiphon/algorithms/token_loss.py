@@ -1,4 +1,4 @@
-"""The loss of a token as the learner computes it: the chosen loss, corrected for staleness, with entropy and KL terms."""
+"""The loss of each token as the learner computes it: the configured loss, its correction, the entropy bonus and the KL term."""
 
 from dataclasses import replace
 
@@ -12,16 +12,15 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
 
 
-def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
-    """Return the chosen loss, corrected, with the entropy bonus and the KL term, [N]."""
+def token_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
+    """Return the loss of each token, with its correction, the entropy bonus and the KL term, [N]."""
     weight, corrected = correction(inputs, config.correction) if config.correction.on else (1.0, {})
     if config.correction.on:
-        inputs = replace(inputs, behaviour=_proximal_logprobs(inputs, config.correction))
+        inputs = replace(inputs, old_logprobs=_proximal_logprobs(inputs, config.correction))
     value, metrics = loss(inputs, config)
     if value.shape != inputs.logprobs.shape:
-        raise ConfigError(
-            f"loss {config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
-        )
+        message = f"{config.loss!r} returned shape {tuple(value.shape)}, expected {tuple(inputs.logprobs.shape)}"
+        raise ConfigError(message, key="algorithm.loss", value=config.loss)
     value, metrics = weight * value, metrics | corrected
     if config.entropy_coefficient:
         value = value - config.entropy_coefficient * inputs.streams.get(ENTROPY_WEIGHT, 1.0) * inputs.entropies
@@ -33,27 +32,27 @@ def total_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
 
 
 def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
-    """Return the weight of each token's loss, for tokens that another policy sampled than the one before the step, [N].
+    """Return the correction weight of each token: its proximal probability over the probability with which it was sampled, [N].
 
-    It is the ratio of both policies, at most `high`, and 0 where the ratio is not within `keep_low` and `keep_high`, each at a
-    level of its own.
+    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`. Bound and filter
+    each have a level of their own.
 
-    The policy before the step is that of before its first update; in a step of one update it is the policy being trained, and
-    no forward pass is spent on it. None ever is with `proximal: interpolated`. The loss then takes its ratio against it. So
-    `ppo_clip` with a token's weight is decoupled PPO.
+    The proximal policy is the policy before the first update of the step. In a step of one update it is the policy being
+    trained, which costs no forward pass; `proximal: interpolated` never costs one. The loss takes its own ratio against the
+    proximal policy, so `ppo_clip` with `level: token` is decoupled PPO.
 
     Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; for asynchronous training Fu et al. 2025,
     "AReaL"; the levels as in ROLL and in Liu et al. 2025, "When speed kills stability"; the interpolation as in Li et al. 2025,
     "A-3PO".
 
     >>> from antiphon.algorithms.losses import example
-    >>> inputs = example(logprobs=[-1.0, -1.0], behaviour=[-1.4, -3.0], advantages=[1.0, 1.0])
+    >>> inputs = example(logprobs=[-1.0, -1.0], old_logprobs=[-1.4, -3.0], advantages=[1.0, 1.0])
     >>> correction(inputs, CorrectionConfig(level="token", high=5.0))[0]  # exp(0.4), and exp(2) cut off
     tensor([1.4918, 5.0000], dtype=torch.float64)
     >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
     tensor([1., 0.], dtype=torch.float64)
     """
-    difference = clipped_log_ratio(_proximal_logprobs(inputs, config), inputs.behaviour)
+    difference = clipped_log_ratio(_proximal_logprobs(inputs, config), inputs.old_logprobs)
     weight, metrics = torch.ones_like(difference), {}
     if config.level is not None:
         weight = aggregate_log_ratio(difference, inputs, config.level).exp().clamp(max=config.high)
@@ -66,12 +65,12 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
 
 
 def _proximal_logprobs(inputs: LossInputs, config: CorrectionConfig) -> torch.Tensor:
-    """Return the log-probs of the policy before the step, [N].
+    """Return the log-probs under the proximal policy, [N].
 
-    Interpolated, they lie d / (d + 1) of the way from those of sampling to those of now, where d is the age of the token.
+    Interpolated, they lie d / (d + 1) of the way from the log-probs of sampling to the current ones; d is the age of the token.
     """
     now = inputs.logprobs.detach()
     if config.proximal == "interpolated":
         age = inputs.streams[TOKEN_AGE]
-        return inputs.behaviour + age / (age + 1) * clipped_log_ratio(now, inputs.behaviour)
+        return inputs.old_logprobs + age / (age + 1) * clipped_log_ratio(now, inputs.old_logprobs)
     return inputs.streams.get(PROXIMAL_LOGPROBS, now)

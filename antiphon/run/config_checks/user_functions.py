@@ -1,0 +1,52 @@
+"""Checks of a user's own loss, advantage and stages, when a run starts.
+
+Reading a configuration imports no code that it names, so what these functions declare (`antiphon.algorithms.declarations`), and
+which options they take, is checked here, before anything is started. `config_checks/algorithms.py` has the checks.
+"""
+
+from typing import TYPE_CHECKING
+
+from antiphon.algorithms.declarations import declaration_of
+from antiphon.algorithms.registry import resolve_advantage, resolve_loss, resolve_streams
+from antiphon.core.errors import ConfigError, ValidatorError
+from antiphon.core.types import STREAMS
+from antiphon.learning.stages import resolve_stages
+from antiphon.run.config_checks.algorithms import (
+    Declarations,
+    check_advantage,
+    check_critics,
+    check_streams,
+    check_teachers,
+)
+
+if TYPE_CHECKING:
+    from antiphon.run.config import RunConfig
+
+
+def add_declared_needs(config: "RunConfig") -> "RunConfig":
+    """Return the configuration with the streams of Antiphon that the user's functions need in `algorithm.streams`.
+
+    Raises:
+        ConfigError: A function cannot be imported, does not take its options, or needs a stream that nothing computes.
+    """
+    algorithm = config.algorithm
+    declared = Declarations(
+        advantage=declaration_of(resolve_advantage(algorithm)),
+        loss=declaration_of(resolve_loss(algorithm)),
+        requested=tuple(resolve_streams(algorithm)),
+        stages=tuple(map(declaration_of, resolve_stages(config.learner))),
+    )
+    known = algorithm.required_streams
+    needs = [spec.name for spec in declared.needs if spec.name in STREAMS and spec not in known]
+    if needs:
+        streams = tuple(dict.fromkeys((*algorithm.streams, *needs)))
+        config = config.model_copy(update={"algorithm": algorithm.model_copy(update={"streams": streams})})
+    problems = [
+        *check_advantage(config, declared.advantage),
+        *(check_critics(config, needs_known=True) if config.critic is not None else ()),
+        *check_teachers(config, needs_known=True),
+        *check_streams(config, declared),
+    ]
+    if problems:
+        raise ConfigError.from_mistakes(ValidatorError(problems).mistakes)
+    return config
