@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("task_type", TASK_TYPES)
 def test_both_engines_answer_alike(task_type: str) -> None:
-    pytest.importorskip("alfworld")
+    pytest.importorskip("alfworld", reason="alfworld takes minutes to build from source")
     household = draw_household(generator(5, "parity"), [task_type], 10, 14)
     exchanges = list(compare_engines(household, mixed_policy(household, 5, expert=0.2)))
     assert len(exchanges) > 5
@@ -30,7 +30,7 @@ def test_both_engines_answer_alike(task_type: str) -> None:
 
 
 def test_a_game_of_textworld_is_won_by_its_plan(tmp_path: Path) -> None:
-    pytest.importorskip("textworld")
+    pytest.importorskip("textworld", reason="textworld takes minutes to build from source")
     options = ["--level", "2", "--seed", "3", "--output", str(tmp_path / "coin.z8")]
     maker = Path(sys.executable).with_name("tw-make")
     subprocess.run([maker, "tw-coin_collector", *options], check=True, capture_output=True)

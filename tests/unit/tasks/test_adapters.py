@@ -225,7 +225,7 @@ def test_options_that_reasoning_gym_has_not(options, message):
 
 
 def test_gem():
-    pytest.importorskip("gem")
+    pytest.importorskip("gem", reason="gem-llm pins other versions than constraints.txt")
     make = lambda: Gem(id="game:GuessTheNumber-v0-easy")  # noqa: E731
     actions = [rf"\boxed{{{number}}}" for number in (5, 3, 8)]
     first = follow(make(), 3, actions)
@@ -240,7 +240,7 @@ def test_gem():
 
 
 def test_interleaved_gem_games_have_own_random_streams():
-    pytest.importorskip("gem")
+    pytest.importorskip("gem", reason="gem-llm pins other versions than constraints.txt")
     alone = [follow(Gem(id="game:Game2048-v0-easy"), seed, [r"\boxed{up}", r"\boxed{left}"] * 5) for seed in (1, 2)]
     worlds = [Gem(id="game:Game2048-v0-easy") for _ in range(2)]
     mixed = [[world.reset(seed)] for world, seed in zip(worlds, (1, 2), strict=True)]
@@ -317,7 +317,7 @@ def test_options_that_textarena_has_not(options, message):
 @contextmanager
 def openenv_server():
     """A server of OpenEnv's own, whose environment adds numbers up to 10."""
-    pytest.importorskip("openenv")
+    pytest.importorskip("openenv", reason="openenv-core needs other versions than constraints.txt")
     pytest.importorskip("websockets")
     import uvicorn
     from openenv.core.env_server.http_server import HTTPEnvServer
