@@ -38,6 +38,11 @@ NOT_EQUAL = [
     (r"\frac{1}{13983816}", "0.000000", False),
     (r"\frac{1}{3000000}", "0.0000000", False),
     (r"-\frac{1}{7000000}", "0.000000", False),
+    ("[0,1]", "0,1", False),
+    ("(0,1]", "0,1", False),
+    ("82", r"x\cdot 2=82", False),
+    ("82", "x*2=82", False),
+    ("B", r"\overline{B}", False),
     (r"10^{-9}\pi", "0.000000", False),
 ]
 NO_C = [
@@ -91,6 +96,10 @@ NOTATIONS = [
     ("math", NUMBER, [r"\boxed{82\text{ points}}", r"\boxed{82\$}", r"\boxed{82\,€}", r"\boxed{\rm 82}", r"\boxed{\num{82}}"]),
     ("math", {"answer": "1234567"}, [r"\boxed{1'234'567}", r"\boxed{1.234.567}", r"\boxed{1\,234\,567}", r"\boxed{1{,}234{,}567}"]),
     ("math", {"answer": "0.5"}, [r"\boxed{0{,}5}", r"\boxed{\frac12}", r"\boxed{5\cdot10^{-1}}", r"\boxed{50\,\%}", r"\boxed{\frac 1 2}"]),
+    ("math", {"answer": "82"}, [r"\boxed{\[82\]}", r"\boxed{\underline{82}}", r"\boxed{\color{blue}{82}}", r"\boxed{\textcolor{red}{82}}"]),
+    ("math", {"answer": r"\{1,2\}"}, [r"\boxed{x=1 \lor x=2}", r"\boxed{\{1;2\}}", r"\boxed{x=1,\ x=2}", r"\boxed{\lbrace 2,1\rbrace}"]),
+    ("math", {"answer": "AB=5"}, [r"\boxed{\overline{AB}=5}"]),
+    ("math", {"answer": "(1,2)"}, [r"\boxed{1,2}", r"\boxed{(1;2)}"]),
     ("math", {"answer": "a-b"}, [r"\boxed{a-b}", r"\boxed{-b+a}", r"\boxed{a - b}"]),
     ("math", {"answer": "|x+4|"}, [r"\boxed{|x+4|}", r"\boxed{|4+x|}", r"\boxed{|-x-4|}", r"\boxed{\sqrt{(x+4)^2}}"]),
     ("math", {"answer": r"\cosh^2 x"}, [r"\boxed{\frac{(e^x+e^{-x})^2}{4}}", r"\boxed{1+\sinh^2 x}"]),

@@ -147,7 +147,7 @@ def same_answer(right: Node, given: Node) -> bool:
         return same_answer(right, given.parts[0])
     if right.kind in {"sequence", "matrix", "union"}:
         if given.kind != right.kind or given.name != right.name:
-            return right.kind == "sequence" and given.kind == "list" and _in_order(right.parts, given.parts)
+            return right.name == "()" and given.kind == "list" and _in_order(right.parts, given.parts)
         return (_matched if right.kind == "union" else _in_order)(right.parts, given.parts)
     return same_value(right, given)
 
@@ -194,7 +194,7 @@ def _same_relation(right: Node, given: Node) -> bool:
 
 def is_name(left: Node) -> bool:
     """Return True for what an equation gives a value to: `x`, `f(x)`, `(x, y)`, `AB`, `|AB|`, `A:B`; not for an expression."""
-    if left.kind == "mul" and left.parts[0].kind == "symbol" and left.parts[1].kind == "number":
+    if left.kind == "mul" and not left.name and left.parts[0].kind == "symbol" and left.parts[1].kind == "number":
         return True  # f(2)
     return all(
         (part.kind in _NAMES and part.name in {"", "abs", "()"}) or part.kind == "symbol" for part in left.walk()

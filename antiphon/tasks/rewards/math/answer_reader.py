@@ -259,7 +259,7 @@ class _Reader:
         node = self._power()
         while True:
             if self._accept("sign", "*") or self._accept("command", "cdot", "times"):
-                node = Node("mul", (node, self._unary()))
+                node = Node("mul", (node, self._unary()), "*")  # other than of `f(2)`, which is a name
             elif self._accept("sign", "/", ":") or self._accept("command", "div"):
                 node = Node("div", (node, self._unary()))
             elif self._begins_factor():

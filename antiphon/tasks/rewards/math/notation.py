@@ -16,8 +16,8 @@ _SPACE = r"(?:\\[,;: ]|~|\s)*"
 
 # What the rare rules begin with: an answer without any of it is left as it is.
 _RARE = re.compile(
-    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()]|\\text\{{\s*\\%|\.[0-9]*\("
-    r"|(?<=[0-9])'|\.[0-9]{3}\.|\{,\}|(?<=[0-9, ])(?:\\\$|[€£¥])$|\\(?:rm|bf|num|(?:text)?degree)(?![A-Za-z])"
+    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()\[]|\\text\{{\s*\\%|\.[0-9]*\("
+    r"|(?<=[0-9])'|\.[0-9]{3}\.|\{,\}|(?<=[0-9, ])(?:\\\$|[€£¥])$|\\(?:rm|bf|num|lor|vee|underline|(?:text)?(?:degree|color))(?![A-Za-z])"
     rf"|\\(?:nicefrac|sfrac|over(?![a-z])|[lr]?vert|[lr]brace|[lr]angle|[bB]ig|angle|dot|bar|overline\s*\{{?[0-9A-Z]|mathbb|R(?![A-Za-z]))"
 )
 
@@ -28,7 +28,7 @@ def _replace_count(found: re.Match[str]) -> str:
 
 
 _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(r"^\\\((.*)\\\)$", re.DOTALL), r"\1"),
+    (re.compile(r"^\\[(\[](.*)\\[)\]]$", re.DOTALL), r"\1"),
     (re.compile("[⁰¹²³⁴-⁹⁻]+"), lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}"),
     (
         re.compile("[¼-¾⅐-⅞]"),
@@ -43,7 +43,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\([lr])angle(?![A-Za-z])"), lambda found: "(" if found[1] == "l" else ")"),
     (re.compile(r"\\(?:[Bb]igg?[lrm]?|angle)(?![A-Za-z])"), ""),
     (re.compile(r"^([A-Za-z]\s*\\in\s*)?(?:\\mathbb\{R\}|\\R|ℝ)$"), r"\1(-\\infty,\\infty)"),
-    (re.compile(r"\\(?:rm|bf)(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:rm|bf|underline)(?![A-Za-z])|\\(?:text)?color\{(?!white)[a-z]+\}"), ""),
+    (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), r"\\text{or}"),
     (re.compile(r"\\num\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\(?:text)?degree(?![A-Za-z])"), r"^\\circ"),
     (re.compile(r"^([0-9.,]+)(?:\\[, ]|[~ ])*(\\\$|[€£¥])$"), r"\2\1"),
@@ -55,7 +56,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(^|\\cup|∪|\\in|=)(\s*(?:\\left)?\s*)\](?=[^\[\]()]*,)"), r"\1\2("),
     (re.compile(r"(,[^\[\]()]*)\[(?=\s*(?:$|\\cup|∪))"), r"\1)"),
     (re.compile(r"\\\\\s*\[[0-9.]+(?:pt|em|ex|mm|cm)\]"), r"\\\\"),
-    (re.compile(r"\\overline\{([A-Z]+)\}"), r"\1"),
+    (re.compile(r"\\overline\{([A-Z]{2,})\}"), r"\1"),
     # words behind a number
     (re.compile(rf"{_SPACE}(?:\\text\{{\s*(?:per ?cent|\\%)\s*\}}|(?<![A-Za-z{{])per ?cent)$"), r"\\%"),
     (
