@@ -1,4 +1,4 @@
-"""Programs that would rather be paid than be right, as outsiders tried them: by what would pay them, cause, task and program."""
+"""Programs that would rather be paid than be right, as outsiders tried them: by what would pay them, and by cause."""
 
 # name: (shape, payload, honest program)
 OUTSIDER_TASKS = {
@@ -168,10 +168,8 @@ def change(_):
         if hasattr(module, 'Report'): module.Report.judge = lambda s, *_: s.tell('case', 'passed')
 gone = Gone()
 kept = weakref.ref(gone, change)
-def square(x):
-    global gone
-    gone = None
-    return 0
+gone = None
+square = lambda x: 0
 """,
     ),
     "changes who reports while garbage is collected": (
@@ -182,9 +180,8 @@ def change(*_):
     for module in list(sys.modules.values()):
         if hasattr(module, 'Report'): module.Report.judge = lambda s, *_: s.tell('case', 'passed')
 gc.callbacks.append(change)
-def square(x):
-    gc.collect()
-    return 0
+gc.collect()
+square = lambda x: 0
 """,
     ),
     "changes who reports from a thread": (
@@ -207,10 +204,9 @@ import os, signal, sys
 def change(*_):
     for module in list(sys.modules.values()):
         if hasattr(module, 'Report'): module.Report.judge = lambda s, *_: s.tell('case', 'passed')
-def square(x):
-    signal.signal(signal.SIGUSR1, change)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return 0
+signal.signal(signal.SIGUSR1, change)
+os.kill(os.getpid(), signal.SIGUSR1)
+square = lambda x: 0
 """,
     ),
     "changes who reports while a subclass is made": (
@@ -299,6 +295,22 @@ class Zero(int):
 def root(n):
     if n < 0: raise ValueError
     return Zero()
+""",
+    ),
+}
+
+# Paid if the end of an iteration crossed, and ended loops unseen.
+OUTSIDERS_ENDING_LOOPS = {
+    "ends the tests' loop where they expect an end elsewhere": (
+        "steps",
+        """
+class Steps:
+    def __init__(self, n): self.n = n
+    def step(self):
+        if not self.n: raise StopIteration
+        self.n -= 1
+        return self.n + 1
+def double(n): raise StopIteration
 """,
     ),
 }
@@ -471,21 +483,12 @@ class Account:
         "twice",
         "import sys\nsys.setrecursionlimit(10**6)\ndef twice(f, x): return twice(f, f(x))",
     ),
-    (
-        "ends the tests' loop where they expect an end elsewhere",
-        "steps",
-        """
-class Steps:
-    def __init__(self, n): self.n = n
-    def step(self):
-        if not self.n: raise StopIteration
-        self.n -= 1
-        return self.n + 1
-def double(n): raise StopIteration
-""",
-    ),
     # --- sources ---
-    ("an encoding that hides code", "square", "# -*- coding: utf-7 -*-\n# +AAo-square = lambda x: x * x\nsquare = lambda x: 0"),
+    (
+        "an encoding that hides code",
+        "square",
+        "# -*- coding: utf-7 -*-\n# +AAo-square = lambda x: x * x\nsquare = lambda x: 0",
+    ),
     ("a byte order mark and form feeds", "square", "\ufeff\fsquare = lambda x: 9\f"),
     ("another language from the future", "square", "from __future__ import barry_as_FLUFL\nsquare = lambda x: x <> x"),
     ("brackets in brackets", "square", "square = lambda x: " + "(" * 50_000 + "x" + ")" * 50_000),
@@ -496,7 +499,11 @@ def double(n): raise StopIteration
     ("aborts", "square", "import os\nsquare = lambda x: os.abort()"),
     ("reads no address", "square", "import ctypes\nsquare = lambda x: ctypes.string_at(0)"),
     ("closes the pipe", "square", "import os\nos.closerange(0, 64)\nsquare = lambda x: 9"),
-    ("becomes another program", "square", "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(9)'])"),
+    (
+        "becomes another program",
+        "square",
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(9)'])",
+    ),
     ("exits at its exit", "sums", "import atexit\natexit.register(print, 3)"),
     (
         "claims the users of other sandboxes",

@@ -12,6 +12,7 @@ from tests.system.outsider_hacks import (
     OUTSIDERS,
     OUTSIDERS_AT_THE_LINK,
     OUTSIDERS_CONFIGURING,
+    OUTSIDERS_ENDING_LOOPS,
     OUTSIDERS_IN_ONE_PROCESS,
     OUTSIDERS_IN_PYTESTS_PROCESS,
 )
@@ -283,7 +284,10 @@ HOLES: dict[str, list[tuple[str, str, str]]] = {
         ("session", "if self._in_place:", "if True:"),
     ],
     NAMES: [("session", ' or not found.keys() <= {*job["names"]}', "")],
-    STOPS: [("session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends")],
+    STOPS: [
+        ("session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends"),
+        ("harness", "session.check_stops()", "pass"),
+    ],
     SWALLOWED: [("harness", "session.refused or session.ended or error", "error")],
     CONFTEST: [("harness", ', "--noconftest"]', "]")],
     EXPECTED: [
@@ -1354,5 +1358,6 @@ for _hole, _hacks in (
     (ONE_PROCESS, OUTSIDERS_IN_ONE_PROCESS),
     (ONE_PROCESS_PYTEST, OUTSIDERS_IN_PYTESTS_PROCESS),
     (CONFIGURED, OUTSIDERS_CONFIGURING),
+    (STOPS, OUTSIDERS_ENDING_LOOPS),
 ):
     HACKS += [Hack(cause, task, program, _hole) for cause, (task, program) in _hacks.items()]

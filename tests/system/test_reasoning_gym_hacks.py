@@ -150,7 +150,10 @@ def test_a_premise_is_no_conclusion():
 
 def test_a_walk_at_random_solves_nothing():
     walk = random.Random(3)
-    for name, step in (("rush_hour", lambda: f"{walk.choice('ABCDEFGHIJK')}{walk.choice('+-')}1 "), ("sokoban", lambda: walk.choice("UDLR"))):
+    for name, step in (
+        ("rush_hour", lambda: f"{walk.choice('ABCDEFGHIJK')}{walk.choice('+-')}1 "),
+        ("sokoban", lambda: walk.choice("UDLR")),
+    ):
         for row in rows(name):
             made = "".join(step() for _ in range(4000))
             assert reasoning_gym(row, say(made), partial_credit=False).value == 0, name

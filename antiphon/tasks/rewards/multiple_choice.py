@@ -25,7 +25,8 @@ _DENIALS = (
     r"|disproved|a (?:distractor|trap|decoy)"
 )
 _HEDGES = (
-    "is|was|or|are|seems|looks|probably|certainly|definitely|clearly|most|very|can|could|should|must|may|might|has|been|be|also"
+    "is|was|or|are|seems|looks|probably|certainly|definitely|clearly|most|very"
+    "|can|could|should|must|may|might|has|been|be|also"
 )
 # What a statement says of an option other than that it is the answer.
 _REFUSED = re.compile(

@@ -55,8 +55,10 @@ ANSWERS = {
 }
 QUESTION = Message("user", "What is 6 times 7?")
 PROMPT = Prompt(id="p", task="t", messages=(), payload={"answer": "42"})
-SPECIAL = re.compile(r"<[|｜][^<>\s]*[|｜]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
-    r"|\[gMASK\]|<(?:sop|extra_id_\d|reserved_\d+|seed:\w+|end_of_utterance)>|\[e~\[|\]~b\]")
+SPECIAL = re.compile(
+    r"<[|｜][^<>\s]*[|｜]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+    r"|\[gMASK\]|<(?:sop|extra_id_\d|reserved_\d+|seed:\w+|end_of_utterance)>|\[e~\[|\]~b\]"
+)
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""Equality of answers: of values, exactly or at points drawn for the pair, and of lists, sets, intervals, matrices and relations.
+"""Equality of answers: of values, exactly or at points drawn for the pair, and of lists, sets, intervals and relations.
 
 Nothing is simplified, so the time that a comparison takes is bounded by the size of the answers, which `answer_reader` bounds.
 """
@@ -14,8 +14,8 @@ from antiphon.tasks.rewards.math.answer_reader import Node
 from antiphon.tasks.rewards.math.answer_values import (
     CLOSE,
     DIGITS,
-    Number,
     NoValueError,
+    Number,
     Point,
     evaluate,
     real_number,
@@ -121,7 +121,9 @@ def is_rounding(node: Node, exact: Number, places: int = ENOUGH_PLACES) -> bool:
     value = -decimal.value if negative else decimal.value
     with mp.workdps(DIGITS):
         error, allowed = abs(real_number(exact) - real_number(value)), mp.mpf(10) ** -decimal.places
-        return bool(error < min(allowed, abs(real_number(exact)) * mp.mpf(10) ** -(places // 2)))  # 0.000000 rounds nothing
+        return bool(
+            error < min(allowed, abs(real_number(exact)) * mp.mpf(10) ** -(places // 2))
+        )  # 0.000000 rounds nothing
 
 
 def _is_decimal(value: Fraction) -> bool:

@@ -17,7 +17,8 @@ _SPACE = r"(?:\\[,;: ]|~|\s)*"
 # What the rare rules begin with: an answer without any of it is left as it is.
 _RARE = re.compile(
     rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()\[]|\\text\{{\s*\\%|\.[0-9]*\("
-    r"|(?<=[0-9])'|\.[0-9]{3}\.|\{,\}|(?<=[0-9, ])(?:\\\$|[€£¥])$|\\(?:rm|bf|num|lor|vee|underline|(?:text)?(?:degree|color))(?![A-Za-z])"
+    r"|(?<=[0-9])'|\.[0-9]{3}\.|\{,\}|(?<=[0-9, ])(?:\\\$|[€£¥])$"
+    r"|\\(?:rm|bf|num|lor|vee|underline|(?:text)?(?:degree|color))(?![A-Za-z])"
     rf"|\\(?:nicefrac|sfrac|over(?![a-z])|[lr]?vert|[lr]brace|[lr]angle|[bB]ig|angle|dot|bar|overline\s*\{{?[0-9A-Z]|mathbb|R(?![A-Za-z]))"
 )
 

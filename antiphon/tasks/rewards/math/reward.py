@@ -10,8 +10,8 @@ agree), a number in a base and its digits alone; text in either case. What is no
 another order or in brackets of another interval, a choice of several answers, words for numbers, and an inequality where the
 right answer is a set, since it may be the question repeated.
 
-Answers are read by `answer_reader` and compared by `answer_equality`, in a time that their size bounds. Right answers that these
-cannot read (sets with conditions, say) are compared by math-verify, with responses made of the same commands only.
+Answers are read by `answer_reader` and compared by `answer_equality`, in a time that their size bounds. Right answers that
+these cannot read (sets with conditions, say) are compared by math-verify, with responses made of the same commands only.
 """
 
 import re
