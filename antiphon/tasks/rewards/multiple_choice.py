@@ -116,7 +116,7 @@ def _named(statement: str, options: Options) -> set[str]:
         if option:
             rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", _OPTION, rest, flags=re.IGNORECASE)
             named |= {label} if count else set()
-    for label in options:
+    for label in filter(rest.__contains__, options):
         rest, count = re.subn(rf"(?<![\w'’°-]){re.escape(label)}(?![\w'’+#-])", _OPTION, rest)
         named |= {label} if count else set()
     return set(options) if named and _REFUSED.search(rest) else named

@@ -35,28 +35,30 @@ _SIGNS = (  # that make another number of it: operators, digits of other scripts
 _SMALL = "one|two|three|four|five|six|seven|eight|nine|ten|hundred|many"
 _PARTS = "hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?"
 _REFUSED = r"not|wrong|incorrect|false|impossible|excluded|ruled out"
-# What makes another number, or none, of the number `#` of a statement.
-_NO_NUMBER = re.compile(
-    rf"[{_SIGNS}]|\\[{{}}]|~~"
-    rf"|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
-    r"|[A-Za-z]#|#\s?[eiknxyz](?![A-Za-z])|#\s*[+-]\s*$"
-    rf"|[+-](?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\s\\{{(,;:$~])*#"
+# What makes another number, or none, of the only number of a statement: anywhere, before it, and right behind it.
+_ANYWHERE = re.compile(
+    rf"[{_SIGNS}]|\\[{{}}]|~~|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
     r"|\b(?i:or|squared|cubed|dozens?|gross|tenths|hundredths|thousandths|millionths|billionths|trillionths"
-    r"|halves|thirds|fifths|sixths|sevenths|eighths|ninths)\b"
-    rf"|#{_GAP}(?i:no(?=\W*$)|nope|wrong|incorrect|false|too (?:many|much|few|low|high)|plus|minus|divided|multiplied"
-    r"|times (?:two|three|ten|itself)|added to|doubled|tripled|halved|inverted|reversed|negative|factorials?|below|under"
-    r"|(?:in )?(?:hex|octal|binary|base)|mod(?:ulo)?|choose|xor|to the (?:second|third|fourth|fifth|nth|power)|per ?mille"
-    rf"|ppm|basis points|per (?:hundred|thousand|million)|point (?:zero|{_SMALL})"
-    rf"|and (?:an? |one |two |three )(?:{_PARTS})"
-    rf"|(?:{'|'.join(_COUNTS)}|lakh|crore|quadrillion|quintillion)s?)(?![a-z])"
-    rf"|\b(?i:is|are|was|be|been) (?i:(?:the |an? )?(?:{_REFUSED})\b)"
-    r"|#\W*\w*\s?(?i:(?:is|are|was|ca|could)n't (?!it\b)|cannot\b)"
-    r"|(?i:\b(?:not|never|cannot|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double"
+    r"|halves|thirds|fifths|sixths|sevenths|eighths|ninths"
+    rf"|(?:is|are|was|be|been) (?:the |an? )?(?:{_REFUSED}))\b"
+)
+_BEFORE = re.compile(
+    rf"[A-Za-z]$|[+-](?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\s\\{{(,;:$~])*$|n't\b|\b(?i:"
+    r"not|never|cannot|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double"
     r"|thrice|triple|opposite|except|excluding|excludes|than|anything but|besides|without|unlikely|hardly|negative of|every|any"
-    r"|either|minus|negative|wrong|incorrect|false|far from|different from|unequal|nowhere near"
+    r"|either|minus|negative|wrong|incorrect|false|far from|different from|unequal|nowhere near|one (?:after|before)"
     rf"|(?:{_SMALL}) times|(?:{_PARTS}|square|cube|reciprocal|inverse|multiple|divisor|factor|negation) of"
-    r"|one (?:after|before)|log|ln|sqrt|root|sin|cos|tan)\b|n't\b|\b(?:over|no)(?=\s+#))(?=.*#)|#\s+(?i:less|more than)\b",
+    r"|log|ln|sqrt|root|sin|cos|tan|(?:over|no)(?=\s+$))\b",
     re.DOTALL,
+)
+_BEHIND = re.compile(
+    rf"\s?[eiknxyz](?![A-Za-z])|\s*[+-]\s*$|{_GAP}(?i:no(?=\W*$)|nope|wrong|incorrect|false|too (?:many|much|few|low|high)"
+    r"|plus|minus|divided|multiplied|times (?:two|three|ten|itself)|added to|doubled|tripled|halved|inverted|reversed"
+    r"|negative|factorials?|below|under|(?:in )?(?:hex|octal|binary|base)|mod(?:ulo)?|choose|xor"
+    r"|to the (?:second|third|fourth|fifth|nth|power)|per ?mille|ppm|basis points|per (?:hundred|thousand|million)"
+    rf"|point (?:zero|{_SMALL})|and (?:an? |one |two |three )(?:{_PARTS})"
+    rf"|(?:{'|'.join(_COUNTS)}|lakh|crore|quadrillion|quintillion)s?)(?![a-z])"
+    r"|\W*\w*\s?(?i:(?:is|are|was|ca|could)n't (?!it\b)|cannot\b)|\s+(?i:less|more than)\b"
 )
 
 # Written as a minus: the words, the sign of typographers, and hyphens, dashes and signs that look like it.
@@ -123,9 +125,7 @@ def _stated(statement: str, percent: bool) -> list[Decimal]:
     found = [_read_number(match, percent) for match in matches]
     if len(found) > 1 or len(statement) > MOST_STATEMENT_CHARACTERS:
         return [*found, *found]
-    if found and (
-        _REFUTED.search(left) or _NO_NUMBER.search(_NUMBER.sub(_mask, right)) or any(map(_is_division, matches))
-    ):
+    if found and (_REFUTED.search(left) or _is_division(matches[0]) or _is_refused(right, matches[0])):
         return [*found, *found]
     before = list(numbers(left, percent)) if equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) else []
     return found + [number for number in before if [number] != found]
@@ -145,10 +145,13 @@ def _read_number(found: re.Match[str], percent: bool) -> Decimal:
     return value / 100 if found["percent"] and percent else value
 
 
-def _mask(found: re.Match[str]) -> str:
-    """Return `#` between the spaces that stand around a number."""
-    bare = found[0].strip()
-    return found[0].replace(bare, "#")
+def _is_refused(statement: str, found: re.Match[str]) -> bool:
+    """Return True if what stands around the only number of a statement makes another number of it, or none."""
+    number = found[0]
+    before = statement[: found.start()] + number[: len(number) - len(number.lstrip())]
+    behind = number[len(number.rstrip()) :] + statement[found.end() :]
+    around = f"{before}#{behind}"
+    return bool(_ANYWHERE.search(around) or (before and _BEFORE.search(before)) or (behind and _BEHIND.match(behind)))
 
 
 def _is_division(found: re.Match[str]) -> bool:
