@@ -13,7 +13,6 @@ import builtins
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict, cast
@@ -212,7 +211,10 @@ class Session:
         Where the tests catch it themselves, its traceback has a frame of theirs.
         """
         for error in self._stops:
-            if all(frame.f_globals is globals() for frame, _ in traceback.walk_tb(error.__traceback__)):
+            reached = error.__traceback__
+            while reached and reached.tb_frame.f_globals is globals():
+                reached = reached.tb_next
+            if not reached:
                 self.refuse("the solution ended a loop of the tests by StopIteration")
         self._stops.clear()
 
