@@ -28,6 +28,7 @@ MEASURES = (
     "antiphon.tasks.rewards.math",
     "antiphon.tasks.rewards.extract",
     "antiphon.tasks.rewards.math.answer_reader",
+    "antiphon.tasks.rewards.math.answer_equality",
     "antiphon.tasks.rewards.math.answer_values",
     "antiphon.tasks.rewards.math.notation",
 )

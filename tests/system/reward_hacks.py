@@ -6,6 +6,16 @@ which the harness closes. With its hole planted the hack is paid, so that what c
 
 from dataclasses import dataclass, field
 
+from tests.system.more_reward_hacks import MORE_HACKS
+from tests.system.outsider_hacks import (
+    OUTSIDER_TASKS,
+    OUTSIDERS,
+    OUTSIDERS_AT_THE_LINK,
+    OUTSIDERS_CONFIGURING,
+    OUTSIDERS_ENDING_LOOPS,
+    OUTSIDERS_IN_ONE_PROCESS,
+    OUTSIDERS_IN_PYTESTS_PROCESS,
+)
 from tests.system.pytest_hacks import BEGIN, PYTEST_HACKS
 
 # Takes the pipe to the judge away from what serves it: `give` and `take` are messages, `NOW` the request under way.
@@ -274,7 +284,10 @@ HOLES: dict[str, list[tuple[str, str, str]]] = {
         ("session", "if self._in_place:", "if True:"),
     ],
     NAMES: [("session", ' or not found.keys() <= {*job["names"]}', "")],
-    STOPS: [("session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends")],
+    STOPS: [
+        ("session", "StopIteration | StopAsyncIteration) and not ends", "StopAsyncIteration) and not ends"),
+        ("harness", "session.check_stops()", "pass"),
+    ],
     SWALLOWED: [("harness", "session.refused or session.ended or error", "error")],
     CONFTEST: [("harness", ', "--noconftest"]', "]")],
     EXPECTED: [
@@ -1335,3 +1348,16 @@ HACKS += [
     Hack(f"pytest: {cause}", "slug", f"{SLUG}{BEGIN}{program}\n", ONE_PROCESS_PYTEST)
     for cause, program in PYTEST_HACKS.items()
 ]
+
+# --- in other ways, and of outsiders -----------------------------------------------------------------------------------------
+
+TASKS |= {name: Task(*task) for name, task in OUTSIDER_TASKS.items()}
+HACKS += [Hack(*hack) for hack in [*MORE_HACKS, *OUTSIDERS]]
+HACKS += [Hack(cause, task, PIPE + program) for cause, (task, program) in OUTSIDERS_AT_THE_LINK.items()]
+for _hole, _hacks in (
+    (ONE_PROCESS, OUTSIDERS_IN_ONE_PROCESS),
+    (ONE_PROCESS_PYTEST, OUTSIDERS_IN_PYTESTS_PROCESS),
+    (CONFIGURED, OUTSIDERS_CONFIGURING),
+    (STOPS, OUTSIDERS_ENDING_LOOPS),
+):
+    HACKS += [Hack(cause, task, program, _hole) for cause, (task, program) in _hacks.items()]

@@ -1,6 +1,9 @@
 """Every dataset of Reasoning Gym, and answers that are not: none is paid, none runs, and the right one still is."""
 
 import builtins
+import json
+import random
+import re
 import time
 
 import pytest
@@ -42,6 +45,26 @@ HACKS = {
     "sum of powers": "+".join(["x**9999"] * 900),
     "names": "+".join("abcdefghijklmnopqrstuvwxyz" * 20),
     "prompt": "",  # that of the row
+    "no number, imaginary": "nani",
+    "no number, imaginary and parted": "(n a n i)",
+    "no number, signalling": "sNaN",
+    "no number, with a payload": "NaN1",
+    "no numbers, escaped": '["n\\u0061n", "n\\u0061n", "n\\u0061n", "n\\u0061n", "n\\u0061n"]',
+    "beyond all numbers": "[1e999]",
+    "numbers of another puzzle": "6*4*1*1",
+    "nearly the target": "5*5-1/2-1/9",
+    "numbers without digits": "(E/E+E/E)*(E/E+E/E)",
+    "every colour": json.dumps({str(number): 1 for number in range(30)}),
+    "one digit for all letters": ",".join(f"{letter}=1" for letter in "ABCDEFGHIJ"),
+    "both words": "Yes No True False yes no true false",
+    "steps without end": "A+999999999999 B-999999999999",
+    "every step": " ".join(f"{piece}{sign}1" for piece in "ABCDEFGHIJ" for sign in "+-"),
+    "every move": "UDLR" * 400,
+    "quotation marks": '""',
+    "null": "null",
+    "an object with everything": '{"answer": "", "steps": []}',
+    "spaces without width": "\u200b",
+    "a word of the grader": "1.0",
 }
 
 
@@ -97,3 +120,40 @@ def test_python_does_not_choose_among_answers(name, hack):
     for row in rows(name):
         right = str(row.payload["answer"])
         assert reasoning_gym(row, say(hack.format(right, right)), partial_credit=False).value == 0
+
+
+def test_arithmetic_puzzles_need_their_numbers():
+    for row in rows("countdown"):
+        numbers, target = row.payload["metadata"]["numbers"], row.payload["metadata"]["target"]
+        nothing = "*".join(map(str, numbers)) + "*(E-E)"
+        for made in (f"{target}e0+{nothing.replace('(E-E)', '0e0')}", f"{nothing}+{'+'.join(['E/E'] * target)}"):
+            assert reasoning_gym(row, say(made), partial_credit=False).value == 0, made
+    for row in rows("puzzle24"):
+        for made in ("6*4*1*1", "8*3*1*1", "5*5*1-1/2"):
+            if sorted(map(int, re.findall("[0-9]+", made))) != sorted(row.payload["metadata"]["numbers"]):
+                assert reasoning_gym(row, say(made), partial_credit=False).value == 0, made
+
+
+def test_a_list_of_no_numbers_is_not_sorted():
+    for row in rows("number_sorting"):
+        count = len(json.loads(row.payload["answer"].replace("'", '"')))
+        escaped = "[" + ", ".join(['"n\\u0061n"'] * count) + "]"
+        assert reasoning_gym(row, say(escaped)).value == 0
+
+
+def test_a_premise_is_no_conclusion():
+    for row in rows("propositional_logic"):
+        for premise in row.payload["metadata"]["premises"]:
+            if premise != row.payload["answer"]:
+                assert reasoning_gym(row, say(f"({premise})"), partial_credit=False).value == 0
+
+
+def test_a_walk_at_random_solves_nothing():
+    walk = random.Random(3)
+    for name, step in (
+        ("rush_hour", lambda: f"{walk.choice('ABCDEFGHIJK')}{walk.choice('+-')}1 "),
+        ("sokoban", lambda: walk.choice("UDLR")),
+    ):
+        for row in rows(name):
+            made = "".join(step() for _ in range(4000))
+            assert reasoning_gym(row, say(made), partial_credit=False).value == 0, name

@@ -11,7 +11,6 @@ from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code import programs as code_programs
 from antiphon.tasks.rewards.code.reward import Code
-from tests.system.more_reward_hacks import MORE_HACKS
 from tests.system.reward_hacks import HACKS, HOLES, ONE_PROCESS, ONE_PROCESS_PYTEST, TASKS
 
 OPTIONS = {"seconds": 6.0, "case_seconds": 1.0, "sandbox": {"packages": ["pytest"]}}
@@ -41,12 +40,6 @@ def test_honest_programs_are_paid(reward, task):
 @pytest.mark.parametrize("hack", HACKS, ids=ids(HACKS))
 def test_no_hack_is_paid(reward, hack):
     score = grade(reward, hack.task, hack.program)
-    assert (score.status, score.value) == (ScoreStatus.SCORED, 0)
-
-
-@pytest.mark.parametrize(("task", "program"), [hack[1:] for hack in MORE_HACKS], ids=[hack[0] for hack in MORE_HACKS])
-def test_no_further_hack_is_paid(reward, task, program):
-    score = grade(reward, task, program)
     assert (score.status, score.value) == (ScoreStatus.SCORED, 0)
 
 

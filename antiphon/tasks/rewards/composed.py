@@ -28,9 +28,9 @@ class Part(Config):
 class Composition:
     """The sum over the parts of weight × value × the values of its gates.
 
-    A gate is a part like any other, usually of 0 or 1. Every part is scored, whatever its gates, and reported under its name,
-    its own parts as `name/part`; flags of the response keep their names. If one part has no score, the whole has none. Rewards
-    of turns are summed like the values.
+    A gate is a part like any other, usually of 0 or 1; below 0 it counts as 0, so that no penalty becomes a reward. Every part
+    is scored, whatever its gates, and reported under its name, its own parts as `name/part`; flags of the response keep their
+    names. If one part has no score, the whole has none. Rewards of turns are summed like the values.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -52,8 +52,9 @@ class Composition:
         if len(set(counts.values())) > 1:
             return Score.ungraded(f"parts have paid different numbers of turns: {counts}")
         values = {name: score.value or 0.0 for name, score in scores.items()}
+        gates = {name: max(value, 0.0) for name, value in values.items()}
         factors = {
-            name: part.weight * math.prod(values[gate] for gate in part.gates) for name, part in self.parts.items()
+            name: part.weight * math.prod(gates[gate] for gate in part.gates) for name, part in self.parts.items()
         }
         total = sum(factor * values[name] for name, factor in factors.items())
         paid = [[factors[name] * reward for reward in scores[name].turns] for name in counts]

@@ -31,12 +31,16 @@ def last_boxed(text: str) -> str | None:
 
 
 _BOX = r"\boxed"
+_SPACED_BOX = rf"{_BOX} "
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """Return the start of the last box, -1 if there is none, and its content. Reads each brace once."""
+    """Return the start of the last box, -1 if there is none, and its content. Reads each brace once.
+
+    Of boxes in one another the outermost counts, since what stands around the inner one is a part of the answer.
+    """
     opened: list[int] = []  # positions of open braces
-    begins, content = -1, ""
+    begins = ends = first = last = -1  # of the last box, and of its content
     opening, closing = text.find("{"), text.find("}")
     while closing >= 0:
         if 0 <= opening < closing:
@@ -45,11 +49,12 @@ def _last_box(text: str) -> tuple[int, str]:
             continue
         if opened:
             inside = opened.pop()
-            box = inside - len(_BOX)
-            if box > begins and text.startswith(_BOX, box):
-                begins, content = box, text[inside + 1 : closing].strip()
+            if text.endswith((_BOX, _SPACED_BOX), 0, inside):
+                if (begins, ends) != (inside + 1, closing - 1):  # else it has nothing but another box
+                    first, last = inside + 1, closing
+                begins, ends = text.rfind(_BOX, 0, inside), closing
         closing = text.find("}", closing + 1)
-    return begins, content
+    return begins, text[first:last].strip()
 
 
 MOST_CHARACTERS = 200_000  # at the end of a response, in which its answer is looked for
@@ -77,8 +82,10 @@ def answer_statements(text: str) -> list[str]:
 
 
 def _sentence(text: str, start: int) -> str:
-    line = text[start : start + MOST_STATEMENT_CHARACTERS].partition("\n")[0]
+    line = text[start : start + MOST_STATEMENT_CHARACTERS + 1].partition("\n")[0]
     end = _END_OF_SENTENCE.search(line)
+    if end is None and len(line) > MOST_STATEMENT_CHARACTERS:
+        return line  # too long to be a statement, spaces and all
     return (line[: end.start()] if end else line).strip()
 
 

@@ -1,12 +1,16 @@
 """Instruction following by verifiable instructions, as in IFEval."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.instructions import CHECKS
+
+# Signs without width, which would part words to make more of them, or hide one that is forbidden.
+_INVISIBLE = re.compile("[\u00ad\u034f\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 
 
 def instruction_following(
@@ -16,12 +20,14 @@ def instruction_following(
 
     The payload is a row of the published data: `instruction_id_list`, and `kwargs` with one mapping an instruction, in which
     None values are dropped. With `loose` an instruction is followed if one of eight variants of the response follows it:
-    without the first line, the last, both or neither, each with and without asterisks. The parts are 1 or 0 by instruction.
+    without the first line, the last, both or neither, each with and without asterisks. Invisible signs do not count. The parts
+    are 1 or 0 by instruction.
 
     Raises:
         ValueError: An instruction is unknown, or does not take its kwargs.
     """
-    texts = variants(transcript.response) if loose else [transcript.response]
+    response = _INVISIBLE.sub("", transcript.response)
+    texts = variants(response) if loose else [response]
     parts = {
         name: float(any(text.strip() and CHECKS[instruction](text, **kwargs) for text in texts))
         for name, instruction, kwargs in _instructions(prompt)

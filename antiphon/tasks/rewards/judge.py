@@ -24,7 +24,8 @@ RUBRIC = "Judge how correct, complete and helpful the response is."
 _NUMBER = r"[-+]?[0-9]+(?:\.[0-9]+)?"
 # The first sign of a special token, as chat templates of common models write theirs.
 _SPECIAL = re.compile(
-    r"<(?=[|｜][^<>\s]{1,40}[|｜]>|/?s>|/?(?:bos|eos|pad|unk|sop|eop)>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?[A-Z_]{3,24}\])"
+    r"<(?=[|｜][^<>\s]{1,40}[|｜]>|/?s>|/?(?:bos|eos|pad|unk|sop|eop|sep|mask|eod|eo[ah])>|(?:start|end)_of_(?:turn|text|utterance)>"
+    r"|(?:extra_id|reserved)_[0-9]{1,4}>|seed:[a-z_]{1,20}>|</?SYS>>)|\[(?=/?[A-Z_]{3,24}\]|[gs]?MASK\]|e~\[)|\](?=~b\]|~!b\[)"
 )
 _VERDICTS = {"FIRST": 1.0, "TIE": 0.5, "SECOND": 0.0}
 

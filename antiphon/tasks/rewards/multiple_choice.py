@@ -19,21 +19,26 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\
 
 _OPTION = "\0"  # stands for an option that a statement names
 _DENIALS = (
-    r"not|never|neither|none|nor|cannot|except|but|other than|rule out|(?:is|are|ca|wo)n['’]?t|wrong|incorrect|false"
-    r"|hardly|unlikely|doubtful|besides|save|without|avoid|instead of|rather than|far from|less likely|opposite of"
-    r"|eliminated?|excluded?|excluding|discard(?:ed)?|rejected?"
+    r"not|never|neither|none|nor|cannot|except|but|other than|unlike|rul(?:e|es|ed|ing) out|(?:is|are|was|ca|wo|could)n['’]?t"
+    r"|wrong|incorrect|false|impossible|hardly|unlikely|doubtful|besides|save|without|avoid|instead of|rather than|far from"
+    r"|different from|less likely|opposite of|eliminate[sd]?|exclude[sd]?|excluding|discard(?:ed)?|reject(?:s|ed)?|refuted?"
+    r"|disproved|a (?:distractor|trap|decoy)"
 )
-_HEDGES = "is|was|or|are|seems|looks|probably|certainly|definitely|clearly|most|very"
+_HEDGES = (
+    "is|was|or|are|seems|looks|probably|certainly|definitely|clearly|most|very"
+    "|can|could|should|must|may|might|has|been|be|also"
+)
 # What a statement says of an option other than that it is the answer.
 _REFUSED = re.compile(
-    rf"^[^{_OPTION}]*\b(?:{_DENIALS})\b[^{_OPTION}]*{_OPTION}"
-    rf"|{_OPTION}\W*(?:(?:{_HEDGES})\s+)*(?:{_DENIALS}|no(?=\W*$)|minus)\b"
+    rf"^[^{_OPTION}]*\b(?:{_DENIALS}|either)\b[^{_OPTION}]*{_OPTION}"
+    rf"|{_OPTION}\W*(?:(?:{_HEDGES})\s+)*(?:{_DENIALS}|no(?=\W*$)|nope|minus)\b"
     rf"|{_OPTION}\W*\bor\b(?!\W*{_OPTION})|^[^{_OPTION}]*\bor\W*{_OPTION}",  # or something else
     re.IGNORECASE,
 )
 # Signs that deny a letter, or join it to others.
 _DENYING_SIGN = re.compile(
-    r"\\(?:lnot|neg|not|sim|bar|overline|lor|vee|complement|x?cancel|sout)(?![A-Za-z])|[¬≠∼∨✗✘❌]|~~"
+    r"\\(?:lnot|neg|not|sim|bar|overline|lor|vee|complement|x?cancel|sout)(?![A-Za-z])"
+    r"|[¬≠∼∨✗✘❌🚫⛔👎\u0300-\u036f\u20d0-\u20ff]|~~|<(?:s|del|strike)>"
     r"|(?:^|[\s({$:])[!~]\s*\(?\w|\b[A-Za-z]\}?\s*(?:\^\s*\{?\s*(?:c|C|\\complement)\b|['′])"
 )
 
@@ -111,7 +116,7 @@ def _named(statement: str, options: Options) -> set[str]:
         if option:
             rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", _OPTION, rest, flags=re.IGNORECASE)
             named |= {label} if count else set()
-    for label in options:
+    for label in filter(rest.__contains__, options):
         rest, count = re.subn(rf"(?<![\w'’°-]){re.escape(label)}(?![\w'’+#-])", _OPTION, rest)
         named |= {label} if count else set()
     return set(options) if named and _REFUSED.search(rest) else named

@@ -6,8 +6,11 @@ Some graders let Python evaluate the answer, some accept any answer, some raise 
 import ast
 import functools
 import json
+import operator
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import reasoning_gym as gym
@@ -56,7 +59,11 @@ _FUNCTIONS = frozenset(
         "Abs",
     ]
 )
-_SPECIAL = re.compile(r"\b(?:nan|inf|infinity|zoo|oo)\b", re.IGNORECASE)
+# Numbers that are none, as Python reads them: `nanj` and `NaN1` too.
+_SPECIAL = re.compile(r"\b(?:s?nan[0-9]*|inf|infinity|zoo|oo)[ij]?\b", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\u[0-9a-f]{4}", re.IGNORECASE)
+_MANY_STEPS = re.compile(r"[+-]\d{3}")
+_PUZZLES = {"countdown": "target", "puzzle24": ""}  # whose graders overlook numbers; where the metadata has the target
 _NOT_PLAIN = re.compile(r"__|[\"'`\\:;@{}=#\[\]!]|<<|>>|\.\s*[^\W\d]|[^\W\d]\s*\.|\)\s*[.(]")
 _KEYWORD = re.compile(r"\b(?:and|or|not|if|else|in|is|lambda|for)\b")  # of Python: "5 or 7" evaluates to 5
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
@@ -93,6 +100,8 @@ def reasoning_gym(
         if row["answer"] is not None:
             grader.score_answer(row["answer"], row)  # raises if the row is to blame
         return zero_score(f"the dataset's grader cannot read the answer: {type(error).__name__}")
+    if value >= 1.0 and given.strip() != right and (problem := _overlooked(given, row, name)):
+        return zero_score(problem)
     if value >= 1.0 and given.strip() != right and value <= grader.score_answer(NONSENSE, row):
         return zero_score("the dataset's grader accepts any answer, and this is not the right one")
     return Score.of(value if partial_credit or value >= 1.0 else 0.0, partial=value)
@@ -104,11 +113,57 @@ def _unreadable(given: str, right: str, name: str) -> str:
         return f"the answer has {len(given)} characters"
     if is_hard_to_read(given) and not is_hard_to_read(right):
         return "the answer takes long to read"
-    if _SPECIAL.search(given) and not _SPECIAL.search(right):
+    read = given.replace(" ", "") if name == "complex_arithmetic" else given  # as its grader does
+    if _SPECIAL.search(read) and not _SPECIAL.search(right):
         return "the answer is no number"
+    if _ESCAPED.search(given) and not _ESCAPED.search(right):
+        return "the answer has escaped signs"
+    if name == "rush_hour" and _MANY_STEPS.search(given):
+        return "the answer takes long to follow"
     if name in _EVALUATING and given.strip() != right and not _is_safe_to_evaluate(given, right):
         return "the answer is neither data nor arithmetic"
     return ""
+
+
+def _overlooked(given: str, row: Mapping[str, Any], name: str) -> str:
+    """Return why an answer that the dataset's grader accepts does not solve the task; an empty string if it may."""
+    metadata = row["metadata"]
+    if name == "propositional_logic" and _bare(given) in map(_bare, metadata["premises"]):
+        return "the answer is one of the premises"
+    if name in _PUZZLES:
+        target = metadata.get(_PUZZLES[name], 24)
+        try:
+            numbers, result = _solve(ast.parse(given.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ArithmeticError, RecursionError):
+            return "the answer is no arithmetic with + - * /"
+        if sorted(numbers) != sorted(metadata["numbers"]) or result != target:
+            return "the answer does not make the target of the numbers"
+    return ""
+
+
+def _bare(formula: str) -> str:
+    return re.sub(r"[\s()]", "", formula)
+
+
+def _solve(node: ast.expr) -> tuple[list[int], Fraction]:
+    """Return the numbers of an expression and its exact value; `ValueError` if it is more than + - * / of whole numbers."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return [node.value], Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        numbers, value = _solve(node.operand)
+        return numbers, -value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        (numbers, left), (others, right) = _solve(node.left), _solve(node.right)
+        return numbers + others, _OPERATIONS[type(node.op)](left, right)
+    raise ValueError("no arithmetic")
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def _is_safe_to_evaluate(text: str, right: str) -> bool:

@@ -8,6 +8,15 @@ from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.judge import Judge
+from tests.unit.tasks.outsider_answers import (
+    NO_82,
+    NO_82_BOXED,
+    NO_C,
+    NO_FORM,
+    NO_SQL,
+    NOT_EQUAL,
+    NOTATIONS,
+)
 
 NUMBER = {"answer": "82"}
 CHOICE = {"answer": "C", "choices": ["red", "blue", "green", "grey"]}
@@ -287,6 +296,25 @@ HACKS = {
         },
     ),
 }
+PENALTY = {
+    "parts": {
+        "right": {"reward": "numeric"},
+        "brief": {"reward": "repetition", "gates": ["varied"], "options": {"ngram": 1}},
+        "varied": {"reward": "repetition", "weight": 0.0, "options": {"ngram": 2}},
+    }
+}
+HACKS |= {
+    ("numeric", "outsiders"): (NUMBER, {}, {text[:40]: f"The answer is {text}." for text in NO_82}),
+    ("math", "outsiders"): (NUMBER, {}, {text: rf"\boxed{{{text}}}" for text in NO_82_BOXED}),
+    **{
+        ("math", f"{right} {boxed}"): ({"answer": right}, {"allow_arithmetic": allowed}, {boxed: rf"\boxed{{{boxed}}}"})
+        for right, boxed, allowed in NOT_EQUAL
+    },
+    ("multiple_choice", "outsiders"): (CHOICE, {}, {text: text for text in NO_C}),
+    ("sql", "outsiders"): (QUERY, {}, {text: text for text in NO_SQL}),
+    ("instruction_following", "outsiders"): (FORM, {"all_or_nothing": True}, NO_FORM),
+    ("composed", "penalty"): (NUMBER, PENALTY, {"penalty gated by a penalty": "wrong wrong wrong wrong"}),
+}
 CASES = [
     pytest.param(name, payload, options, response, id=f"{name}-{cause}")
     for (name, _), (payload, options, hacks) in HACKS.items()
@@ -355,6 +383,9 @@ def grade(name, payload, options, response) -> Score:
 @pytest.mark.parametrize(("name", "payload", "options", "response"), CASES)
 def test_a_hack_is_worth_nothing(name, payload, options, response):
     assert grade(name, payload, options, response).value == 0
+
+
+HONEST += [(name, payload, {}, responses) for name, payload, responses in NOTATIONS]
 
 
 @pytest.mark.parametrize(("name", "payload", "options", "responses"), HONEST)

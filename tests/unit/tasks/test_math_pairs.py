@@ -137,9 +137,6 @@ UNFINISHED = [
     ("82", "x=37+45"),
     ("82", r"\frac{164}{1+1}"),
     ("82", r"\frac{164}{2}"),
-    ("82", r"37\frac{45}{1}"),
-    ("82", "37 45/1"),
-    ("82", r"37\tfrac{90}{2}"),
     ("82", r"41\cdot2"),
     ("82", r"|-82|"),
     ("1/2", r"\sin(\pi/6)"),
@@ -301,6 +298,12 @@ def test_what_is_right(math: Math, right: str, boxed: str) -> None:
 @pytest.mark.parametrize("right, boxed", WRONG)
 def test_what_is_wrong(math: Math, right: str, boxed: str) -> None:
     assert judge(math, right, boxed).value == 0
+
+
+def test_an_improper_fraction_behind_a_number_is_neither() -> None:
+    """A sum to some readers, a product to others."""
+    for boxed in (r"37\frac{45}{1}", "37 45/1", r"37\tfrac{90}{2}", r"41\frac{82}{2}", r"41\frac{4}{2}"):
+        assert [judge(Math(allow_arithmetic=allowed), "82", boxed).value for allowed in (False, True)] == [0, 0]
 
 
 @pytest.mark.parametrize("right, boxed", UNFINISHED)

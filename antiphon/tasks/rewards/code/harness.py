@@ -46,6 +46,7 @@ class Report:
 
     def judge(self, session: Session, error: object) -> None:
         """Tell of the case that has just ended; `error` is what is wrong with it, or None."""
+        session.check_stops()
         if session.timed_out:
             self.tell("case", "timeout", session.ended)
         elif wrong := session.refused or session.ended or error:

@@ -176,6 +176,7 @@ class Session:
         self.attributes = frozenset(job["attributes"]) | frozenset(job["methods"])
         self._caught = frozenset(job["caught"])
         self._ends = "StopIteration" in self._caught
+        self._stops: list[Exception] = []  # in this case, of calls
         self.timed_out = False
         self._armed = False
         self.refused = ""  # why this case has failed, whatever the tests make of it
@@ -203,6 +204,19 @@ class Session:
         """The same for all that follow."""
         self.ended = self.ended or why
         return EndedError(why)
+
+    def check_stops(self) -> None:
+        """Refuse a case in which a loop, as of `map`, took the `StopIteration` of a call for its end.
+
+        Where the tests catch it themselves, its traceback has a frame of theirs.
+        """
+        for error in self._stops:
+            reached = error.__traceback__
+            while reached and reached.tb_frame.f_globals is globals():
+                reached = reached.tb_next
+            if not reached:
+                self.refuse("the solution ended a loop of the tests by StopIteration")
+        self._stops.clear()
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -234,7 +248,11 @@ class Session:
         while "callback" in (reply := self._receive(number)):
             self._send(self._call_back(reply))
         if "raised" in reply:
-            raise self._raised(reply["raised"], ends=asked.get("name") in ("__next__", "__anext__") or self._ends)
+            iterates = asked.get("name") in ("__next__", "__anext__")
+            error = self._raised(reply["raised"], ends=iterates or self._ends)
+            if isinstance(error, StopIteration) and not iterates:
+                self._stops.append(error)
+            raise error
         if "value" not in reply:
             raise self.end("its process answered without a value")
         return reply

@@ -7,6 +7,7 @@ odd cases (a Markdown rule `---` is a bullet). They differ from it in these poin
 * A missing kwarg is an error; the public code draws one at random.
 * Sentences are counted without a trained model, words in capitals without a tokenizer (`lengths.sentences`,
   `language.capital_words`).
+* Signs without width, such as zero-width spaces, are left out; in the public code they part words.
 * A text of unknown language does not follow an instruction about languages; in the public code it does.
 
 Every pattern takes time linear in the length of the response.

@@ -45,9 +45,9 @@ class Node:
 
 
 _TOKEN = re.compile(
-    r"(?P<number>[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<number>[1-9][0-9]{0,2}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"|\\(?:begin|end)\{(?P<matrix>[bpB]?(?:small)?matrix\*?|array)\}(?:\{[clr|]*\}|\[[clr]\])?"
-    r"|\\(?:text|mathrm|textbf|textnormal|textit|mathbf|mbox|operatorname|mathit|boldsymbol)\{(?P<text>[^{}]*)\}"
+    r"|\\(?:text(?:bf|rm|sf|it|normal)?|math(?:rm|bf|sf|it)|mbox|operatorname|boldsymbol)\{(?P<text>[^{}]*)\}"
     r"|\\(?P<command>[A-Za-z]+)"
     r"|(?<![A-Za-z])(?P<word>and|or|sqrt|pi|sin|cos|tan|ln|log|exp)(?![A-Za-z])"
     r"|(?P<letter>[A-Za-z])"
@@ -259,7 +259,7 @@ class _Reader:
         node = self._power()
         while True:
             if self._accept("sign", "*") or self._accept("command", "cdot", "times"):
-                node = Node("mul", (node, self._unary()))
+                node = Node("mul", (node, self._unary()), "*")  # other than of `f(2)`, which is a name
             elif self._accept("sign", "/", ":") or self._accept("command", "div"):
                 node = Node("div", (node, self._unary()))
             elif self._begins_factor():

@@ -1,13 +1,10 @@
-"""Values of answers: compare two answers, and tell results from expressions that are not evaluated.
+"""Values of answers: compute them, and tell results from expressions that are not evaluated.
 
-Rational numbers are exact; what is irrational is computed to 80 digits, and what has unknowns at points drawn for the pair.
-Nothing is simplified, so the time that a comparison takes is bounded by the size of the answers, which `answer_reader` bounds.
+Rational numbers are exact; what is irrational is computed to 80 digits. `answer_equality` compares answers.
 """
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -22,8 +19,6 @@ Point = Mapping[str, Fraction]
 
 DIGITS = 80  # of the computation
 CLOSE = mpmath.mpf(10) ** -50  # relative; a number that an answer spells out has fewer digits than that
-POINTS = 6  # at which expressions in unknowns are compared
-ENOUGH_PLACES = 6  # with so many after the point, a decimal stands for what it is a rounding of
 LARGEST_POWER = 100_000
 LARGEST_FACTORIAL = 1_000
 MOST_BITS = 20_000  # of an exact power
@@ -68,7 +63,8 @@ def _evaluate(node: Node, point: Point) -> Number:
     return operation(*values) if node.kind != "call" else _call(node.name, values)
 
 
-def _real(value: Number) -> Any:
+def real_number(value: Number) -> Any:
+    """Return a number as mpmath's; `evaluate` makes exact ones fractions."""
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
@@ -78,7 +74,7 @@ def _both(exact: Callable[..., Number]) -> Callable[..., Number]:
     def apply(*values: Number) -> Number:
         if all(isinstance(value, Fraction) for value in values):
             return exact(*values)
-        return exact(*map(_real, values))
+        return exact(*map(real_number, values))
 
     return apply
 
@@ -86,13 +82,13 @@ def _both(exact: Callable[..., Number]) -> Callable[..., Number]:
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction) and exponent.denominator != 1:
         return _power(_root(Fraction(exponent.denominator), base), Fraction(exponent.numerator))
-    if abs(_real(exponent)) > LARGEST_POWER:
+    if abs(real_number(exponent)) > LARGEST_POWER:
         raise NoValueError("an exponent is too large")
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent.numerator)
         if bits <= MOST_BITS:
             return base**exponent.numerator
-    return mp.power(_real(base), _real(exponent))
+    return mp.power(real_number(base), real_number(exponent))
 
 
 def _root(degree: Number, radicand: Number) -> Number:
@@ -104,11 +100,11 @@ def _root(degree: Number, radicand: Number) -> Number:
         if radicand < 0:
             if n % 2:
                 return _both(lambda value: -value)(_root(degree, -radicand))
-            return mp.root(_real(radicand), n)
+            return mp.root(real_number(radicand), n)
         top, bottom = (_whole_root(part, n) for part in (radicand.numerator, radicand.denominator))
         if top is not None and bottom is not None:
             return Fraction(top, bottom)
-    return mp.root(_real(radicand), n)
+    return mp.root(real_number(radicand), n)
 
 
 def _whole_root(number: int, n: int) -> int | None:
@@ -128,6 +124,12 @@ def _binomial(n: Number, k: Number) -> Number:
     raise NoValueError("a binomial coefficient of other than whole numbers")
 
 
+def _mixed(whole: Fraction, part: Fraction) -> Fraction:
+    if part >= 1:
+        raise NoValueError("an improper fraction behind a whole number may be a sum or a product")
+    return whole + part
+
+
 def _divide(a: Number, b: Number) -> Number:
     if not b:
         raise NoValueError("division by zero")
@@ -139,7 +141,7 @@ def _call(name: str, values: Sequence[Number]) -> Number:
         return _binomial(*values)
     if name in {"abs", "floor", "ceil"} and isinstance(values[0], Fraction):
         return abs(values[0]) if name == "abs" else Fraction(getattr(math, name)(values[0]))
-    reals = [_real(value) for value in values]
+    reals = [real_number(value) for value in values]
     if name in {"exp", "sinh", "cosh"} and abs(reals[0]) > LARGEST_POWER:
         raise NoValueError("an exponent is too large")
     if name in _BY_NAME and abs(reals[0]) > mpmath.mpf(10) ** 30:
@@ -159,7 +161,7 @@ _BY_NAME: dict[str, Callable[..., Number]] = {
 }
 _OPERATIONS: dict[str, Callable[..., Number]] = {
     "add": _both(lambda *terms: sum(terms[1:], terms[0])),
-    "mixed": _both(lambda whole, part: whole + part),
+    "mixed": _mixed,
     "mul": _both(lambda a, b: a * b),
     "div": _both(_divide),
     "neg": _both(lambda value: -value),
@@ -275,7 +277,7 @@ def _can_be_multiplied(factors: Sequence[Node]) -> bool:
 def _is_rational_ratio(a: Node, b: Node) -> bool:
     """Return True if two terms are multiples of one number, as 2 and 3 or √2 and √8 are."""
     with mp.workdps(DIGITS):
-        one, other = _real(evaluate(a)), _real(evaluate(b))
+        one, other = real_number(evaluate(a)), real_number(evaluate(b))
         if not one or not other:
             return True
         return _is_rational(one / other)
@@ -286,214 +288,5 @@ def _is_rational(value: Number) -> bool:
     with mp.workdps(DIGITS):
         if isinstance(value, Fraction) or mp.isinf(value) or abs(mp.im(value)) > CLOSE:
             return isinstance(value, Fraction)
-        near = _real(Fraction(int(mp.nint(mp.re(value) * _GRID)), _GRID).limit_denominator(10**9))
+        near = real_number(Fraction(int(mp.nint(mp.re(value) * _GRID)), _GRID).limit_denominator(10**9))
         return bool(abs(mp.re(value) - near) < CLOSE)
-
-
-# --- comparison --------------------------------------------------------------------------------------------------------------
-
-
-def same_value(right: Node, given: Node) -> bool:
-    """Return True if two expressions have the same value, at every point that is tried if they have unknowns."""
-    names = sorted(unknowns(right))
-    if not unknowns(given) <= set(names):
-        return False
-    if not names:
-        return any(
-            _close(one, other, right, given) for one in _readings(right, given) for other in _readings(given, right)
-        )
-    draw, compared = random.Random(f"{right}\0{given}"), 0
-    for _ in range(4 * POINTS):
-        point = {name: Fraction(draw.randint(-300, 300), 97) for name in names}
-        try:
-            one = evaluate(right, point)
-        except NoValueError:
-            continue
-        if mp.im(_real(one)) and "i" not in {part.name for part in right.walk()}:
-            continue  # the right answer is none there
-        try:
-            if not _near(one, evaluate(given, point)):
-                return False
-        except NoValueError:
-            return False
-        compared += 1
-        if compared == POINTS:
-            return True
-    return compared > 1
-
-
-def _proportional(right: Sequence[Node], given: Sequence[Node]) -> bool:
-    """Return True if two equations say the same: the differences of their sides have one ratio everywhere."""
-    ours, theirs = (Node("add", (a, Node("neg", (b,)))) for a, b in (right, given))
-    names = sorted(unknowns(ours))
-    if set(names) != unknowns(theirs):
-        return False
-    draw, ratios = random.Random(f"{right}\0{given}"), []
-    for _ in range(POINTS):
-        point = {name: Fraction(draw.randint(-300, 300), 97) for name in names}
-        try:
-            one, other = evaluate(ours, point), evaluate(theirs, point)
-        except NoValueError:
-            continue
-        if _near(one, Fraction(0)) or _near(other, Fraction(0)):
-            if _near(one, other):
-                continue  # the point solves both
-            return False
-        ratios.append(_real(other) / _real(one))
-    return len(ratios) > 1 and all(_near(ratio, ratios[0]) for ratio in ratios)
-
-
-def _readings(node: Node, other: Node) -> list[Number]:
-    """Return the value of an answer; of a percentage also the number before the sign, if the other answer has no sign."""
-    try:
-        values = [evaluate(node)]
-    except NoValueError:
-        return []
-    if node.kind == "percent" and other.kind != "percent":
-        values.append(evaluate(node.parts[0]))
-    return values
-
-
-def _close(one: Number, other: Number, right: Node, given: Node) -> bool:
-    return _near(one, other) or is_rounding(given, one) or is_rounding(right, other)
-
-
-def _near(one: Number, other: Number) -> bool:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one == other
-    with mp.workdps(DIGITS):
-        a, b = _real(one), _real(other)
-        if mp.isinf(a) or mp.isinf(b):
-            return bool(a == b)
-        return bool(abs(a - b) <= CLOSE * max(abs(a), abs(b), 1))
-
-
-def is_rounding(node: Node, exact: Number, places: int = ENOUGH_PLACES) -> bool:
-    """Return True if `node` is a decimal of at least `places` that rounds `exact`, a number without a finite decimal."""
-    negative = node.kind == "neg"
-    decimal = node.parts[0] if negative else node
-    if decimal.kind != "number" or decimal.places < places or decimal.value is None:
-        return False
-    if isinstance(exact, Fraction) and _is_decimal(exact):
-        return False
-    value = -decimal.value if negative else decimal.value
-    with mp.workdps(DIGITS):
-        return bool(abs(_real(exact) - _real(value)) < mp.mpf(10) ** -decimal.places)
-
-
-def _is_decimal(value: Fraction) -> bool:
-    left = value.denominator
-    for prime in (2, 5):
-        while left % prime == 0:
-            left //= prime
-    return left == 1
-
-
-def same_answer(right: Node, given: Node) -> bool:
-    """Return True if two answers are the same: values, or what is made of them."""
-    right, given = as_set(right), as_set(given)
-    if right.kind == "relation":
-        return _same_relation(right, given)
-    if given.kind == "relation":
-        return False
-    if right.kind in _UNORDERED:
-        if given.kind in _UNORDERED or (right.kind == "list" and given.kind == "sequence"):
-            return _matched(right.parts, given.parts)
-        return len(right.parts) == 1 and same_answer(right.parts[0], given)
-    if given.kind == "set" and len(given.parts) == 1:
-        return same_answer(right, given.parts[0])
-    if right.kind in {"sequence", "matrix", "union"}:
-        if given.kind != right.kind or given.name != right.name:
-            return right.kind == "sequence" and given.kind == "list" and _in_order(right.parts, given.parts)
-        return (_matched if right.kind == "union" else _in_order)(right.parts, given.parts)
-    return same_value(right, given)
-
-
-_UNORDERED = {"list", "set"}
-
-
-def as_set(node: Node) -> Node:
-    """Write a value with ± as the set of both, and in a list as two items."""
-    if not any(part.kind == "plusminus" for part in node.walk()):
-        return node
-    if node.kind in _UNORDERED:
-        items = [as_set(part) for part in node.parts]
-        return replace(
-            node, parts=tuple(each for item in items for each in (item.parts if item.kind == "set" else [item]))
-        )
-    return Node("set", (_with_sign(node, "plus"), _with_sign(node, "neg")))
-
-
-def _with_sign(node: Node, sign: str) -> Node:
-    if node.kind == "plusminus":
-        return Node("neg", node.parts) if sign == "neg" else node.parts[0]
-    return replace(node, parts=tuple(_with_sign(part, sign) for part in node.parts))
-
-
-def _same_relation(right: Node, given: Node) -> bool:
-    if right.name == "!=":
-        return given.name == "!=" and _in_order(right.parts, given.parts)
-    if right.name == "in":
-        return same_answer(right.parts[1], given)
-    if right.name == "=":
-        if given.kind == "relation":
-            return given.name == "=" and _proportional(right.parts, given.parts)
-        return is_name(right.parts[0]) and same_answer(right.parts[1], given)
-    ours = _interval(right)
-    if given.kind == "relation":
-        if _unknown_of(right) != _unknown_of(given):
-            return False
-        theirs = _interval(given)
-    else:
-        theirs = given
-    return ours is not None and theirs is not None and same_answer(ours, theirs)
-
-
-def is_name(left: Node) -> bool:
-    """Return True for what an equation gives a value to: `x`, `f(x)`, `(x, y)`, `AB`, `|AB|`, `A:B`; not for an expression."""
-    if left.kind == "mul" and left.parts[0].kind == "symbol" and left.parts[1].kind == "number":
-        return True  # f(2)
-    return all(
-        (part.kind in _NAMES and part.name in {"", "abs", "()"}) or part.kind == "symbol" for part in left.walk()
-    )
-
-
-_NAMES = {"mul", "div", "call", "sequence", "list"}
-
-
-def _unknown_of(relation: Node) -> frozenset[str]:
-    return frozenset(part.name for part in relation.parts if part.kind == "symbol")
-
-
-def _interval(relation: Node) -> Node | None:
-    """Return the interval that an inequality for one unknown describes; None if it is none, or has to be solved first."""
-    infinity = Node("constant", name="oo")
-    if len(relation.parts) == 3 and unknowns(relation.parts[1]):
-        first, second = relation.name.split()
-        brackets = ("[" if "=" in first else "(") + ("]" if "=" in second else ")")
-        return Node("sequence", (relation.parts[0], relation.parts[2]), brackets)
-    if len(relation.parts) != 2 or relation.name not in _TURNED:
-        return None
-    (left, other), name = relation.parts, relation.name
-    if other.kind == "symbol":
-        left, other, name = other, left, _TURNED[name]
-    if left.kind != "symbol" or unknowns(other):
-        return None
-    if "<" in name:
-        return Node("sequence", (Node("neg", (infinity,)), other), "(" + ("]" if "=" in name else ")"))
-    return Node("sequence", (other, infinity), ("[" if "=" in name else "(") + ")")
-
-
-_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-
-
-def _in_order(right: Sequence[Node], given: Sequence[Node]) -> bool:
-    return len(right) == len(given) and all(map(same_answer, right, given))
-
-
-def _matched(right: Sequence[Node], given: Sequence[Node]) -> bool:
-    """Return True if two lists have the same items, in whatever order and however often."""
-    pairs = [
-        [(one.kind == "set") == (other.kind == "set") and same_answer(one, other) for other in given] for one in right
-    ]
-    return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True))) and bool(right) == bool(given)

@@ -16,7 +16,9 @@ _SPACE = r"(?:\\[,;: ]|~|\s)*"
 
 # What the rare rules begin with: an answer without any of it is left as it is.
 _RARE = re.compile(
-    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()]|\\text\{{\s*\\%|\.[0-9]*\("
+    rf"[⁰¹²³⁴-⁹⁻¼-¾⅐-⅞√∛ℝ\]]|\[\s*(?:$|\\cup|∪)|sqrt|per ?cent|{_COUNT}|\\[()\[]|\\text\{{\s*\\%|\.[0-9]*\("
+    r"|(?<=[0-9])'|\.[0-9]{3}\.|\{,\}|(?<=[0-9, ])(?:\\\$|[€£¥])$"
+    r"|\\(?:rm|bf|num|lor|vee|underline|(?:text)?(?:degree|color))(?![A-Za-z])"
     rf"|\\(?:nicefrac|sfrac|over(?![a-z])|[lr]?vert|[lr]brace|[lr]angle|[bB]ig|angle|dot|bar|overline\s*\{{?[0-9A-Z]|mathbb|R(?![A-Za-z]))"
 )
 
@@ -27,7 +29,7 @@ def _replace_count(found: re.Match[str]) -> str:
 
 
 _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(r"^\\\((.*)\\\)$", re.DOTALL), r"\1"),
+    (re.compile(r"^\\[(\[](.*)\\[)\]]$", re.DOTALL), r"\1"),
     (re.compile("[⁰¹²³⁴-⁹⁻]+"), lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}"),
     (
         re.compile("[¼-¾⅐-⅞]"),
@@ -42,11 +44,20 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\([lr])angle(?![A-Za-z])"), lambda found: "(" if found[1] == "l" else ")"),
     (re.compile(r"\\(?:[Bb]igg?[lrm]?|angle)(?![A-Za-z])"), ""),
     (re.compile(r"^([A-Za-z]\s*\\in\s*)?(?:\\mathbb\{R\}|\\R|ℝ)$"), r"\1(-\\infty,\\infty)"),
+    (re.compile(r"\\(?:rm|bf|underline)(?![A-Za-z])|\\(?:text)?color\{(?!white)[a-z]+\}"), ""),
+    (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), r"\\text{or}"),
+    (re.compile(r"\\num\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:text)?degree(?![A-Za-z])"), r"^\\circ"),
+    (re.compile(r"^([0-9.,]+)(?:\\[, ]|[~ ])*(\\\$|[€£¥])$"), r"\2\1"),
+    # numbers as other countries write them: 1'234'567, 1.234.567 and 0{,}5, but not 0,5, which may be a list
+    (re.compile(r"(?<=[0-9])'(?=[0-9]{3}(?![0-9]))"), ""),
+    (re.compile(r"^-?[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}$"), lambda found: found[0].replace(".", "")),
+    (re.compile(r"^(-?[0-9]+)\{,\}([0-9]{1,2}|[0-9]{4,})$"), r"\1.\2"),
     # ]0,1[ is open
     (re.compile(r"(^|\\cup|∪|\\in|=)(\s*(?:\\left)?\s*)\](?=[^\[\]()]*,)"), r"\1\2("),
     (re.compile(r"(,[^\[\]()]*)\[(?=\s*(?:$|\\cup|∪))"), r"\1)"),
     (re.compile(r"\\\\\s*\[[0-9.]+(?:pt|em|ex|mm|cm)\]"), r"\\\\"),
-    (re.compile(r"\\overline\{([A-Z]+)\}"), r"\1"),
+    (re.compile(r"\\overline\{([A-Z]{2,})\}"), r"\1"),
     # words behind a number
     (re.compile(rf"{_SPACE}(?:\\text\{{\s*(?:per ?cent|\\%)\s*\}}|(?<![A-Za-z{{])per ?cent)$"), r"\\%"),
     (

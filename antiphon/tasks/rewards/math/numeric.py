@@ -15,7 +15,7 @@ from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import MOST_STATEMENT_CHARACTERS, answer_statements, ground_truth, zero_score
 
-_DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_DIGITS = r"(?:[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE](?P<e>[+-]?\d+)|\s*(?:×|\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?(?P<ten>[+-]?\d+)\}?)"
 _COUNTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBER = re.compile(
@@ -28,21 +28,41 @@ _NUMBER = re.compile(
 )
 _TYPESETTING = r"[dt]?frac|text(?:bf|rm|it)?|math(?:rm|bf|it)|mbox|times|cdot|left|right|circ|q?quad|displaystyle|boxed"
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z])(\}?)\s*(?:\^\s*\{?[23]\}?|[²³])(?!\d)|\^\s*\{?\\circ\}?")
-# What makes another number, or none, of the number `#` of a statement.
-_NO_NUMBER = re.compile(
-    r"[<>≤≥≠≈±√π∞²³^_!|¬]|\\[{}]"
-    rf"|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
-    r"|[A-Za-z]#|#\s?[eiknxyz](?![A-Za-z])|#\s*[+-]\s*$"
-    r"|\b(?i:or|squared|cubed|dozen|tenths|hundredths|thousandths|millionths|billionths)\b"
-    r"|#\W*(?i:no(?=\W*$)|wrong|incorrect|too (?:many|much|few|low|high)|plus|minus|times (?:two|three|ten)|divided|doubled"
-    r"|halved|tripled|negative|factorial|below|under|hex|base|mod)\b"
-    r"|\b(?i:is|are) (?i:not|wrong|incorrect)\b"
-    r"|(?i:\b(?:not|never|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double|opposite"
-    r"|except|than|anything but|besides|without|unlikely|hardly|negative of|every|any"
-    r"|log|ln|sqrt|root|sin|cos|tan)\b|n't\b|\bover\s+#)(?=.*#)|#\s+(?i:less|more than)\b",
+_GAP = rf"(?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\W_])*"  # between words and the number `#`
+_SIGNS = (  # that make another number of it: operators, digits of other scripts, fractions, high and low digits, strokes
+    r"<>≤≥≦≧⩽⩾≪≫≠≈≢≁≉∓±∉√∛∜∑∫∏π∞^_!|¬‰‱％٪¹²³¼-¾⁰-₟⅐-↋\u0300-\u036f\u20d0-\u20ff０-９"
+)
+_SMALL = "one|two|three|four|five|six|seven|eight|nine|ten|hundred|many"
+_PARTS = "hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?"
+_REFUSED = r"not|wrong|incorrect|false|impossible|excluded|ruled out"
+# What makes another number, or none, of the only number of a statement: anywhere, before it, and right behind it.
+_ANYWHERE = re.compile(
+    rf"[{_SIGNS}]|\\[{{}}]|~~|\\(?!(?:{_TYPESETTING})(?![A-Za-z]))[A-Za-z]+"
+    r"|\b(?i:or|squared|cubed|dozens?|gross|tenths|hundredths|thousandths|millionths|billionths|trillionths"
+    r"|halves|thirds|fifths|sixths|sevenths|eighths|ninths"
+    rf"|(?:is|are|was|be|been) (?:the |an? )?(?:{_REFUSED}))\b"
+)
+_BEFORE = re.compile(
+    rf"[A-Za-z]$|[+-](?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\s\\{{(,;:$~])*$|n't\b|\b(?i:"
+    r"not|never|cannot|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double"
+    r"|thrice|triple|opposite|except|excluding|excludes|than|anything but|besides|without|unlikely|hardly|negative of|every|any"
+    r"|either|minus|negative|wrong|incorrect|false|far from|different from|unequal|nowhere near|one (?:after|before)"
+    rf"|(?:{_SMALL}) times|(?:{_PARTS}|square|cube|reciprocal|inverse|multiple|divisor|factor|negation) of"
+    r"|log|ln|sqrt|root|sin|cos|tan|(?:over|no)(?=\s+$))\b",
     re.DOTALL,
 )
+_BEHIND = re.compile(
+    rf"\s?[eiknxyz](?![A-Za-z])|\s*[+-]\s*$|{_GAP}(?i:no(?=\W*$)|nope|wrong|incorrect|false|too (?:many|much|few|low|high)"
+    r"|plus|minus|divided|multiplied|times (?:two|three|ten|itself)|added to|doubled|tripled|halved|inverted|reversed"
+    r"|negative|factorials?|below|under|(?:in )?(?:hex|octal|binary|base)|mod(?:ulo)?|choose|xor"
+    r"|to the (?:second|third|fourth|fifth|nth|power)|per ?mille|ppm|basis points|per (?:hundred|thousand|million)"
+    rf"|point (?:zero|{_SMALL})|and (?:an? |one |two |three )(?:{_PARTS})"
+    rf"|(?:{'|'.join(_COUNTS)}|lakh|crore|quadrillion|quintillion)s?)(?![a-z])"
+    r"|\W*\w*\s?(?i:(?:is|are|was|ca|could)n't (?!it\b)|cannot\b)|\s+(?i:less|more than)\b"
+)
 
+# Written as a minus: the words, the sign of typographers, and hyphens, dashes and signs that look like it.
+_MINUS = re.compile(r"\b(?i:minus|negative)\s+(?=[\d.$€£])|[\N{MINUS SIGN}\N{EN DASH}\u2010\u2011\ufe63\uff0d\u207b]")
 _REFUTED = re.compile(r"=|(?:!|\\not|≠)\s*$")  # in front of the last "="
 
 
@@ -78,7 +98,8 @@ def numeric(
     with localcontext(Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)):
         right = _right_number(ground_truth(prompt, answer), percent)
         response = transcript.response.strip()
-        stated = [response] if _NUMBER.fullmatch(response[:MOST_STATEMENT_CHARACTERS]) else answer_statements(response)
+        alone = len(response) <= MOST_STATEMENT_CHARACTERS and _NUMBER.fullmatch(response)
+        stated = [response] if alone else answer_statements(response)
         given = next(filter(None, (_stated(each, percent) for each in stated)), [])
         if not given and not require_marker:
             given = list(numbers(response[-MOST_STATEMENT_CHARACTERS:], percent))[-1:]
@@ -98,13 +119,13 @@ def _right_number(text: str, percent: bool) -> Decimal:
 
 def _stated(statement: str, percent: bool) -> list[Decimal]:
     """Return the numbers that a statement gives for its answer; two of them if it contradicts itself or gives a range."""
-    left, equals, right = _UNIT_POWER.sub(r"\1", statement[:MOST_STATEMENT_CHARACTERS]).rpartition("=")
+    left, equals, right = _UNIT_POWER.sub(r"\1", statement).rpartition("=")
     right = _spell(right)
     matches = list(_NUMBER.finditer(right))
     found = [_read_number(match, percent) for match in matches]
-    if found and (
-        _REFUTED.search(left) or _NO_NUMBER.search(_NUMBER.sub(_mask, right)) or any(map(_is_division, matches))
-    ):
+    if len(found) > 1 or len(statement) > MOST_STATEMENT_CHARACTERS:
+        return [*found, *found]
+    if found and (_REFUTED.search(left) or _is_division(matches[0]) or _is_refused(right, matches[0])):
         return [*found, *found]
     before = list(numbers(left, percent)) if equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) else []
     return found + [number for number in before if [number] != found]
@@ -124,10 +145,13 @@ def _read_number(found: re.Match[str], percent: bool) -> Decimal:
     return value / 100 if found["percent"] and percent else value
 
 
-def _mask(found: re.Match[str]) -> str:
-    """Return `#` between the spaces that stand around a number."""
-    bare = found[0].strip()
-    return found[0].replace(bare, "#")
+def _is_refused(statement: str, found: re.Match[str]) -> bool:
+    """Return True if what stands around the only number of a statement makes another number of it, or none."""
+    number = found[0]
+    before = statement[: found.start()] + number[: len(number) - len(number.lstrip())]
+    behind = number[len(number.rstrip()) :] + statement[found.end() :]
+    around = f"{before}#{behind}"
+    return bool(_ANYWHERE.search(around) or (before and _BEFORE.search(before)) or (behind and _BEHIND.match(behind)))
 
 
 def _is_division(found: re.Match[str]) -> bool:
@@ -140,14 +164,14 @@ def _is_division(found: re.Match[str]) -> bool:
 
 def _spell(text: str) -> str:
     """Write signs and fractions as `_NUMBER` has them."""
-    text = re.sub(r"\b(?i:minus|negative)\s+(?=[\d.])|[\N{MINUS SIGN}\N{EN DASH}]", "-", text)
+    text = _MINUS.sub("-", text.replace("\\$", "$"))
     return re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
 
 
 def _value(found: re.Match[str]) -> Decimal:
     top, bottom = found["top"] or found["over"], found["bottom"] or found["under"]
     whole = found["mixed"] or found["whole"]
-    if whole and abs(int(top)) >= int(bottom):
+    if whole and not 0 <= int(top) < int(bottom):
         raise ValueError("no mixed number")  # 37 45/1 is a sum
     if bottom:
         value = Decimal(whole or 0) + Decimal(top) / Decimal(bottom)

@@ -10,8 +10,8 @@ agree), a number in a base and its digits alone; text in either case. What is no
 another order or in brackets of another interval, a choice of several answers, words for numbers, and an inequality where the
 right answer is a set, since it may be the question repeated.
 
-Answers are read by `answer_reader` and compared by `answer_values`, in a time that their size bounds. Right answers that these
-cannot read (sets with conditions, say) are compared by math-verify, with responses made of the same commands only.
+Answers are read by `answer_reader` and compared by `answer_equality`, in a time that their size bounds. Right answers that
+these cannot read (sets with conditions, say) are compared by math-verify, with responses made of the same commands only.
 """
 
 import re
@@ -27,18 +27,14 @@ from math_verify.parser import LatexExtractionConfig
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import ground_truth, last_boxed, last_match, zero_score
+from antiphon.tasks.rewards.math.answer_equality import as_set, is_name, is_rounding, same_answer, same_value
 from antiphon.tasks.rewards.math.answer_reader import LONGEST, Node, UnreadableAnswerError, read_answer
 from antiphon.tasks.rewards.math.answer_values import (
     NoValueError,
-    as_set,
     evaluate,
     functions,
     is_literal,
-    is_name,
-    is_rounding,
     is_worked_out,
-    same_answer,
-    same_value,
     unknowns,
 )
 from antiphon.tasks.rewards.math.notation import rewrite_notation
@@ -51,6 +47,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _LARGE_EXPONENT = re.compile(r"\^\s*\{?\s*-?([0-9]{2,})")
 _HARMLESS = {r"\frac", r"\dfrac", r"\left", r"\right", r"\pi", r"\sqrt", r"\cdot", r"\infty", r"\text"}
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0),)
+_WORDS = re.compile(r"[A-Za-z']+|[A-Za-z']{3,}(?:-[A-Za-z']+)+")  # a-b is a difference
 _TYPESETTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|left|right)(?![A-Za-z])|[${}\s]")
 
 
@@ -142,7 +139,7 @@ def _words(answer: str) -> str:
     """Return the words that an answer is, in lower case, or its letter, in brackets or not; an empty string for mathematics."""
     bare = _TYPESETTING.sub("", answer).removesuffix(".")
     bare = bare[1:-1] if re.fullmatch(r"\([A-Za-z]\)", bare) else bare
-    return (bare if len(bare) == 1 else bare.casefold()) if re.fullmatch(r"[A-Za-z'-]+", bare) else ""
+    return (bare if len(bare) == 1 else bare.casefold()) if _WORDS.fullmatch(bare) else ""
 
 
 def _same_in_base(expected: str, given: str) -> bool:

@@ -31,45 +31,18 @@ _WRITTEN = re.compile(
     r"|(?<=[\s~,])(?P<plain>[A-Za-z]+(?:[ /][A-Za-z]+)*))"
     r"\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*$"
 )
-_NO_UNITS = {  # words that none has in its name
-    *(
-        "and",
-        "or",
-        "pi",
-        "e",
-        "i",
-        "x",
-        "y",
-        "z",
-        "sqrt",
-        "yes",
-        "no",
-        "true",
-        "false",
-        "not",
-        "never",
-        "is",
-        "are",
-        "wrong",
-    ),
-    *("incorrect", "but", "than", "least", "most", "minus", "plus", "times", "dozen", "half", "percent"),
-    *(f"{part}th{plural}" for part in ("ten", "hundred", "thousand", "million", "billion") for plural in ("", "s")),
-    *(
-        "doubled",
-        "tripled",
-        "halved",
-        "negative",
-        "factorial",
-        "base",
-        "above",
-        "below",
-        "under",
-        "over",
-        "off",
-        "short",
-    ),
-    *("too", "maybe", "guess", "unlikely", "hardly", "excluded", "k"),
-}
+# Words that no unit has in its name.
+_OTHER_WORDS = """
+    and or pi e i x y z sqrt yes no nope true false not never is are isn't aren't wasn't cannot can't couldn't wrong
+    incorrect impossible rejected discarded ruled excluded refuted but than least most minus plus times dozen dozens gross
+    half percent doubled tripled halved negative factorial factorials base above below under over off short too maybe guess
+    unlikely hardly k one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy
+    eighty ninety hundred thousand million billion trillion quadrillion quintillion lakh crore thousandfold octal hex
+    hexadecimal binary mod modulo xor choose itself inverted reversed multiplied divided added subtracted rooted halves
+    thirds fifths sixths sevenths eighths ninths tenth tenths hundredth hundredths thousandth thousandths millionth
+    millionths billionth billionths trillionth trillionths
+"""
+_NO_UNITS = frozenset(_OTHER_WORDS.split())
 _NAME = re.compile(r"[a-z\N{MICRO SIGN}\N{DEGREE SIGN}$][a-z0-9 /.^*'$-]*")
 _MOST_WORDS = 5
 _CASED = re.compile(r"([MP])(g|m|s|l|L|mol|bar|Wh?|J|N|Hz|Pa|V|A|eV)|(N)(m|s)")
