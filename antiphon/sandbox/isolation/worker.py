@@ -148,5 +148,7 @@ def _descendants(pid: int) -> list[int]:
 
 def _remove_tree(directory: str) -> None:
     """Remove a directory, however deep a program made it and whatever permissions it set."""
-    subprocess.run(["chmod", "-R", "u+rwX", "--", directory], stderr=subprocess.DEVNULL, check=False)
-    subprocess.run(["rm", "-rf", "--", directory], check=True)
+    remove = ["rm", "-rf", "--", directory]
+    if subprocess.run(remove, stderr=subprocess.DEVNULL, check=False).returncode:
+        subprocess.run(["chmod", "-R", "u+rwX", "--", directory], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(remove, check=True)
