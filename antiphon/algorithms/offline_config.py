@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 
 
 class PreferenceConfig(Config):
@@ -19,7 +20,7 @@ class PreferenceConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> "PreferenceConfig":
         if self.loss == "ipo" and self.label_smoothing:
-            raise ValueError(f"label_smoothing {self.label_smoothing:g} is of loss: dpo; with ipo it is 0")
+            raise ValidatorError([("label_smoothing", f"{self.label_smoothing:g} must be 0 with loss: ipo")])
         return self
 
 

@@ -234,7 +234,7 @@ def test_a_row_that_is_no_pair_is_named(project, rows, said):
     [
         ("dpo", "dpo.loss=ppo", r"override 'dpo.loss=ppo': dpo.loss: .*'dpo' or 'ipo', not \"ppo\""),
         ("dpo", "dpo.label_smoothing=0.5", "dpo.label_smoothing: .*less than 0.5, not 0.5"),
-        ("dpo", "dpo={loss: ipo, label_smoothing: 0.1}", "label_smoothing 0.1 is of loss: dpo"),
+        ("dpo", "dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: 0.1"),
         ("dpo", "data.chosen_colum=x", "did you mean 'chosen_column'"),
         ("dpo", "learner.epochs=2", "learner.epochs: 2 is for reinforcement learning, here it is 1; give `epochs`"),
         ("dpo", "learner.kind=mine:Learner", "learner.kind: 'mine:Learner' is for reinforcement learning"),

@@ -357,19 +357,20 @@ def test_bounds_of_the_correction_and_what_counts_as_no_spread():
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "wrong, key",
     [
-        ({"recipe": "gpro"}, "there are asyppo, cispo, dapo"),
-        ({"dual_clip": 0.5}, "not above 1"),
-        ({"dual_clip": 1.0}, "not above 1"),
-        ({"ratio_low": 2.0}, "is above ratio_high"),
-        ({"kl": {"coefficient": 0.1, "target": 0.1}}, "place: reward"),
-        ({"kl": {"place": "reward", "target": 0.1}}, "must be above 0"),
+        ({"recipe": "gpro"}, "recipe"),
+        ({"dual_clip": 0.5}, "dual_clip"),
+        ({"dual_clip": 1.0}, "dual_clip"),
+        ({"ratio_low": 2.0}, "ratio_low"),
+        ({"kl": {"coefficient": 0.1, "target": 0.1}}, "target"),
+        ({"kl": {"place": "reward", "target": 0.1}}, "target"),
     ],
 )
-def test_what_cannot_be(wrong, said):
-    with pytest.raises(ValidationError, match=said):
+def test_what_cannot_be(wrong, key):
+    with pytest.raises(ValidationError) as refused:
         AlgorithmConfig.model_validate(wrong)
+    assert refused.value.errors()[0]["ctx"]["error"].mistakes[0].key == key
 
 
 def test_examples_in_docstrings():

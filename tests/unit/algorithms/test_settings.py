@@ -155,7 +155,7 @@ TOGETHER = [
     (AlgorithmConfig, {"ratio_low": 2.0, "ratio_high": 2.0}, ""),
     (AlgorithmConfig, {"ratio_low": 2.5, "ratio_high": 2.0}, "ratio_low"),
     (AlgorithmConfig, {"recipe": "grop"}, "recipe"),
-    (PreferenceConfig, {"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing 0.1 is of loss: dpo"),
+    (PreferenceConfig, {"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing"),
     (PreferenceConfig, {"loss": "ipo"}, ""),
 ]
 

@@ -161,6 +161,6 @@ def test_digest_tells_apart_batches_that_differ_in_a_count():
     )
     (update,) = batch.updates
     assert digest_batches([batch]) == digest_batches([replace(batch, updates=[replace(update)])])
-    for name in ("loss_tokens", "samples", "groups"):
+    for name in ("loss_tokens", "trajectories", "groups"):
         other = replace(update, **{name: getattr(update, name) + 1})
         assert digest_batches([replace(batch, updates=[other])]) != digest_batches([batch]), name
