@@ -63,5 +63,5 @@ def import_path(path: str, kind: str = "object") -> Any:
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
-        raise ConfigError(message, value=path)
+        raise ConfigError(message, value=path, suggestions=nearest)
     return getattr(module, attribute)
